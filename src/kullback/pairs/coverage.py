@@ -167,8 +167,8 @@ def _rule_of_closed_form(p: Distribution, q: Distribution) -> str | None:
 
 def _rule_of_reduction(p: Distribution, q: Distribution) -> str | None:
     reduction = plan_for(type(p), type(q)).reduction
-    found = None if reduction is None else reduction(p, q, _named)
-    return None if found is None else found.method
+    result = None if reduction is None else reduction(p, q, _named)
+    return None if result is None else result.method
 
 
 def _named(p: Distribution, q: Distribution) -> Estimate:

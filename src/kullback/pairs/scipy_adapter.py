@@ -89,15 +89,15 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
         frozen: the argument.
     """
     kind = type(frozen).__name__
-    found = None
+    distribution = None
     if kind == "rv_continuous_frozen":
-        found = _continuous(frozen)
+        distribution = _continuous(frozen)
     elif kind == "rv_discrete_frozen":
-        found = _discrete(frozen)
+        distribution = _discrete(frozen)
     elif kind in _MULTIVARIATE:
-        found = _MULTIVARIATE[kind](frozen)
-    if found is not None:
-        return found
+        distribution = _MULTIVARIATE[kind](frozen)
+    if distribution is not None:
+        return distribution
     raise invalid_type(
         call,
         argument,
@@ -156,8 +156,12 @@ def _continuous(frozen: Any) -> Distribution | None:
     if name in _LOCATED:
         return _LOCATED[name](*shapes, loc, scale)
     if name in _SCALED:
-        found = _SCALED[name](*shapes, scale)
-        return TransformedDistribution(found, [_affine(loc, 1.0)]) if bool((loc != 0).any()) else found
+        distribution = _SCALED[name](*shapes, scale)
+        return (
+            TransformedDistribution(distribution, [_affine(loc, 1.0)])
+            if bool((loc != 0).any())
+            else distribution
+        )
     if name == "vonmises":  # a circle of another length has no density in torch, nor on the line
         return VonMises(loc, shapes[0]) if bool((scale == 1).all()) else None
     return ScipyDensity(frozen, [*shapes, loc, scale])

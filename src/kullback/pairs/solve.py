@@ -110,9 +110,9 @@ def estimate(
     plan = plan_for(type(p), type(q))
     pair = Pair.of(call, p, q, plan)
     if is_kl and (plan.user_rules or plan.third_party is not None):
-        found = _by_rule_of_users(pair, options)
-        if found is not None:
-            return found
+        result = _by_rule_of_users(pair, options)
+        if result is not None:
+            return result
     check_comparable(call, p, q)
     if not plan.is_plain:
         check_domains(call, p, q)
@@ -124,10 +124,10 @@ def estimate(
     if overrides_density(p) or overrides_density(q):
         rules = _RULES_BY_DENSITY
     for rule in rules:
-        found = rule(pair, kind, options)
-        if found is not None:
-            is_exact = found.error is None or found.method not in ("summation", "quadrature")
-            return found if is_exact else _checked(pair, found, kind, options)
+        result = rule(pair, kind, options)
+        if result is not None:
+            is_exact = result.error is None or result.method not in ("summation", "quadrature")
+            return result if is_exact else _checked(pair, result, kind, options)
     raise _no_rule(pair, kind, options)
 
 
@@ -140,16 +140,16 @@ def _by_mask(pair: Pair, kind: Divergence, options: Options) -> Estimate:
         mask: Any = vars(d)["_mask"] if _is_masked(d) else True
         kept = kept & mask
         bases.append(vars(d)["base_dist"] if _is_masked(d) else d)
-    found = estimate(pair.call, bases[0], bases[1], options, kind)
+    result = estimate(pair.call, bases[0], bases[1], options, kind)
 
     def masked(x: Tensor | None) -> Tensor | None:
         return None if x is None else torch.where(kept, x, 0)
 
     return replace(
-        found,
-        value=torch.where(kept, found.value, 0),
-        error=masked(found.error),
-        standard_error=masked(found.standard_error),
+        result,
+        value=torch.where(kept, result.value, 0),
+        error=masked(result.error),
+        standard_error=masked(result.standard_error),
     )
 
 
@@ -167,9 +167,9 @@ def _by_rule_of_users(pair: Pair, options: Options) -> Estimate | None:
     p, q, plan = pair.p, pair.q, pair.plan
     own = plan.user_rule(pair.call, (type(p), type(q)))
     if plan.third_party is not None and plan.third_party_first:
-        found = _of_third_party(plan.third_party, p, q)
-        if found is not None:
-            return found
+        result = _of_third_party(plan.third_party, p, q)
+        if result is not None:
+            return result
     return None if own is None else Estimate(_value_of_rule(own, p, q), None, "closed_form")
 
 
@@ -218,9 +218,9 @@ def _by_nan(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     if bool(lost.all()):
         nans = torch.full(shape, math.nan, dtype=dtype_of(p, q), device=lost.device)
         return Estimate(nans, nans, "closed_form")
-    found = estimate(pair.call, *_with_elements_replaced(p, q, lost), options, kind)
-    error = None if found.error is None else torch.where(lost, math.nan, found.error)
-    return replace(found, value=torch.where(lost, math.nan, found.value), error=error)
+    result = estimate(pair.call, *_with_elements_replaced(p, q, lost), options, kind)
+    error = None if result.error is None else torch.where(lost, math.nan, result.error)
+    return replace(result, value=torch.where(lost, math.nan, result.value), error=error)
 
 
 def _by_closed_form(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
@@ -356,10 +356,10 @@ def _by_renyi(pair: Pair, kind: Divergence, options: Options) -> Estimate | None
     p, q, rest, is_small = pair.p, pair.q, 1 - alpha, alpha < 0.5
     if is_small:  # equal to the divergence of (Q, P) at order 1 - alpha
         p, q, alpha, rest = q, p, rest, alpha
-    found = _renyi(pair.call, p, q, alpha, rest, options)
-    if found is None:
+    result = _renyi(pair.call, p, q, alpha, rest, options)
+    if result is None:
         return None
-    value, error, method = found
+    value, error, method = result
     if power is not None:
         value, error = _power_of_renyi(value, error, alpha, rest, power[1])
     elif is_small:
@@ -387,8 +387,8 @@ def _renyi(
     The divergence of `Independent` distributions is the sum over their dimensions.
     """
     if not (isinstance(p, Independent) and isinstance(q, Independent)):
-        found = renyi_in_closed_form(*in_common_unit(p, q), alpha, rest, wants_error=options.wants_error)
-        return None if found is None else (*found, "closed_form")
+        result = renyi_in_closed_form(*in_common_unit(p, q), alpha, rest, wants_error=options.wants_error)
+        return None if result is None else (*result, "closed_form")
     dimensions = p.reinterpreted_batch_ndims
     if dimensions != q.reinterpreted_batch_ndims:
         return None
@@ -554,7 +554,7 @@ def _no_rule(pair: Pair, kind: Divergence, options: Options) -> NoRuleError:
             )
         )
     is_mixed = isinstance(p, MixtureSameFamily) or isinstance(q, MixtureSameFamily)
-    bounds = "kl_bounds(p, q) for bounds that are certain, " if is_mixed else ""
+    bounds = "kl_bounds(p, q) for guaranteed bounds, " if is_mixed else ""
     return NoRuleError(
         explain(
             call,

@@ -94,9 +94,9 @@ def _derivatives(
 ) -> tuple[Tensor | None, ...]:
     with torch.enable_grad():
         value = _dirichlet_divergence(*sides)
-    wanted = [x for x, is_needed in zip(sides, needed, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(value, wanted, gradient, create_graph=create_graph))
-    return tuple(next(found) if is_needed else None for is_needed in needed)
+    inputs = [x for x, is_needed in zip(sides, needed, strict=True) if is_needed]
+    gradients = iter(torch.autograd.grad(value, inputs, gradient, create_graph=create_graph))
+    return tuple(next(gradients) if is_needed else None for is_needed in needed)
 
 
 def _blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -341,7 +341,7 @@ def low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Te
     )
     by_d_p = _sum_of_columns(x_q * y_p + y_q * x_p) + q.diagonal_of_product(noise, p)
     by_d_q = 2 * _sum_of_columns(x_q * y_q) + q.diagonal_of_product(noise, q) + step.squeeze(-1) ** 2
-    found = (
+    derivatives = (
         step.squeeze(-1),
         by_w_p[..., : ranks[0]],
         by_d_p / 2,
@@ -349,7 +349,7 @@ def low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Te
         -(by_w_q + step @ (step.mT @ w_q))[..., : ranks[1]],
         -by_d_q / 2,
     )
-    return _times(found, grad, parameters)
+    return _times(derivatives, grad, parameters)
 
 
 class _Precision(NamedTuple):
@@ -410,8 +410,8 @@ def low_rank_to_full_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> 
         of_factors @ of_factors.mT + of_noise @ of_noise.mT + of_means @ of_means.mT - _identity_like(root)
     )
     by_d = ((back**2).sum(-2) - p.diagonal()) / 2
-    found = step, back.mT @ of_factors - p.times_factors(), by_d, -step, -(back.mT @ change).tril()
-    return _times(found, grad, parameters)
+    derivatives = step, back.mT @ of_factors - p.times_factors(), by_d, -step, -(back.mT @ change).tril()
+    return _times(derivatives, grad, parameters)
 
 
 def full_to_low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...] | None:
@@ -427,8 +427,8 @@ def full_to_low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> 
     by_root = of_root.tril() - torch.diag_embed(1 / root.diagonal(dim1=-2, dim2=-1))
     by_w = of_factors - of_root @ (root.mT @ of_factors) - step @ (step.mT @ w)
     by_d = (q.diagonal() - (of_root**2).sum(-1) - step.squeeze(-1) ** 2) / 2
-    found = step.squeeze(-1), by_root, -step.squeeze(-1), by_w, by_d
-    return _times(found, grad, parameters)
+    derivatives = step.squeeze(-1), by_root, -step.squeeze(-1), by_w, by_d
+    return _times(derivatives, grad, parameters)
 
 
 def _sum_of_columns(x: Tensor) -> Tensor:

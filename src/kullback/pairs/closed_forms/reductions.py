@@ -45,9 +45,9 @@ def kl_independent_independent(
 ) -> Estimate:
     """Return the sum over the dimensions that are event dimensions of both; the others stay wrapped."""
     shared = min(p.reinterpreted_batch_ndims, q.reinterpreted_batch_ndims)
-    found = kl(_unwrapped(p, shared), _unwrapped(q, shared))
-    error = None if found.error is None else sum_of_dimensions(found.error, shared)
-    return Estimate(sum_of_dimensions(found.value, shared), error, found.method)
+    each = kl(_unwrapped(p, shared), _unwrapped(q, shared))
+    error = None if each.error is None else sum_of_dimensions(each.error, shared)
+    return Estimate(sum_of_dimensions(each.value, shared), error, each.method)
 
 
 def _unwrapped(d: Independent[Distribution], dimensions: int) -> Distribution:
@@ -138,12 +138,12 @@ def kl_mixture(p: Distribution, q: Distribution, kl: SolvePair) -> Estimate | No
     left, right = _collapsed(p), _collapsed(q)
     if left is p and right is q:
         return None
-    found = kl(left, right)
+    result = kl(left, right)
     dtype = dtype_of(p, q)
-    error = found.error
+    error = result.error
     if error is not None:
-        error = (error + torch.finfo(dtype).eps * found.value.detach().abs().nan_to_num(posinf=0)).to(dtype)
-    return Estimate(found.value.to(dtype), error, found.method)
+        error = (error + torch.finfo(dtype).eps * result.value.detach().abs().nan_to_num(posinf=0)).to(dtype)
+    return Estimate(result.value.to(dtype), error, result.method)
 
 
 def _collapsed(d: Distribution) -> Distribution:

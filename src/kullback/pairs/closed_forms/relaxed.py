@@ -22,7 +22,7 @@ __all__: list[str] = []
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798)
 _COTH = tuple(2 * b / math.factorial(2 * n + 2) for n, b in enumerate(_BERNOULLI))
 _COTH_NEAR = 0.8
-# The nodes of the sum over s: it converges geometrically, to 1e-13 for logits that differ by up to 100.
+# The nodes of the sum over s. Its error is 1e-13 for logits that differ by up to 100.
 _NODES = 320
 _SOFTPLUS_NEAR = 0.5
 
@@ -94,8 +94,8 @@ def _log_ratios_of_classes(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -
 
 
 def _log_weights(d: ExpRelaxedCategorical) -> Tensor:
-    given = given_logits(d._categorical)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return upcast(d.logits) if given else torch.log(upcast(d.probs))
+    has_logits = given_logits(d._categorical)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return upcast(d.logits) if has_logits else torch.log(upcast(d.probs))
 
 
 def _softplus_bregman(sigmoid: Tensor, d: Tensor) -> Tensor:

@@ -178,17 +178,17 @@ def _of_gaussians(p: Any, q: Any, alpha: float, rest: float) -> Tensor | None:
     if left is None or right is None:
         return None
     m = relative(left[1], right[1])
-    found = mixed_with_one(m, rest)
+    mixed = mixed_with_one(m, rest)
     size = torch.maximum(m.diagonal.detach().amax(-1), m.below.detach().abs().amax((-2, -1)))
     if can_inspect(size) and not bool((size < _WIDE).all()):
         return None
     steps = whitened((left[0] - right[0]).unsqueeze(-1), right[1])
-    steps = torch.linalg.solve_triangular(found.root, steps, upper=False)
+    steps = torch.linalg.solve_triangular(mixed.root, steps, upper=False)
     near = (m.squares_minus_one.detach() ** 2).sum(-1) + (m.below.detach() ** 2).sum((-2, -1)) < 0.5
-    close = m.divergence() - found.relative.divergence() / rest
-    far = found.log_det / rest - 2 * torch.log(m.diagonal).sum(-1)
+    close = m.divergence() - mixed.relative.divergence() / rest
+    far = mixed.log_det / rest - 2 * torch.log(m.diagonal).sum(-1)
     logs = torch.where(near, close, far / 2)
-    return _where_finite(found.exists, alpha / 2 * (steps**2).sum((-2, -1)) + logs)
+    return _where_finite(mixed.exists, alpha / 2 * (steps**2).sum((-2, -1)) + logs)
 
 
 _RULES: tuple[

@@ -316,7 +316,7 @@ def density_of(distribution: Distribution) -> Density | None:
     if overrides_density(distribution):
         return _READERS[Distribution](distribution)
     for family in type(distribution).__mro__:
-        found = _READERS[family](distribution) if family in _READERS else None
-        if found is not None:
-            return found
+        density = _READERS[family](distribution) if family in _READERS else None
+        if density is not None:
+            return density
     return None

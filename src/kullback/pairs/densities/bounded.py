@@ -1,4 +1,4 @@
-"""The densities of the families that live on an interval."""
+"""The densities of the families on an interval."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class ContinuousBernoulliDensity(_Unit):
         size = torch.where(rising, self.logits, -self.logits)  # abs has no derivative at 0
         flat = size < 1e-3
         safe = torch.where(flat, 1, size)
-        # log(size / (1 - e^-size)), a series where that is near 1.
+        # log(size / (1 - e^-size)), from a series where the quotient is near 1.
         series = size / 2 - size**2 / 24 + size**4 / 2880
         constant = torch.where(flat, series, torch.log(safe) - torch.log(-torch.expm1(-safe)))
         distance = torch.exp(torch.where(rising, at.log_below(1.0), at.log_above(0.0)))

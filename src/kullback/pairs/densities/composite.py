@@ -75,9 +75,9 @@ class MixtureDensity(Density):
         return center, torch.sqrt(variance)
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        found = self.part.breakpoints(steps.unsqueeze(-1))
-        found = [torch.broadcast_tensors(marks, self.log_weights)[0] for marks in found]
-        return [of_part for marks in found for of_part in self._own(marks).unbind(-1)]
+        peaks = self.part.breakpoints(steps.unsqueeze(-1))
+        peaks = [torch.broadcast_tensors(marks, self.log_weights)[0] for marks in peaks]
+        return [of_part for marks in peaks for of_part in self._own(marks).unbind(-1)]
 
     def nonsmooth_points(self) -> list[Tensor]:
         ends = [end for end in (self.part.low(), self.part.high()) if end is not None and end.ndim]

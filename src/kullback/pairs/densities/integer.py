@@ -231,10 +231,10 @@ class CategoricalDensity(IntegerDensity):
         shape = torch.broadcast_shapes(at.x.shape, self.log_mass.shape[:-1])
         index = at.x.clamp(0, last).long().expand(shape)
         if self.log_mass.shape[-2:-1] == (1,):
-            found = self.log_mass.squeeze(-2).expand(*shape[:-1], -1).gather(-1, index)
+            log_mass = self.log_mass.squeeze(-2).expand(*shape[:-1], -1).gather(-1, index)
         else:
-            found = self.log_mass.expand(*shape, -1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
-        return torch.where((at.x >= 0) & (at.x <= last), found, -torch.inf)
+            log_mass = self.log_mass.expand(*shape, -1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        return torch.where((at.x >= 0) & (at.x <= last), log_mass, -torch.inf)
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         mass = torch.exp(self.log_mass)

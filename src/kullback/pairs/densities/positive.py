@@ -276,7 +276,7 @@ class GeneralizedParetoDensity(Density):
         tiny = c.abs() < 1e-12
         safe = torch.where(tiny, 1, c)
         bounded = safe < 0
-        # 1 + c z is the distance from the upper end, in units of -scale / c, where there is one.
+        # 1 + c z is the distance from the upper end in units of -scale / c, if there is an upper end.
         log_factor = torch.log1p(torch.where(bounded, 0, safe * z))
         high = torch.where(bounded, self.loc - self.scale / torch.where(bounded, safe, -1), 1e300)
         to_end = at.log_below(high) + torch.log(torch.where(bounded, -safe, 1)) - torch.log(self.scale)

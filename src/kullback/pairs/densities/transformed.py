@@ -128,8 +128,8 @@ class _MappedDensity(Density):
         return middle, (high - low).abs() / 2
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        found = self.part.breakpoints(steps)
-        return found if self._keeps_coordinate() else [self._moved(marks) for marks in found]
+        peaks = self.part.breakpoints(steps)
+        return peaks if self._keeps_coordinate() else [self._moved(marks) for marks in peaks]
 
     def nonsmooth_points(self) -> list[Tensor]:
         return [self._image(point) for point in self.part.nonsmooth_points()]

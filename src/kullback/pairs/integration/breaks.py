@@ -52,7 +52,7 @@ def find_breaks(
         lower: where the panels begin.
         upper: where they end.
     """
-    found: list[Break] = []
+    breaks: list[Break] = []
     edges = torch.cat([lower, upper], -1).detach()
     for side, density in enumerate(densities):
         for point in density.nonsmooth_points():
@@ -73,8 +73,8 @@ def find_breaks(
             change = level[1] - level[0]
             jumps = ~(change.abs() <= _JUMP * (1 + level[0].abs())) & inside
             bend = torch.where(inside & ~jumps, slope[1] - slope[0], 0)
-            found.append(Break(side, torch.where(inside, place, 0), jumps, bend))
-    return found
+            breaks.append(Break(side, torch.where(inside, place, 0), jumps, bend))
+    return breaks
 
 
 def _place(point: Tensor, line: Line, inside: Tensor) -> Tensor:

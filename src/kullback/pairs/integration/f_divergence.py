@@ -286,7 +286,7 @@ def _log_masses(
     pieces: list[_Piece], parts: list[Panels], tracked: list[_Both], all_fixed: list[_Both], needed: _Needed
 ) -> tuple[Tensor, Tensor]:
     """Return the logarithms of the masses at all nodes; jumps of the densities move the nodes."""
-    found: list[tuple[Tensor, Tensor]] = []
+    logs: list[tuple[Tensor, Tensor]] = []
     start = 0
     for piece, part in zip(pieces, parts, strict=True):
         lower, upper = part.lower, part.upper
@@ -298,11 +298,11 @@ def _log_masses(
         log_half = torch.where(half > 0, torch.log(torch.where(half > 0, half, 1)), -torch.inf)
         log_weights = (torch.log(WEIGHTS_KRONROD) + log_half).flatten(-2)
         stop = start + log_weights.shape[-1]
-        here = None if needed is None else (needed[0][..., start:stop], needed[1][..., start:stop])
-        log_p, log_q, _ = piece.log_densities(*densities, v.flatten(-2), here)
-        found.append((log_p + log_weights, log_q + log_weights))
+        needed_in_part = None if needed is None else (needed[0][..., start:stop], needed[1][..., start:stop])
+        log_p, log_q, _ = piece.log_densities(*densities, v.flatten(-2), needed_in_part)
+        logs.append((log_p + log_weights, log_q + log_weights))
         start = stop
-    return torch.cat([a for a, _ in found], -1), torch.cat([b for _, b in found], -1)
+    return torch.cat([a for a, _ in logs], -1), torch.cat([b for _, b in logs], -1)
 
 
 def _of_breaks(
@@ -339,10 +339,10 @@ def _of_crossings(piece: _Piece, densities: _Both, fixed: _Both, part: Panels, c
     """
     v = panel_nodes(part.lower, part.upper)[0].flatten(-2).sort(-1).values
     d = _log_ratio(piece, fixed, v) - corner.at
-    known = (d.abs() > _SAME) & d.isfinite()  # at a crossing rounding decides the sign
-    last = torch.where(known, torch.arange(d.shape[-1], device=d.device), 0).cummax(-1).values
+    is_reliable = (d.abs() > _SAME) & d.isfinite()  # at a crossing rounding decides the sign
+    last = torch.where(is_reliable, torch.arange(d.shape[-1], device=d.device), 0).cummax(-1).values
     last = torch.cat([torch.zeros_like(last[..., :1]), last[..., :-1]], -1)
-    crosses = known & known.gather(-1, last) & ((d > 0) != (d.gather(-1, last) > 0))
+    crosses = is_reliable & is_reliable.gather(-1, last) & ((d > 0) != (d.gather(-1, last) > 0))
     count = int(crosses.sum(-1).max())
     if count == 0:
         return torch.zeros((), dtype=torch.float64, device="cpu")
@@ -373,8 +373,8 @@ def _placed(
     share: int, number: int, p: Density, q: Density, coordinate: Coordinate, exists: Tensor
 ) -> tuple[_Piece, list[Tensor]]:
     """Return a piece whose variable is centered and scaled by its breakpoints, and the breakpoints in that variable."""
-    found = breakpoints_on(coordinate, (p, q), exists.shape)
-    marks = torch.cat(without_ladders(found), -1)
+    breakpoints = breakpoints_on(coordinate, (p, q), exists.shape)
+    marks = torch.cat(without_ladders(breakpoints), -1)
     marks = torch.where(marks.abs() < 1e300, marks, torch.nan)
     center = marks.nanmedian(-1, keepdim=True).values.nan_to_num(nan=0.0)
     reach = (marks - center).abs().nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
@@ -391,7 +391,7 @@ def _placed(
         center, width = torch.where(is_narrow, narrowest, center), torch.where(is_narrow, scale, width)
     piece = _Piece(share, number, exists, center, width)
     line = Line(coordinate, center, piece.width)
-    return piece, [line.v(x).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for x in found]
+    return piece, [line.v(x).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for x in breakpoints]
 
 
 class _FirstPanels(NamedTuple):
@@ -630,11 +630,11 @@ def _integer_ends(density: Density, shape: torch.Size) -> tuple[Tensor, Tensor]:
 
 
 def _log_masses_at(p: Density, q: Density, x: Tensor, needed: _Needed) -> tuple[Tensor, Tensor]:
-    found: list[Tensor] = []
+    logs: list[Tensor] = []
     for side, density in enumerate((p, q)):
         low, high = _integer_ends(density, x.shape)
         inside = (x >= low) & (x <= high) & (True if needed is None else needed[side])
         center = density.center_and_width()[0].detach().floor()
         within = torch.minimum(torch.maximum(torch.where(inside, x, center), low), high)
-        found.append(torch.where(inside, density.log_density(Points(within)), -torch.inf))
-    return found[0], found[1]
+        logs.append(torch.where(inside, density.log_density(Points(within)), -torch.inf))
+    return logs[0], logs[1]

@@ -134,15 +134,15 @@ def refine(parts: list[Panels], measures: list[Measure], assess: Assess, max_eva
 
 def breakpoints_on(coordinate: Coordinate, densities: tuple[Density, ...], shape: torch.Size) -> list[Tensor]:
     """Return the breakpoints of densities in a coordinate: (..., steps) for each peak, (..., 1) for other points."""
-    found: list[Tensor] = []
+    breakpoints: list[Tensor] = []
     for density in densities:
         own = density.coordinate()
         is_same = same_coordinate(own, coordinate)
-        found += [
+        breakpoints += [
             marks if is_same else coordinate.of(own.points(marks).x) for marks in density.breakpoints(_STEPS)
         ]
-        found += [coordinate.of(point) for point in density.nonsmooth_points()]
-    return [marks.expand(*shape[:-1], marks.shape[-1] if marks.ndim else 1) for marks in found]
+        breakpoints += [coordinate.of(point) for point in density.nonsmooth_points()]
+    return [marks.expand(*shape[:-1], marks.shape[-1] if marks.ndim else 1) for marks in breakpoints]
 
 
 def same_coordinate(a: Coordinate, b: Coordinate) -> bool:
@@ -179,17 +179,17 @@ def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:
     """
     if len(breakpoints) <= _MANY_PEAKS:
         return breakpoints
-    found: list[Tensor] = []
+    snapped: list[Tensor] = []
     for marks in breakpoints:
         if marks.shape[-1] != len(_STEPS):
-            found.append(marks)
+            snapped.append(marks)
             continue
         center = marks[..., _MIDDLE : _MIDDLE + 1]
         width = (marks[..., _MIDDLE + 1] - marks[..., _MIDDLE - 1]).abs().unsqueeze(-1) / 2
         reach = torch.maximum((marks - center).abs() / 2, width).clamp(min=1e-30)
         unit = torch.exp2(torch.floor(torch.log2(reach)))
-        found.append(torch.round(marks / unit) * unit)
-    return found
+        snapped.append(torch.round(marks / unit) * unit)
+    return snapped
 
 
 def without_ladders(breakpoints: list[Tensor]) -> list[Tensor]:

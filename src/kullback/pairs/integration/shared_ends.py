@@ -50,9 +50,11 @@ def widened(p: Density, q: Density, kind: Divergence) -> tuple[Density, Tensor] 
 def _power(tail: Tail) -> Tensor:
     """Return a for a mass of d^a within the distance d; infinite if it is less than any power, NaN if unknown."""
     level, power, coefficient = (tensor_of(x, torch.float64) for x in tail)
-    found = torch.where((level == 1) & (power == 1), coefficient, torch.inf)
+    power_at_level_1 = torch.where((level == 1) & (power == 1), coefficient, torch.inf)
     return torch.where(
-        (level > 1) | ((level == 1) & (power < 1)), 0.0, torch.where(level.isnan(), torch.nan, found)
+        (level > 1) | ((level == 1) & (power < 1)),
+        0.0,
+        torch.where(level.isnan(), torch.nan, power_at_level_1),
     )
 
 

@@ -54,15 +54,15 @@ class SlowTail(NamedTuple):
         log_p, log_q = p.log_density(at), q.log_density(at)
         log_jacobian = coordinate.log_jacobian(t) + (torch.log(t.abs().clamp(min=1)) if self.on_line else 0)
         height = torch.exp(torch.where(is_slow, log_p + log_jacobian, -torch.inf)) * (log_p - log_q)
-        found = torch.where(is_slow, height / torch.where(is_slow, margin, 1), 0).squeeze(-1)
+        integral = torch.where(is_slow, height / torch.where(is_slow, margin, 1), 0).squeeze(-1)
         is_read = not (p.is_splittable() and q.is_splittable())
         relative = _NOT_A_POWER + (_READ / margin.detach() if is_read else 0)
-        return found, torch.where(is_slow, relative * found.detach().abs().unsqueeze(-1), 0).squeeze(-1)
+        return integral, torch.where(is_slow, relative * integral.detach().abs().unsqueeze(-1), 0).squeeze(-1)
 
 
 def slow_tails(p: Density, q: Density, line: Line) -> list[SlowTail]:
     """Return the ends with slow tails."""
-    found: list[SlowTail] = []
+    tails: list[SlowTail] = []
     on_line = line.coordinate.low is None and line.coordinate.high is None
     far = torch.full_like(line.center, _FARTHEST)
     for side, margin in zip((-1, 1), tail_margins(p, q), strict=True):
@@ -71,5 +71,5 @@ def slow_tails(p: Density, q: Density, line: Line) -> list[SlowTail]:
         is_slow = ((margin > 0) & (margin * _FARTHEST < NEGLIGIBLE)).expand_as(line.center)
         if bool(is_slow.any()):
             t = side * (torch.exp(far) if on_line else far)
-            found.append(SlowTail(side, is_slow, line.v(t), t, on_line))
-    return found
+            tails.append(SlowTail(side, is_slow, line.v(t), t, on_line))
+    return tails

@@ -29,7 +29,7 @@ __all__ = ["sum_terms"]
 _NODES = 16
 # Terms are ignored where p (1 + |log p / q|), times P's width, is less than e to this power.
 _NEGLIGIBLE = -140.0
-# A window is cut into up to about this many panels before any is halved.
+# The approximate maximum of panels in a window before any panel is halved.
 _PANELS = 32
 # Replaces log 0: the number e^-700 is negligible, but does not round to 0.
 _LOG_ZERO = -700.0
@@ -58,7 +58,7 @@ def _rules() -> _Rules:
     details = [torch.zeros(2, _NODES, dtype=torch.float64, device="cpu")] * 2
     sizes = [2.0**power for power in range(4, _LARGEST_POWER + 1)]
     for size in sizes[1:]:
-        # The recurrence of the monic polynomials that are orthogonal on size equidistant points, in units of size.
+        # The recurrence of the monic polynomials that are orthogonal on `size` equidistant points, in units of `size`.
         beta = torch.sqrt(k**2 * (1 - (k / size) ** 2) / (4 * (4 * k**2 - 1)))
         eigenvalues, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
         nodes.append((size - 1) / 2 + size * eigenvalues)
@@ -133,8 +133,8 @@ def _log_densities(p: Density, q: Density, x: Tensor) -> tuple[Tensor, Tensor, T
 def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
     """Return the first and last integers that matter, (..., 1), and a bound on the sum of |terms| outside them."""
     shape = (*batch_shape, 1)
-    found = [marks.expand(*batch_shape, len(_STEPS)) for marks in p.breakpoints(_STEPS)]
-    marks = torch.floor(torch.cat(found, -1))
+    peaks = [marks.expand(*batch_shape, len(_STEPS)) for marks in p.breakpoints(_STEPS)]
+    marks = torch.floor(torch.cat(peaks, -1))
     least, most = _ends(p, marks[..., :1])
     top = marks.amax(-1, keepdim=True).clamp(least, most)
     bottom = marks.amin(-1, keepdim=True).clamp(least, most)
@@ -219,8 +219,8 @@ def _cut(low: Tensor, high: Tensor, smooth: bool) -> tuple[Tensor, Tensor]:
 
 def _breakpoints(p: Density, q: Density, batch_shape: torch.Size) -> Tensor:
     """Return the places where both densities rise and fall, shape (..., breakpoints); NaN if there is none."""
-    found = [marks for density in (p, q) for marks in density.breakpoints(_STEPS)]
-    marks = torch.cat([marks.expand(*batch_shape, len(_STEPS)) for marks in found], -1)
+    peaks = [marks for density in (p, q) for marks in density.breakpoints(_STEPS)]
+    marks = torch.cat([marks.expand(*batch_shape, len(_STEPS)) for marks in peaks], -1)
     return torch.where(marks.isfinite(), marks, torch.nan)
 
 

@@ -43,7 +43,7 @@ def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> E
                 "method",
                 wanted="draws from the density of P for method='monte_carlo'",
                 got=f"{type(p).__name__}, which overrides log_prob, but neither sample nor rsample",
-                instead="a sample in the class that draws from the density that log_prob gives",
+                instead="a sample method in the class that draws from the density of log_prob",
             )
         )
     p, q = expanded(p, shape), expanded(q, shape)
