@@ -40,9 +40,9 @@ def check_mass(call: str, argument: str, distribution: Distribution, density: De
         raise invalid_value(
             call,
             argument,
-            wanted=f"a log_prob of {type(distribution).__name__} whose density integrates to 1",
+            wanted=f"a {type(distribution).__name__}.log_prob whose density integrates to 1",
             got=f"a mass of {value:.6g}" if (value := float(mass[off][0])) < _LARGEST else "an infinite mass",
-            instead="log_prob minus the logarithm of that mass, or the correct support of the density",
+            instead="log_prob minus the logarithm of that mass, or a support with the ends of the density",
         )
 
 
