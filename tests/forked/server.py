@@ -86,15 +86,21 @@ def take(streams: dict[int, int]) -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-for name in IMPORTED:
-    importlib.import_module(name)
-gc.collect()
-gc.freeze()  # so that the end of each process need not look at what was imported
-(program, *arguments), folder, variables = (request := serve(sys.argv[1]))[0]
-take(request[1])
-os.chdir(folder)
-os.environ.clear()
-os.environ.update(variables)
-sys.argv = ["-c", *arguments]
-sys.path[0] = ""
-exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - a test's own program
+def main() -> None:
+    """Import, serve, and be each program."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # so that the end of each process need not look at what was imported
+    (program, *arguments), folder, variables = (request := serve(sys.argv[1]))[0]
+    take(request[1])
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv = ["-c", *arguments]
+    sys.path[0] = ""
+    exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - a test's own program
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence, as_divergence
+from kullback.generators.growth import is_own
 from kullback.inputs import (
     check_dense,
     check_flag,
@@ -97,7 +98,7 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
 def settings_of(call: str, given: LossSettings) -> LossSettings:
     """Check the arguments of `call` and return them as settings, with the kind as a divergence."""
     # Two kinds of a user's class may compare equal and yet differ: only kullback's own kinds are remembered.
-    is_ours = isinstance(given.kind, str) or type(given.kind).__module__.startswith("kullback.")
+    is_ours = isinstance(given.kind, str) or not is_own(given.kind)
     settings = (_remembered_settings if is_ours else _settings)(call, *given._replace(normalizer=None))
     if given.normalizer is None:
         return settings

@@ -197,7 +197,7 @@ def _compute(
         if other is None:
             return found
         beside, value = integral(other[0]).value, found.value.detach()
-        changes = (other[1].squeeze(-1) & (value > 0) & value.isfinite() & beside.isfinite()).expand(shape)
+        changes = ((value > other[1].squeeze(-1)) & value.isfinite() & beside.isfinite()).expand(shape)
         return found._replace(value=torch.where(changes, value + (beside - beside.detach()), found.value))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -59,8 +60,9 @@ def _values(q: Distribution, near: Any, family: Family, fixed: frozenset[str]) -
         found = nearest(q, near.expand(q.batch_shape), family, fixed)
     except (ValueError, NotImplementedError):
         found = None
-    if found is not None:
-        return {name: _parameter(found, name).double() for name in family.free}
+    with suppress(AttributeError):  # the nearest one may be of another family, with other parameters
+        if found is not None:
+            return {name: _parameter(found, name).double() for name in family.free}
     moments: dict[str, Tensor] = {"loc": near.mean, "scale": near.variance.sqrt()}
     if "loc" not in family.free or any(
         leaf.value.shape != torch.broadcast_shapes(leaf.value.shape, moments[name].shape)

@@ -21,11 +21,18 @@ from kullback.pairs.numerics.parameters import is_differentiated
 __all__ = ["widened"]
 
 # How far an end moves, in units of P's width and in spacings of floats at the end.
-_STEP, _SPACINGS = 1e-10, 4
+_STEP, _SPACINGS = 1e-14, 4
+# The largest step, in units of P's width.
+_LARGEST_STEP = 1e-10
+# Derivatives near P = Q are about the root of the value: a step of this part of it is a relative error of as much.
+_RELATIVE_ERROR = 1e-8
 
 
 def widened(p: Density, q: Density, kind: Divergence) -> tuple[Density, Tensor] | None:
-    """Return Q with a slightly larger support, and where its derivatives are used; None if nowhere."""
+    """Return Q with a slightly larger support, and the value above which its derivatives are used; None if nowhere.
+
+    The derivatives of a smaller value, of nearly equal P and Q, would be wrong by the step.
+    """
     fixed_p, fixed_q = p.detached(), q.detached()
     moves = torch.zeros(1, dtype=torch.bool, device="cpu")
     for a, b, place, at_p, at_q in (
@@ -42,9 +49,20 @@ def widened(p: Density, q: Density, kind: Divergence) -> tuple[Density, Tensor] 
             moves = moves | (same & _has_slope(_power(at_p), _power(at_q), kind))
     if not bool(moves.any()):
         return None
+    size = _size(fixed_p)
+    low, high = _ends(fixed_q)
+    spacing = torch.finfo(torch.float64).eps * torch.maximum(
+        low.abs().nan_to_num(posinf=0), high.abs().nan_to_num(posinf=0)
+    )
+    step = torch.maximum(_STEP * size, _SPACINGS * spacing)
+    # Where the spacing of floats at the end is not far below P's width, no end can move by a small step.
+    moves = moves & (step < _LARGEST_STEP * size)
+    if not bool(moves.any()):
+        return None
     growth = growth_of(kind)
     outwards = -1.0 if growth.near.limit == torch.inf and growth.far.limit < torch.inf else 1.0
-    return _further_out(fixed_p, fixed_q, q, outwards), moves
+    least = torch.where(moves, (step / size / _RELATIVE_ERROR).square(), torch.inf)
+    return _further_out(low, high, q, outwards * torch.where(moves, step, 0)), least
 
 
 def _power(tail: Tail) -> Tensor:
@@ -74,20 +92,25 @@ def _has_slope(at_p: Tensor, at_q: Tensor, kind: Divergence) -> Tensor:
     return finite | (at_q == 1)
 
 
-def _further_out(fixed_p: Density, fixed_q: Density, q: Density, outwards: float) -> Density:
+def _ends(d: Density) -> tuple[Tensor, Tensor]:
+    """Return the ends of a support, infinite where it has none."""
     zero = torch.zeros((), dtype=torch.float64, device="cpu")
-    center = fixed_p.center_and_width()[0]
-    ends = [
-        torch.full_like(zero, side) if x is None else x
-        for x, side in ((fixed_q.low(), -torch.inf), (fixed_q.high(), torch.inf))
-    ]
-    low, high = torch.broadcast_tensors(*ends)
-    size = torch.where(low.isinf(), torch.exp(-center), torch.exp(center))
-    size = torch.where(low.isinf() | high.isinf(), size, high - low)
-    spacing = torch.finfo(torch.float64).eps * torch.maximum(
-        *(x.abs().nan_to_num(posinf=0) for x in (low, high))
-    )
-    step = outwards * torch.maximum(_STEP * size.nan_to_num(posinf=0), _SPACINGS * spacing)
+    low, high = d.low(), d.high()
+    low = torch.full_like(zero, -torch.inf) if low is None else low
+    high = torch.full_like(zero, torch.inf) if high is None else high
+    low, high = torch.broadcast_tensors(low, high)
+    return low, high
+
+
+def _size(p: Density) -> Tensor:
+    """Return the width of a support, or about the distance of the mass from its only end."""
+    low, high = _ends(p)
+    center = p.center_and_width()[0]
+    one_sided = torch.where(low.isinf(), torch.exp(-center), torch.exp(center))
+    return torch.where(low.isinf() | high.isinf(), one_sided, high - low).nan_to_num(posinf=0)
+
+
+def _further_out(low: Tensor, high: Tensor, q: Density, step: Tensor) -> Density:
     bounded = low.isfinite() & high.isfinite()
     scale = torch.where(bounded, 1 + 2 * step / torch.where(bounded, high - low, 1), 1)
     loc = torch.where(low.isinf(), step, low - step - scale * low)
