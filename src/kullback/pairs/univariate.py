@@ -190,7 +190,9 @@ def _compute(
         def integral(q: Density) -> Integral:
             if behaves_as(kind, KL):
                 return integrate_kl(p, q, kl_terms, shape, target)
-            return integrate_divergence(p, q, DivergenceTerms(kind), shape, target, _shares(p, q))
+            # Where terms have a corner, as those of total variation, its place in a share has no exact derivative.
+            shares = None if growth_of(kind).corners else _shares(p, q)
+            return integrate_divergence(p, q, DivergenceTerms(kind), shape, target, shares)
 
         found = integral(q)
         other = widened(p, q, kind) if torch.is_grad_enabled() else None
