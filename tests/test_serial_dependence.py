@@ -210,6 +210,7 @@ NOT_REPEATED: dict[str, Callable[[np.random.Generator], Array]] = {
     "very few prices, in single precision": lambda rng: few_prices(rng, 30).astype(np.float32).astype(float),
     "high prices and their tax": lambda rng: np.outer(10 * few_prices(rng, 200), [1, 0.2]).round(2),
     "codes": lambda rng: rng.choice(rng.integers(10**9, 10**10, 200), (2000, 1)).astype(float),
+    "rare codes": lambda rng: rng.choice(rng.integers(10**9, 10**10, 20_000), (2400, 1)).astype(float),
 }
 
 

@@ -237,12 +237,16 @@ def _has_few_digits(values: Array) -> bool:
 def _are_even(counts: Integers) -> bool:
     """Return whether the counts of values vary significantly less than in draws of equally likely values."""
     mean, values = float(counts.mean()), len(counts)
-    rate = mean  # the rate of the zero-truncated Poisson distribution with this mean
+    rate = mean  # the rate of the zero-truncated Poisson distribution with this mean, by Newton's method
     for _ in range(50):
-        rate = mean * -math.expm1(-rate)
+        rate -= (rate + mean * math.expm1(-rate)) / (1 - mean * math.exp(-rate))
     variance = mean * (1 + rate - mean)
-    # The sample variance is chi-squared distributed; use the normal approximation of Wilson and Hilferty.
-    cubed = 2 / (9 * (values - 1))
+    raw = [mean * rate**k for k in range(4)]  # factorial moments
+    third, fourth = raw[2] + 3 * raw[1] + mean, raw[3] + 6 * raw[2] + 7 * raw[1] + mean
+    fourth += mean * (-4 * third + mean * (6 * (variance + mean**2) - 3 * mean**2))  # about the mean
+    # The sample variance is about chi-squared distributed, with degrees of freedom that match its own variance; use
+    # the normal approximation of Wilson and Hilferty.
+    cubed = (2 / (values - 1) + (fourth / variance**2 - 3) / values) / 9
     limit = 1 - cubed + NormalDist().inv_cdf(_FALSE_ALARMS) * math.sqrt(cubed)
     return math.cbrt(float(counts.var(ddof=1)) / variance) < limit
 
