@@ -18,6 +18,7 @@ from torch.distributions import (
     Distribution,
     Exponential,
     Gamma,
+    Gumbel,
     Laplace,
     Normal,
     Poisson,
@@ -136,6 +137,7 @@ PAIRS: dict[str, tuple[Distribution, Distribution]] = {
     "singular ends": (Beta(tensor(0.5), 0.5), Uniform(tensor(0.0), 1.0)),
     "inside": (Uniform(tensor(0.2), 1.0), Uniform(tensor(0.0), 1.0)),
     "outside": (Uniform(tensor(0.0), 1.0), Uniform(tensor(0.2), 1.0)),
+    "a steep tail": (Cauchy(tensor(-0.7), 1.2), Gumbel(tensor(0.2), 1.1)),
     "Poisson": (Poisson(tensor(9.0)), Poisson(tensor(1.0))),
     "Gamma": (Gamma(tensor(2.0), 1.0), Exponential(tensor(0.7))),
 }
@@ -173,7 +175,7 @@ def test_own_kinds_of_distributions_are_the_built_in_ones(
         torch.testing.assert_close(divergence(p, q, Wrapped(f)), expected, rtol=relative, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["Normal", "StudentT, Normal", "Normal, Cauchy", "Gamma"])
+@pytest.mark.parametrize("name", ["Normal", "StudentT, Normal", "Normal, Cauchy", "Gamma", "a steep tail"])
 @pytest.mark.parametrize(("f", "kind"), KNOWN, ids=IDS)
 def test_gradients_of_own_kinds_are_those_of_the_built_in_ones(
     f: Callable[[Tensor], Tensor], kind: Divergence, name: str

@@ -83,6 +83,8 @@ class OfRatio(Divergence):
                     torch.where(out, term + slope, larger_side),
                     torch.where(out, -slope, other),
                 )
+            else:  # constant per unit of the larger mass
+                larger_side, other = torch.where(out, term, larger_side), torch.where(out, 0.0, other)
             by_p, by_q = (larger_side, other) if sign > 0 else (other, larger_side)
         log_larger = torch.where(d > 0, pair.log_p(), pair.log_q())
         factors = larger, log_larger + torch.where(larger > 0, grown, 0), grown == 0

@@ -509,7 +509,7 @@ def _checked(pair: Pair, found: Estimate, kind: Divergence, options: Options) ->
             got=f"{int(short.sum())} of {short.numel()} results of {found.method} that did not reach it for "
             f"{'' if is_kl else f'{kind!r} of '}{pair.names()} in "
             f"{options.max_evaluations} evaluations; the largest error is "
-            f"{float(error.detach().nan_to_num(nan=math.inf).max()):.3g} (error.estimate has all errors)",
+            f"{float(torch.where(error.isnan(), math.inf, error).max()):.3g} (error.estimate has all errors)",
             instead=f"{again}, a larger rtol{', or method=' + repr('monte_carlo') if is_kl else ''}",
         ),
         found,
