@@ -26,7 +26,7 @@ from torch.distributions import (
     TransformedDistribution,
 )
 
-from kullback import KL, Alpha, ChiSquared, JensenShannon, Renyi, SquaredHellinger, divergence
+from kullback import KL, Alpha, ChiSquared, JensenShannon, Renyi, SquaredHellinger, TotalVariation, divergence
 from kullback.generators import Divergence
 
 
@@ -101,7 +101,9 @@ def test_the_gradient_by_the_location(family: str, loc: float, scale: float) -> 
         assert float(found) == pytest.approx(expected, rel=1e-6), name
 
 
-@pytest.mark.parametrize("kind", [JensenShannon(), SquaredHellinger(), Alpha(2.0)], ids=repr)
+@pytest.mark.parametrize(
+    "kind", [JensenShannon(), TotalVariation(), SquaredHellinger(), Alpha(2.0)], ids=repr
+)
 @pytest.mark.parametrize("scale", [1e-4, 1e-9])
 def test_a_narrow_q_is_as_good_as_a_narrow_p(kind: Divergence, scale: float) -> None:
     mirrored = Alpha(-1.0) if isinstance(kind, Alpha) else kind
