@@ -1,7 +1,7 @@
-"""Pairs of families whose closed form the C++ kernels compute from the parameters as they lie.
+"""Pairs of families whose closed form the C++ kernels compute.
 
-What these do not take goes to the functions in plain torch: other devices, tensors of torch.func, second derivatives,
-and parameters so extreme that the arithmetic would leave float64.
+The plain torch functions compute the other cases: other devices, tensors of torch.func, second derivatives, and
+parameters so extreme that the arithmetic would leave the range of float64.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _is_available = cache(library.is_available)
 
 
 class _Pair(NamedTuple):
-    """How the kernel is called for a pair of families, and how their parameters are read."""
+    """The kernel's form for a pair of families, and the readers of their parameters."""
 
     types: TypePair
     read_p: Callable[[Any], Parameters]
@@ -88,7 +88,7 @@ class _Pair(NamedTuple):
     form: Form
 
 
-# The parameters of each family in the order in which the kernels take them.
+# The parameters of each family, in the order of the kernels.
 _PARAMETERS: dict[type, str] = {
     Normal: "loc scale",
     LogNormal: "base_dist.loc base_dist.scale",
@@ -118,7 +118,7 @@ def _pair(
     q: str = "",
     may_be_infinite: bool = False,
 ) -> _Pair:
-    """Return how the kernel serves a family, or it and another, whose parameters may be named for this pair alone."""
+    """Return the pair of a family with itself or with `other`; `p` and `q` override the names of the parameters."""
     types = family, family if other is None else other
     q = p if other is None else q
     names = [(given or _PARAMETERS[kind]).split() for given, kind in ((p, types[0]), (q, types[1]))]
@@ -187,7 +187,7 @@ _PAIRS: dict[TypePair, _Pair] = {
         _pair(Pareto, ElementForm.PARETO_NORMAL, other=Normal, may_be_infinite=True),
     )
 }
-# Families that are made from logits or from probabilities: how either is computed.
+# The pairs of families with two parametrizations: from logits, and from probabilities.
 _LOGITS_AND_PROBS: dict[TypePair, tuple[_Pair, _Pair]] = {
     (Bernoulli, Bernoulli): (
         _pair(Bernoulli, ElementForm.BERNOULLI_LOGITS, p="logits"),
@@ -263,7 +263,7 @@ _LOGITS_AND_PROBS: dict[TypePair, tuple[_Pair, _Pair]] = {
 }
 
 
-# What a multivariate normal is made from, in the order of the MatrixKinds.
+# The matrix parameters of a multivariate normal, in the order of the MatrixKinds.
 _MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")
 
 
@@ -284,16 +284,16 @@ _NORMALS: dict[tuple[str, ...], _Pair] = {
     names: _pair_of_normals(code, *names) for code, names in enumerate(product(_MATRICES, repeat=2))
 }
 _OF_FACTORS = _NORMALS["scale_tril", "scale_tril"]
-# The same as `_MATRICES` of four times the covariance.
+# The factor of each matrix if the covariance is multiplied by 4.
 _FOURFOLD = {"scale_tril": 2.0, "covariance_matrix": 4.0, "precision_matrix": 0.25}
 _LOG_4 = math.log(4)
-# Wishart distributions are served where KL is not below this share of the terms that may cancel and, where a derivative
-# by the degrees of freedom is wanted, which is a difference of such terms, not below this for each of them.
+# The kernels serve Wishart distributions if KL is at least this share of the terms that may cancel. A derivative by the
+# degrees of freedom is a difference of such terms. Then KL must also be at least this multiple of P's degrees.
 _LEAST_SHARE, _LEAST_WITH_DERIVATIVE = 1 / 8, 1e-6
 _LOW_RANK, _FULL = attrgetter("loc", "cov_factor", "cov_diag"), attrgetter("loc", "scale_tril")
 
 
-# By which sides have a low-rank covariance; see `kullback.kernels.native.closed_forms`.
+# The code is 1 if P has a low-rank covariance, plus 2 if Q has one; see `kullback.kernels.native.closed_forms`.
 _FACTORS: dict[TypePair, _Pair] = {
     types: _Pair(
         types,
@@ -325,21 +325,21 @@ _FACTORS: dict[TypePair, _Pair] = {
 _LOGITS = _LOGITS_AND_PROBS[Categorical, Categorical][0]
 _DIRICHLETS = (Dirichlet, Dirichlet)
 _SHORT = 32
-# Classes of a Dirichlet distribution in a row of the kernel.
+# The largest number of classes of a Dirichlet distribution in one row of the kernel.
 _LONGEST_ROW = 256
-# How much larger than KL the differences of totals may be that are rounded.
+# The rounded differences of totals may be at most this many times as large as KL.
 _DIGITS_OF_TOTALS = 1e3
-# From so many dimensions on, torch's own libraries are faster than the kernel: by Cholesky factors, and with other
-# matrices.
+# From these numbers of dimensions on, torch's own libraries are faster than the kernel: for Cholesky factors, and for
+# other matrices.
 _LARGE_ROOT, _LARGE_MATRIX = 512, 128
-# Families of which only those made from some parameters are served.
+# The pairs whose parametrization decides whether the kernels serve them.
 _MANY = dict.fromkeys((*_LOGITS_AND_PROBS, *_FACTORS, _OF_FACTORS.types))
 
 
 def fused_divergence(p: object, q: object) -> Tensor | None:
-    """Return KL(P || Q) in the dtype of the parameters; None if the kernels do not take these two.
+    """Return KL(P || Q) in the dtype of the parameters; None if the kernels do not serve this pair.
 
-    For those that are always infinite no kernel is needed.
+    Pairs with an infinite divergence for all parameters need no kernel.
     """
     if torch.compiler.is_compiling():
         return None
@@ -367,7 +367,7 @@ def fused_divergence(p: object, q: object) -> Tensor | None:
 
 
 def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
-    """Return KL between rows of logits, where these are short: the kernels of rows are for long ones."""
+    """Return KL between short rows of logits; the kernels of rows serve long ones."""
     if torch.compiler.is_compiling() or not _is_ordinary_call(_LOGITS.types):
         return None
     if not 0 < p.shape[-1] == q.shape[-1] <= _SHORT:
@@ -377,10 +377,10 @@ def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
 
 
 def _in_groups(form: Form, parameters: Parameters, _required: list[bool]) -> Tensor | None:
-    """Return KL of Dirichlet distributions over more classes than a row of the kernel has; None where it declines.
+    """Return KL of Dirichlet distributions with more classes than a row of the kernel; None if the kernel declines.
 
-    The totals of groups of classes have a Dirichlet distribution too, and so have, independently, the parts of each
-    group: KL is the sum of theirs, of which none is negative.
+    The totals of groups of classes have a Dirichlet distribution. Independently, so do the shares inside each group. KL
+    is the sum of their divergences, which are non-negative.
     """
     a, b = torch.broadcast_tensors(*map(upcast, parameters))
     whole = a.shape[-1] // _LONGEST_ROW * _LONGEST_ROW
@@ -416,7 +416,7 @@ def _is_comparable(form: Form, parameters: Parameters) -> bool:
 
 
 def _without_pair(types: TypePair, p: object, q: object) -> Tensor | None:
-    """Return KL of two that the kernels take in another form; None for others."""
+    """Return KL of a pair that the kernels serve after a conversion; None for other pairs."""
     if types == (Independent, Independent):
         return _of_dimensions(p, q)
     if types == (LogisticNormal, LogisticNormal):
@@ -429,12 +429,12 @@ def _without_pair(types: TypePair, p: object, q: object) -> Tensor | None:
 
 
 def _of_matrices(types: TypePair, p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
-    """Return KL in many dimensions by the Cholesky factors that torch made of covariances or precisions.
+    """Return KL in many dimensions from the Cholesky factors that torch computed from covariances or precisions.
 
-    None where these have lost digits that the matrices have: for nearly equal or ill-conditioned ones.
+    The result is None if the factors are less accurate than the matrices: if these are nearly equal or ill-conditioned.
     """
-    known = types if types == _OF_FACTORS.types else plan_for(*types).families
-    if known != _OF_FACTORS.types or not _is_ordinary_call(types) or any(map(overrides_density, (p, q))):
+    families = types if types == _OF_FACTORS.types else plan_for(*types).families
+    if families != _OF_FACTORS.types or not _is_ordinary_call(types) or any(map(overrides_density, (p, q))):
         return None
     if p.loc.shape != q.loc.shape or p.loc.dtype is not q.loc.dtype or p.event_shape[0] < _LARGE_MATRIX:
         return None
@@ -455,11 +455,12 @@ def _of_matrices(types: TypePair, p: MultivariateNormal, q: MultivariateNormal) 
 
 
 def _of_wisharts(types: TypePair, p: Any, q: Any) -> Tensor | None:
-    """Return KL by that of normal distributions of the same matrices; None where terms of the sum cancel.
+    """Return KL from KL of normal distributions with the same matrices; None where terms of the sum cancel.
 
     With K(c) = KL(N(0, V) || N(0, c W)) for the scale matrices V and W, and with n and m the degrees of freedom:
     n K(1) + (n - m) ((K(1) - 4 K(4)) / 3 + d (2 / 3 log 4 - 1 / 2)) + sum_i KL(Gamma((n - i) / 2, 1) ||
-    Gamma((m - i) / 2, 1)) over i = 0 ... d - 1. Both K have all digits of the matrices, unlike a log-determinant.
+    Gamma((m - i) / 2, 1)) over i = 0 ... d - 1.
+    Both K are as accurate as the matrices, unlike a log-determinant.
     """
     name_p, name_q = (str(first_given(d, _MATRICES)) for d in (p, q))
     pair, size = _NORMALS.get((name_p, name_q)), p.event_shape[0]
@@ -472,16 +473,16 @@ def _of_wisharts(types: TypePair, p: Any, q: Any) -> Tensor | None:
         return None
     if not _is_ordinary_call(types) or overrides_density(p) or overrides_density(q):
         return None
-    given: Parameters = getattr(p, name_p), getattr(q, name_q), p.df, q.df
-    if required_gradients(given) is None:
+    parameters: Parameters = getattr(p, name_p), getattr(q, name_q), p.df, q.df
+    if required_gradients(parameters) is None:
         return None
-    of_p, of_q, n, m = map(upcast, given)
+    of_p, of_q, n, m = map(upcast, parameters)
     mean = torch.zeros(of_p.shape[:-1], dtype=n.dtype, device="cpu")
     lower = torch.arange(0, -size / 2, -0.5, dtype=n.dtype, device="cpu")
     a, b = (torch.add(lower, x.unsqueeze(-1), alpha=0.5) for x in (n, m))
-    if given[0].dtype is torch.float32 and name_p == name_q != "scale_tril":
+    if parameters[0].dtype is torch.float32 and name_p == name_q != "scale_tril":
         return _of_scaled_wisharts(pair, (mean, of_p, of_q), (n, m), (a, b))
-    rate = a.detach()  # any, if it is that of both
+    rate = a.detach()  # any rate serves, if both have it
     near = _of(pair.form, mean, of_p, mean, of_q)
     far = _of(pair.form, mean, of_p, mean, of_q * _FOURFOLD[name_q])
     of_gammas = _of(_PAIRS[Gamma, Gamma].form, a, rate, b, rate)
@@ -500,10 +501,10 @@ def _of_wisharts(types: TypePair, p: Any, q: Any) -> Tensor | None:
 def _of_scaled_wisharts(
     pair: _Pair, matrices: Parameters, df: tuple[Tensor, Tensor], halves: tuple[Tensor, Tensor]
 ) -> Tensor | None:
-    """Return KL of Wishart distributions in float32 from that of normal ones of the same mean, in less time.
+    """Return KL of Wishart distributions in float32, faster, from KL of normal distributions.
 
     m KL(N(0, n V) || N(0, m W)) + sum_i KL(Gamma((n - i) / 2, n) || Gamma((m - i) / 2, m)) + d (d - 1) / 4 (m / n - 1 -
-    log(m / n)), of which no term is negative. In float64 the products are exact.
+    log(m / n)), where no term is negative. In float64 the products are exact.
     """
     (mean, of_p, of_q), (n, m), (a, b) = matrices, df, halves
     scales = [
@@ -526,7 +527,7 @@ def _of(form: Form, *parameters: Tensor) -> Tensor | None:
 
 
 def _of_bases(types: TypePair, p: Any, q: Any) -> Tensor | None:
-    """Return KL of what one map without parameters has made into P and Q."""
+    """Return KL of the base distributions if P and Q apply the same map without parameters."""
     if p.transforms != q.transforms or not _is_ordinary_call(types) or any(map(overrides_density, (p, q))):
         return None
     return fused_divergence(p.base_dist, q.base_dist)
@@ -550,20 +551,20 @@ def _of_dimensions(p: Any, q: Any) -> Tensor | None:
 
 def _other_pair(types: TypePair, p: Any, q: Any) -> _Pair | None:
     """Return the pair for families made from logits or probabilities, or for subclasses."""
-    known: TypePair | None = types
+    families: TypePair | None = types
     if types not in _MANY:
         if not (isinstance(p, Distribution) and isinstance(q, Distribution)):
             return None
-        known = plan_for(*types).families
-        if known is None or overrides_density(p) or overrides_density(q):
+        families = plan_for(*types).families
+        if families is None or overrides_density(p) or overrides_density(q):
             return None
-        if known not in _MANY:
-            return _PAIRS.get(known)
-    return _pair_of_parameters(known, p, q)
+        if families not in _MANY:
+            return _PAIRS.get(families)
+    return _pair_of_parameters(families, p, q)
 
 
 def _pair_of_parameters(types: TypePair, p: Any, q: Any) -> _Pair | None:
-    """Return the pair for what two distributions were made from; None if the kernel does not serve that."""
+    """Return the pair for the parametrizations of two distributions; None if the kernel does not serve them."""
     if types not in _LOGITS_AND_PROBS:
         names = [first_given(d, _MATRICES) for d in (p, q) if isinstance(d, MultivariateNormal)]
         of_factors = all(name == "scale_tril" for name in names)
@@ -578,7 +579,7 @@ def _pair_of_parameters(types: TypePair, p: Any, q: Any) -> _Pair | None:
 
 
 def _is_ordinary_call(types: TypePair) -> bool:
-    """Tell whether operators run as they are, without torch.func and its like, and no user has a rule for the pair."""
+    """Return whether no mode such as torch.func intercepts operators, and the user has no rule for the pair."""
     return (
         _is_available()
         and _functorch.peek_interpreter_stack() is None

@@ -253,7 +253,7 @@ class Density(ABC):
         return []
 
     def coordinate(self) -> Coordinate:
-        """Return the variable in which the support is the whole line."""
+        """Return a variable that maps the support to the whole line."""
         return Coordinate(self.low(), self.high())
 
     def lower_tail(self) -> Tail:

@@ -1,7 +1,7 @@
 """The Kullback-Leibler divergence of two densities on the line: adaptive quadrature over P's support, with an error.
 
-The nodes found are constants, and one differentiable sum over them gives the value: the gradient reaches every
-parameter, the ends of the support included.
+The nodes are constants, and one differentiable sum over them gives the value. So the gradient reaches every parameter,
+including the ends of the support.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["Integral", "Terms", "integrate"]
 _FIRST_PANELS = 16
 # The logarithm below which P's density is too small to have a derivative.
 _UNDERFLOW = -700.0
-# The logarithm of a density that is -inf beyond logarithms below this has overflown: it is no hole in a support.
+# A log-density that is -inf next to values below this has overflowed; it does not mark the end of a support.
 _OVERFLOW = -1e250
 
 # The integrand from log p and log q; the flag says whether all of Q's mass is on the nodes.
@@ -49,7 +49,7 @@ Terms = Callable[[Tensor, Tensor, bool], Tensor]
 
 
 class Integral(NamedTuple):
-    """A sum over nodes: its value, an estimate of its error, and how much of the mass is not on the nodes."""
+    """A sum over nodes: its value, an estimate of its error, and the mass that the nodes miss."""
 
     value: Tensor
     error: Tensor
@@ -57,19 +57,19 @@ class Integral(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """Both densities along P's own line."""
+    """Both densities on P's own line."""
 
     p: Density
     q: Density
     line: Line
 
     def log_densities(self, v: Tensor, alive: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of p dx/dv and q dx/dv; where not `alive`, something finite."""
+        """Return the logarithms of p dx/dv and q dx/dv; where `alive` is false, arbitrary finite numbers."""
         at, log_jacobian = self.line.points(v if alive is None else torch.where(alive, v, 0))
         return self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
 
     def clean_log_densities(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the same, both -inf at points so far out that q overflows there, and log dx/dv."""
+        """Return these logarithms, -inf at far points where log q overflows, and log dx/dv."""
         at, log_jacobian = self.line.points(v)
         log_p, log_q = self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
         log_p, log_q = (
@@ -80,10 +80,10 @@ class _Pair(NamedTuple):
         return torch.where(overflown, -torch.inf, log_p), log_q, log_jacobian
 
     def breakpoints(self) -> list[Tensor]:
-        """Return the v of both densities' breakpoints."""
+        """Return the breakpoints of both densities, in the variable v."""
         shape = self.line.center.shape
-        found = breakpoints_on(self.line.coordinate, (self.p, self.q), shape)
-        return [self.line.v(marks).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for marks in found]
+        points = breakpoints_on(self.line.coordinate, (self.p, self.q), shape)
+        return [self.line.v(marks).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for marks in points]
 
 
 def integrate(
@@ -98,13 +98,13 @@ def integrate(
     """Integrate `terms` of two densities over P's support.
 
     Arguments:
-        p: the density of P, its parameters of shape (..., 1): nodes go along the last dimension.
-        q: the density of Q, likewise; its support contains that of P.
+        p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
+        q: the density of Q, likewise; its support contains P's support.
         terms: the integrand, per dv.
-        batch_shape: what the parameters broadcast to, without the last dimension.
-        target: the error wanted, and the limit on nodes.
-        moves_nodes: whether the ends of P take the nodes with them; else the derivatives are those by the densities at
-            fixed nodes alone.
+        batch_shape: the broadcast shape of the parameters, without the last dimension.
+        target: the required error, and the limit on nodes.
+        moves_nodes: whether the nodes move with the ends of P; otherwise only the densities at fixed nodes have
+            derivatives.
     """
     fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
@@ -130,7 +130,7 @@ def integrate(
         mean = sums.value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         value = sums.value + mean * sums.unintegrated
         is_finite = value.isfinite()
-        # Where log q leaves float64, P's mass times it may yet be finite.
+        # Where log q overflows, the integral may still be finite.
         endless = torch.where(overflows | value.isnan(), torch.inf, 0.0)
         error = torch.where(is_finite, SAFETY * sums.error + sums.rounding, endless)
     if torch.is_grad_enabled():
@@ -140,8 +140,8 @@ def integrate(
             lower, upper = _out_to_breakpoints(pair, p, lower, upper)
             line = line._replace(coordinate=p.coordinate())
         is_whole = sums.is_whole & moves_nodes
-        found = _differentiable_sum(_Pair(p, q, line), pair, lower, upper, is_whole, is_finite, terms, mean)
-        value = torch.where(is_finite, found if moves_nodes else value + (found - found.detach()), value)
+        total = _differentiable_sum(_Pair(p, q, line), pair, lower, upper, is_whole, is_finite, terms, mean)
+        value = torch.where(is_finite, total if moves_nodes else value + (total - total.detach()), value)
     for tail in tails:
         rest, rest_error = tail.rest(p, q, is_finite)
         value, error = value + rest, error + rest_error
@@ -149,7 +149,7 @@ def integrate(
 
 
 class _Sums(NamedTuple):
-    """The panels' sums, in the form of the integrand that serves, and the panels' errors in that form."""
+    """The sums over the panels, and the errors of the panels, for the chosen form of the integrand."""
 
     value: Tensor
     error: Tensor
@@ -161,7 +161,7 @@ class _Sums(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """What each panel gives; the first three in both forms of the integrand: with Q's mass and without."""
+    """The results of each panel; the first three for both forms of the integrand, with and without Q's mass."""
 
     values: Tensor
     errors: Tensor
@@ -171,9 +171,7 @@ class _Columns(NamedTuple):
     mass_errors: Tensor
 
     def sums(self, same_ends: Tensor) -> _Sums:
-        beyond = (
-            self.mass_q.sum(-1) - 1
-        ).abs()  # of Q's mass, which in the first form is missing from the value
+        beyond = (self.mass_q.sum(-1) - 1).abs()  # Q's mass that the value of the first form misses
         is_whole = same_ends & (beyond < 1e-11)
         sums = torch.stack([self.values.sum(-1), self.errors.sum(-1), self.roundings.sum(-1)])
         value, error, rounding = torch.where(is_whole, sums[:, 0], sums[:, 1])
@@ -187,7 +185,7 @@ _MASS_ERRORS = _Columns._fields.index("mass_errors")
 
 
 def _same_ends(p: Density, q: Density) -> Tensor:
-    """Tell where both supports are the same: else Q's mass on that of P is not 1, and changes with P's ends."""
+    """Return where both supports are equal; otherwise Q's mass on P's support is not 1, and depends on P's ends."""
     same = torch.ones(1, dtype=torch.bool, device="cpu")
     for a, b in ((p.low(), q.low()), (p.high(), q.high())):
         if a is not None or b is not None:
@@ -200,11 +198,11 @@ def _same_ends(p: Density, q: Density) -> Tensor:
 
 
 def _edges(pair: _Pair, tails: list[SlowTail]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the ends of panels that span what is not negligible and meet breakpoints, and where log q overflows."""
+    """Return the ends of panels that span the non-negligible part, cut at breakpoints, and where log q overflows."""
     breakpoints = pair.breakpoints()
     v = scan_points(breakpoints)
     log_p, log_q, _ = pair.clean_log_densities(v)
-    # About how large the integrand is: p (1 + |log p / q|).
+    # The approximate size of the integrand: p (1 + |log p / q|).
     log_size = log_p + torch.log1p((log_p - log_q).abs().nan_to_num(nan=0.0, posinf=1e300))
     kept = matters(log_size) | matters(log_p)
     overflows = (log_q < _OVERFLOW) & (log_q > -torch.inf) & (log_p > -torch.inf)
@@ -223,7 +221,7 @@ def _measured(pair: _Pair, lower: Tensor, upper: Tensor, terms: Terms) -> _Colum
     mass_q, _ = integrate_panels(q, half)
     f = torch.stack([terms(log_p, log_q, whole) for whole in (True, False)])
     values, errors = integrate_panels(f, half)
-    # A rounded log q changes a term by |p - q| with Q's mass in it, by p without.
+    # The rounding of log q changes a term by |p - q| if the term includes Q's mass, and by p otherwise.
     by_q = torch.stack([(p - q).abs(), p])
     by_p = p * (log_p - log_q).abs() + torch.stack([torch.zeros_like(p), p])
     changes = [(by_p, log_p), (by_q, log_q), (f.abs(), log_jacobian)]
@@ -232,14 +230,14 @@ def _measured(pair: _Pair, lower: Tensor, upper: Tensor, terms: Terms) -> _Colum
 
 
 def _out_to_breakpoints(pair: _Pair, p: Density, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """Add panels next to an end of P that a parameter moves, if Q changes there on a far smaller scale than P.
+    """Add panels next to an end of P that a parameter moves, if Q varies there on a far smaller scale than P.
 
-    They hold too little of P's mass for the value, but what Q does there decides the derivative by that end.
+    P's mass on them is negligible for the value, but Q's density there determines the derivative by the end.
     """
     line = pair.line
     with torch.no_grad():
         marks = torch.cat(without_ladders(pair.breakpoints()), -1)
-        marks = line.t(torch.where(marks.abs() < OUTERMOST, marks, 0))  # those outside the support are there
+        marks = line.t(torch.where(marks.abs() < OUTERMOST, marks, 0))  # 0 outside the range
         reach = NEGLIGIBLE / 2
         for end, side in ((p.low(), -1), (p.high(), 1)):
             if end is None or not is_tracked(end):
@@ -265,10 +263,10 @@ def _differentiable_sum(
     terms: Terms,
     mean: Tensor,
 ) -> Tensor:
-    """Return the sum, plus `mean` times P's missing mass, which is 0; no more than 0 where the value is not finite.
+    """Return the sum over the nodes plus `mean` times P's missing mass, which is about 0; 0 for infinite values.
 
-    With it the integrand that meets the derivative of p is log(p / q) less its mean: where that is large and the rest
-    is small, the derivative would otherwise be lost in the rounding of a derivative of P's mass.
+    With the second term, the factor of the derivative of p is log(p / q) minus its mean. If the mean is large, the
+    rounding of the derivative of P's mass would otherwise destroy the result.
     """
     whole = is_whole.unsqueeze(-1)
     breaks = find_breaks((pair.p, pair.q), pair.line, fixed.log_densities, lower, upper)
