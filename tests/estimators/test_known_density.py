@@ -246,6 +246,15 @@ def test_clusters_of_copies_count_once():
     )
 
 
+def test_clusters_that_are_all_alike_count_as_independent_draws():
+    x = torch.arange(100) % 2
+    q = Categorical(double([0.3, 0.7]))
+    alike, free = (estimated(Samples(x, **options), q) for options in ({"cluster": np.arange(100) // 2}, {}))
+    assert covers(alike, -math.log(0.21) / 2 - math.log(2))
+    assert alike.interval[0] <= free.interval[0] + 0.001
+    assert alike.interval[1] >= free.interval[1] - 0.001
+
+
 def test_half_precision_draws():
     """Rounded to 11 bits: ties, but no atoms."""
     x = torch.from_numpy(np.random.default_rng(0).standard_normal(500)).half()

@@ -82,10 +82,11 @@ def of_categories(
     others = (len(counts) - 1) / (2 * n**2) + (unseen / 2) ** 2
     variance = variance_of(terms - mean)
     independent = float(shares @ (terms - mean) ** 2) / n
-    # Of draws that depend on each other, fewer count; of independent ones n - 1, as where all terms are equal.
+    # The effective number of draws is n - 1 for independent ones, and smaller if they depend on each other. Where all
+    # terms are equal, variances do not show it.
     most = min(n, sizes[1])
-    some = independent * n > (_ROUNDING * (1 + abs(mean))) ** 2
-    number = n * min(independent / variance, 1.0) if some else max(most - 1, most / 2)
+    terms_differ = independent * n > (_ROUNDING * (1 + abs(mean))) ** 2
+    number = n * independent / max(variance, independent) if terms_differ else max(most - 1, most / 2)
     quantile = standard_normal_quantile(confidence)
     reach = quantile if clusters is None else quantile * few_clusters(clusters, quantile)
     ends = ends_from_counts(counts, log_q, elsewhere, number, reach, estimate=mean - unseen, added=others)

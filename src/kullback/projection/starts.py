@@ -11,13 +11,16 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, MixtureSameFamily, MultivariateNormal, Normal
 
 from kullback.errors import ArgumentValueError
+from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.projection.closed_form import nearest
-from kullback.projection.parameters import Family, Values
+from kullback.projection.parameters import Family, Values, read_family
 
 __all__ = ["other_starts"]
 
 # Components of a mixture that starts are made of.
 _MOST_COMPONENTS = 8
+# Draws of components without moments, and the distance of a normal distribution's quartiles.
+_DRAWS, _RANGE_OF_QUARTILES = 1001, 1.349
 
 
 def other_starts(q: Distribution, target: Any, family: Family, fixed: frozenset[str]) -> Iterator[Tensor]:
@@ -33,24 +36,50 @@ def other_starts(q: Distribution, target: Any, family: Family, fixed: frozenset[
         return
     weights = target.mixture_distribution.probs
     order = weights.reshape(-1, weights.shape[-1]).mean(0).argsort(descending=True)
+    parts = target.component_distribution
+    moments = None if isinstance(parts, MultivariateNormal) else _moments(parts)
     for k in order[:_MOST_COMPONENTS].tolist():
-        values = _values(q, _normal_like(target.component_distribution, k), family, fixed)
-        try:
-            start = None if values is None else family.start(values)
-        except ArgumentValueError:  # a parameter outside of its range
-            continue
-        if start is not None:
-            yield start
+        with suppress(ArgumentValueError):  # a parameter outside of its range
+            values = _own(parts, k, family) if type(parts) is type(q) else None
+            values = values or _values(q, _normal_like(parts, moments, k), family, fixed)
+            if values is not None:
+                yield family.start(values)
 
 
-def _normal_like(components: Any, k: int) -> Distribution:
-    """Return the normal distribution with the mean and the variance of one component."""
-    if isinstance(components, MultivariateNormal):
+def _own(components: Distribution, k: int, family: Family) -> Values | None:
+    """Return the parameters of one component of q's class; None where they have other names or shapes."""
+    leaves, axis = read_family(components, frozenset()).free, len(components.batch_shape) - 1
+    found: dict[str, Tensor] = {}
+    for name, leaf in family.free.items():
+        if (
+            name not in leaves
+            or leaves[name].value.shape[axis + 1 :] != leaf.value.shape[len(family.shape) :]
+        ):
+            return None
+        found[name] = leaves[name].value.select(axis, k).expand_as(leaf.value)
+    return found
+
+
+def _moments(components: Distribution) -> tuple[Tensor, Tensor]:
+    """Return means and standard deviations; without them, those of normal distributions with the quartiles of draws."""
+    with suppress(NotImplementedError):
+        mean, scale = components.mean, components.variance.sqrt()
+        if bool((mean + scale).isfinite().all()):
+            return mean, scale
+    with DrawsFrom(0):
+        x = components.sample(torch.Size([_DRAWS])).double()
+    low, middle, high = x.quantile(x.new_tensor([0.25, 0.5, 0.75]), 0)
+    return middle, (high - low) / _RANGE_OF_QUARTILES
+
+
+def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int) -> Distribution:
+    """Return the normal distribution with the moments of one component."""
+    if moments is None:
         return MultivariateNormal(
             components.loc[..., k, :], scale_tril=components.scale_tril[..., k, :, :], validate_args=False
         )
     events = len(components.event_shape)
-    mean, scale = (x.movedim(-1 - events, 0)[k] for x in (components.mean, components.variance.sqrt()))
+    mean, scale = (x.movedim(-1 - events, 0)[k] for x in moments)
     found = Normal(mean, scale, validate_args=False)
     return Independent(found, events, validate_args=False) if events else found
 
@@ -60,9 +89,8 @@ def _values(q: Distribution, near: Any, family: Family, fixed: frozenset[str]) -
         found = nearest(q, near.expand(q.batch_shape), family, fixed)
     except (ValueError, NotImplementedError):
         found = None
-    with suppress(AttributeError):  # the nearest one may be of another family, with other parameters
-        if found is not None:
-            return {name: _parameter(found, name).double() for name in family.free}
+    if found is not None:
+        return {name: leaf.value for name, leaf in read_family(found, fixed).free.items()}
     moments: dict[str, Tensor] = {"loc": near.mean, "scale": near.variance.sqrt()}
     if "loc" not in family.free or any(
         leaf.value.shape != torch.broadcast_shapes(leaf.value.shape, moments[name].shape)
@@ -74,9 +102,3 @@ def _values(q: Distribution, near: Any, family: Family, fixed: frozenset[str]) -
         name: moments[name].expand(leaf.value.shape) if name in moments else leaf.value
         for name, leaf in family.free.items()
     }
-
-
-def _parameter(d: Any, path: str) -> Tensor:
-    for name in path.split("."):
-        d = getattr(d, name)
-    return d
