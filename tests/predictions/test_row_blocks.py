@@ -12,8 +12,10 @@ import torch
 
 from kullback import Logits, compare_predictions
 from kullback.errors import ArgumentValueError
+from kullback.predictions.collect import _noticed
 from kullback.predictions.intervals import MeanEstimate, MeanEstimator, Quantity
 from kullback.predictions.row_blocks import RowBlocks
+from kullback.predictions.sources import Clusters
 
 Array = np.ndarray[Any, Any]
 
@@ -56,10 +58,14 @@ def test_the_mean_of_dependent_rows_is_covered(correlation: float, n: int) -> No
 
 def in_windows(x: Array, *, ordered: bool) -> MeanEstimate:
     """Estimate a mean from four rows of each window."""
+    return of_windows(x, ordered=ordered).estimates([Quantity(0, -1, 0.0)])[0]
+
+
+def of_windows(x: Array, *, ordered: bool = True) -> MeanEstimator:
     windows = torch.arange(len(x)).repeat_interleave(4)
     estimator = MeanEstimator(1, 400, None, windows, (0,) if ordered else ())
     estimator.add(torch.from_numpy(np.repeat(x, 4))[:, None])
-    return estimator.estimates([Quantity(0, -1, 0.0)])[0]
+    return estimator
 
 
 def test_the_mean_of_windows_that_depend_on_their_order_is_covered() -> None:
@@ -83,6 +89,19 @@ def test_windows_that_are_independent_or_few_are_as_they_were() -> None:
         assert in_windows(x, ordered=True) == in_windows(x, ordered=False)
     x = np.exp(np.cumsum(np.random.default_rng(6).standard_normal(60) / 4))
     assert in_windows(x, ordered=True).reason == "few units"
+
+
+def test_windows_of_sources_that_take_turns_are_in_groups_of_one_source_each() -> None:
+    rng = np.random.default_rng(7)
+    sources = rng.standard_normal(40)
+    x = np.exp(np.tile(sources, 20) + 0.3 * rng.standard_normal(800))
+    found, dependence = in_windows(x, ordered=True), of_windows(x).dependence
+    # A source's sum counts as one value: the standard error is that of the mean of 40.
+    assert found.standard_error == pytest.approx(np.exp(sources).std(ddof=1) / math.sqrt(40), rel=0.1)
+    assert dependence is not None
+    assert "40 groups, each of windows 40 apart" in _noticed(
+        dependence, Clusters(torch.arange(800), [], "windows")
+    )
 
 
 def test_independent_rows_are_as_they_were() -> None:

@@ -137,8 +137,8 @@ class Collector:
         numbers = None if clusters is None else clusters.numbers
         all_labeled = labels is not None and bool((labels != NO_LABEL).all())
         examined = (*EXAMINED, *(EXAMINED_LABELS if all_labeled else ()))
-        known = independent or not (clusters is None or clusters.in_order)
-        places = () if known else tuple(map(self._columns.index, examined))
+        in_order = not independent and (clusters is None or clusters.in_order)
+        places = tuple(map(self._columns.index, examined)) if in_order else ()
         self._estimator = MeanEstimator(len(self._columns), bootstrap, generator, numbers, places)
         self._estimates: dict[str, MeanEstimate] = {}
 
@@ -338,7 +338,7 @@ class Collector:
         return found
 
     def _units(self) -> tuple[str, int]:
-        """Return what intervals take to be independent, and how many of it there are."""
+        """Return the name and the number of the units that intervals take to be independent."""
         dependence = self._estimator.dependence
         if dependence is not None and dependence.kind != "pattern":
             return "blocks", 0 if dependence.labels is None else int(dependence.labels.max()) + 1
@@ -371,7 +371,7 @@ class Collector:
         return found
 
     def _unseen_share(self) -> float:
-        """Return the largest share of a kind that none of these shows, where it may add more than the interval shows.
+        """Return the largest share of a kind of units that is absent here; 0 where the interval allows for it.
 
         References:
             If Nothing Goes Wrong, Is Everything All Right? (Hanley and Lippman-Hand, 1983)
@@ -382,7 +382,7 @@ class Collector:
         return share if count >= FEWEST_UNITS and share * LARGE_KL > above else 0.0
 
     def _note_on_unseen(self, units: str, count: int, share: float) -> str:
-        """Say in numbers what a kind that none of these shows may add."""
+        """Say in numbers how much a kind of units that is absent here may add to the mean."""
         ends = [
             f"{(1 - share) * each.interval[1] + share * bound:.2g} ({NAMES[name]})"
             for name, bound in (("js", math.log(2)), ("tv", 1.0))
@@ -398,25 +398,19 @@ class Collector:
 
 def _noticed(found: SerialDependence, clusters: Clusters | None) -> str:
     """Say that rows, or clusters, depend on their order, what follows, and what to do."""
-    rows = "rows" if clusters is None else clusters.in_order
+    rows, cluster = ("rows", "pass cluster= (--cluster)") if clusters is None else (clusters.in_order, "")
     if found.kind == "pattern":
-        turns = (
-            ""
-            if clusters
-            else (
-                f" If {found.length} sources take turns, pass cluster= (--cluster), their number for each row."
-            )
-        )
+        turns = cluster and f" If {found.length} sources take turns, {cluster}, their number for each row."
         return f"{rows.capitalize()} repeat with a period of {found.length}, which is taken for a fixed pattern.{turns}"
     alike = f"{rows} {found.length} apart" if found.kind == "period" else f"neighboring {rows}"
     like = f"{'at most' if found.is_open else 'about'} {found.effective:.3g} independent ones"
-    use = "No groups of rows are independent, or too few: there are no intervals."
+    use = f"No groups of {rows} are independent, or too few: there are no intervals."
     if found.labels is not None:
-        blocks = int(found.labels.max()) + 1
-        use = f"Standard errors and intervals use {blocks:,} blocks of about {found.length:,} {rows}."
-    known = (
-        "If you know which rows belong together, pass cluster= (--cluster); if" if clusters is None else "If"
-    )
+        groups = f"{int(found.labels.max()) + 1:,} blocks of about {found.length:,} {rows}"
+        if found.kind == "period":
+            groups = f"{found.length} groups, each of {rows} {found.length} apart"
+        use = f"Standard errors and intervals use {groups}."
+    known = f"If you know which rows belong together, {cluster}; if" if cluster else "If"
     return (
         f"The order of the {rows} shows dependence ({alike} are alike): {found.rows:,} {rows} carry the information of "
         f"{like}. {use} {known} the order means nothing, pass independent=True (--independent)."

@@ -280,8 +280,8 @@ class Comparison(Shown):
         quantiles_exact: whether quantiles come from all values; if not, from a sketch.
         notes: remarks on the numbers, as sentences.
         llama_cpp: what llama.cpp would print, where it was asked for, else None.
-        unseen: the largest share of rows, blocks or clusters, at 95 % confidence, that may be of a kind that none of
-            these is. The interval of KL(P || Q) leaves such a kind out. 0 where the interval allows for it.
+        unseen: the largest share of rows, blocks or clusters, at 95 % confidence, that may be of a kind that is absent
+            here. The interval of KL(P || Q) leaves such a kind out. 0 where the interval allows for it.
     """
 
     _reports: ClassVar[str] = "kullback.report.predictions"

@@ -22,8 +22,8 @@ The document is one object with ``"schema": "kullback.predictions/3"`` and ``"un
 * ``infinite``: for each divergence, in how many rows it is infinite.
 * ``gates``, where limits were asked for: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
   ``failures`` (sentences) and ``broken_by`` (empty).
-* ``unseen``: up to which share of rows (blocks, clusters) may be of a kind that none of these is; 0 where ``interval``
-  allows for it.
+* ``unseen``: the largest share of rows (blocks, clusters) that may be of a kind that is absent here; 0 where the
+  ``interval`` of ``kl_pq`` allows for it.
 * ``quantiles_exact`` (boolean); ``notes`` (strings).
 * ``llama_cpp``: null, or, where it was asked for, what llama.cpp prints: ``chunks`` (a list) and ``total``, objects
   with ``count``, ``correlation`` and, each [number, uncertainty], ``perplexity_q``, ``perplexity_p``, ``log_ratio``,
