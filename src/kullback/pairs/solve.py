@@ -512,7 +512,7 @@ def _checked(pair: Pair, found: Estimate, kind: Divergence, options: Options) ->
             f"{float(torch.where(error.isnan(), math.inf, error).max()):.3g} (error.estimate has all errors)",
             instead=f"{again}, a larger rtol{', or method=' + repr('monte_carlo') if is_kl else ''}",
         ),
-        found,
+        replace(found, kind=kind.name),
     )
 
 

@@ -352,6 +352,7 @@ def test_more_evaluations_are_used_where_they_are_needed() -> None:
     p, q, kind = mixture(Laplace, [1.0] * 5, locs, scales), Cauchy(double(0.0), 1.0), Alpha(0.3)
     with pytest.raises(ConvergenceError, match=r"max_evaluations=10000") as refused:
         divergence(p, q, kind, rtol=1e-12, max_evaluations=1_000)
+    assert refused.value.estimate.kind == "alpha:0.3"
     assert refused.value.estimate.error is not None
     found = divergence(p, q, kind, rtol=1e-12, max_evaluations=10_000)
     off = (refused.value.estimate.value - found).abs()
