@@ -192,7 +192,7 @@ def table(pairs: dict[str, Any], dtype: str) -> str:
     return "\n".join([f"## {dtype}", "", heading, "|---|---|---|---|---|---|---|---|---|", *rows, ""])
 
 
-# At most this times torch's time, and so many microseconds, are wanted.
+# The most time that a call should take: this multiple of torch's time, plus this many microseconds.
 MOST, CONSTANT = 1.2, 2
 
 
@@ -209,8 +209,8 @@ def speed_section(speed: dict[str, Any]) -> str:
         "first parameter, about a microsecond; kullback's answer also has the broadcast shape, the common dtype and a",
         "gradient of 0, and a Poisson of rate 0, whose divergence is finite, is looked for.",
         "",
-        f"{len(known) - len(slow)} of {len(known)} rows that torch has too are within {MOST} times its time",
-        f"and {CONSTANT} microseconds. The others are of",
+        f"{len(known) - len(slow)} of the {len(known)} rows that torch has too take at most {MOST} times its time plus",
+        f"{CONSTANT} microseconds. The others are",
         f"{', '.join(dict.fromkeys(slow)) or 'no pair'}.",
         "",
         "| pair | dtype | batch | kullback | torch |",
@@ -225,8 +225,8 @@ def speed_section(speed: dict[str, Any]) -> str:
     lines += [
         "",
         "Values with the gradients of all parameters, in float64, where torch has a gradient:",
-        f"{len(gradients) - len(slow)} of {len(gradients)} rows are within {MOST} times torch's time and {CONSTANT}",
-        "microseconds. The others are of",
+        f"{len(gradients) - len(slow)} of {len(gradients)} rows take at most {MOST} times torch's time plus {CONSTANT}",
+        "microseconds. The others are",
         f"{', '.join(dict.fromkeys(slow)) or 'no pair'}.",
         "",
         "| pair, with gradients | batch | kullback | torch |",

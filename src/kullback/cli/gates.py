@@ -312,13 +312,13 @@ class TableGate:
 
     def _failure_of_words(self, name: str, compared: ColumnComparison | JointComparison) -> str | None:
         """Return how the words of a column of texts, whose divergences are those of lengths, violate the limit."""
-        metric, words = self.limit.metric.removesuffix(ESTIMATE), getattr(compared, "words", None)
-        if not words or self.limit.side != "above" or metric in P_VALUES:
+        metric, psi = self.limit.metric.removesuffix(ESTIMATE), getattr(compared, "words", None)
+        if not psi or self.limit.side != "above" or metric in P_VALUES:
             return None
-        what = f"psi of the words of {quoted(name)}"
-        if metric == "psi":
-            return self.limit.failure(what, words)
-        return f"{metric} of {quoted(name)} is known of the lengths alone, and {what} is {words:.6g}"
+        # PSI = KL(P||Q) + KL(Q||P) >= 4 JS and 4 TV^2.
+        bound = {"js": psi / 4, "tv": math.sqrt(psi) / 2}.get(metric, psi)
+        what = f"{metric} of the words of {quoted(name)}"
+        return self.limit.failure(what if metric == "psi" else f"the upper bound of {what}", bound)
 
 
 def parse_table_gate(text: str, side: Side) -> TableGate:

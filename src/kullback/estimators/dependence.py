@@ -27,9 +27,10 @@ __all__ = ["Grouped", "dependence_of", "grouped", "grouped_alike"]
 _MOST_ACROSS_BLOCKS = 0.05
 # A test has no quantile of Student's t, so that its blocks are longer than those of an interval.
 _LONGER_IN_TESTS = 1.5
-# Blocks of two sides whose autocorrelation times are more unlike than this are not shuffled together.
+# Above this ratio of the two sides' autocorrelation times, shuffles exchange blocks within pairs only.
 _UNLIKE = 1.5
-# Autocorrelation times in a block of a pair, at least, and pairs where more times are in a block.
+# The smallest block length in a pair, in autocorrelation times, and the number of pairs that must remain if blocks are
+# longer.
 _SHORTEST_IN_PAIRS, _PAIRS = 7.5, 12
 
 
@@ -40,7 +41,7 @@ class Grouped(NamedTuple):
         samples: the draws, with their blocks or repeated rows as clusters.
         notes: a sentence each.
         is_open: whether there are too few groups for any error.
-        correction: by what to multiply a variance that takes the groups as independent.
+        correction: the factor for a variance that takes the groups as independent.
     """
 
     samples: Samples
@@ -61,13 +62,13 @@ def grouped(samples: Samples, name: str) -> Grouped:
 
 
 class GroupedAlike(NamedTuple):
-    """Two data sets in groups that can be exchanged, and what there is to say about them.
+    """Two data sets in groups that can be exchanged.
 
     Attributes:
         p, q: the draws, with their groups as clusters.
         notes: a sentence each.
         is_open: whether there are too few groups for a test.
-        in_pairs: whether only the groups with the same number are exchanged, as those of the two sides are unlike.
+        in_pairs: whether only groups with the same number are exchanged, because the two sides' groups are unlike.
     """
 
     p: Samples
@@ -80,10 +81,11 @@ class GroupedAlike(NamedTuple):
 def grouped_alike(p: Samples, q: Samples) -> GroupedAlike:
     """Return two data sets in groups to be exchanged: blocks of one length where either shows dependence in its order.
 
-    Means of blocks of unlike sides have unlike variances, so that shuffles of all blocks would have another variance
-    than the difference that is tested. Such sides are cut into as many blocks each, and only the two blocks of a pair
-    are exchanged: the differences of pairs are independent and nearly symmetric about 0 where P = Q, as in a paired
-    test. All blocks have the same number of rows, evenly spread ones of the longer side.
+    If the two sides depend unequally on their order, the means of their blocks have unequal variances, and shuffles of
+    all blocks would vary more or less than the difference that is tested. Then both sides have the same number of
+    blocks, and only the two blocks of a pair are exchanged: where P = Q, the differences within pairs are independent
+    and nearly symmetric about 0, as in a paired test. Evenly spread rows of the longer side are used, as many as the
+    other side has.
     """
     sides, found = (p, q), [dependence_of(side) for side in (p, q)]
     known = [each for each in found if each is not None]
@@ -95,7 +97,6 @@ def grouped_alike(p: Samples, q: Samples) -> GroupedAlike:
     times = [1.0 if each is None else each.time for each in found]
     in_pairs = max(times) > _UNLIKE * min(times)
     if in_pairs:
-        # Signs of few pairs have no quantile to learn, so that their blocks are longer.
         sizes = (
             block_length(len(side), time, _SHORTEST_IN_PAIRS, _PAIRS)
             for side, time in zip(sides, times, strict=True)
@@ -121,9 +122,8 @@ def grouped_alike(p: Samples, q: Samples) -> GroupedAlike:
         note += (
             " They exchange the two blocks of a pair, because the two sides depend unequally on their order."
         )
-        note += (
-            "" if len(p) == len(q) else f" Of {'PQ'[len(q) > len(p)]}, {rows:,} evenly spread rows are used."
-        )
+        if len(p) != len(q):
+            note += f" Of {'PQ'[len(q) > len(p)]}, {rows:,} evenly spread rows are used."
     return GroupedAlike(first, second, (note,), in_pairs=in_pairs)
 
 
@@ -140,11 +140,11 @@ def _own_groups(side: Samples, found: SerialDependence | None) -> tuple[Samples,
 
 
 def _in_blocks(side: Samples, blocks: int, rows: int) -> Samples:
-    """Return draws in so many blocks; of more than so many rows, evenly spread ones."""
-    found = copy.copy(side)
+    """Return at most `rows` draws, evenly spread, in `blocks` blocks."""
+    used = copy.copy(side)
     if rows < len(side):
-        found.tensor = side.tensor[torch.arange(rows, device=side.tensor.device) * len(side) // rows]
-    return _with_cluster(found, block_labels(len(found.tensor), blocks))
+        used.tensor = side.tensor[torch.arange(rows, device=side.tensor.device) * len(side) // rows]
+    return _with_cluster(used, block_labels(len(used.tensor), blocks))
 
 
 def with_groups(samples: Samples, found: SerialDependence, name: str) -> Grouped:

@@ -115,7 +115,7 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
 
 
 def _widened(found: Estimate, factor: float, largest: float) -> Estimate:
-    """Return an estimate with its standard error and interval so many times as wide, within 0 and `largest`."""
+    """Return an estimate with its standard error and interval widened by a factor, within 0 and `largest`."""
     if factor == 1.0 or not bool(found.value.isfinite()):
         return found
     if found.standard_error is not None:

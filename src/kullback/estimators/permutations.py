@@ -25,7 +25,7 @@ class Labeling(NamedTuple):
 
     unit_of: Integers | None  # None: each draw is a unit of its own
     from_p: np.ndarray[Any, np.dtype[np.bool_]]
-    in_pairs: bool = False  # P's units and Q's with the same number are exchanged, and no others
+    in_pairs: bool = False  # whether only units of P and Q with the same number are exchanged
 
     @classmethod
     def of(cls, p: Samples, q: Samples, *, in_pairs: bool = False) -> Labeling:

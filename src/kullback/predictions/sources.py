@@ -147,7 +147,7 @@ def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]
 class Clusters(NamedTuple):
     """The cluster of each row, as numbers from 0, and the names of the clusters.
 
-    `in_order` is a word for clusters, numbered in their order, that may depend on it; it is empty for independent ones.
+    `in_order` is the word for clusters that may depend on the order of their numbers; it is empty for independent ones.
     """
 
     numbers: Tensor

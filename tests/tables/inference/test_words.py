@@ -89,6 +89,24 @@ def test_words_of_texts_that_change_are_seen_where_lengths_are_equal():
     assert "No difference is seen in 1 column." in " ".join(str(same).split())
 
 
+def test_gates_of_other_divergences_take_their_bound_by_the_psi_of_words():
+    random = np.random.default_rng(4)
+    p, q = (pa.table({"text": reviews(random, 4000, part=part)}) for part in (0.3, 0.4))
+    found = compare_tables(p, q)
+    assert found["text"].words > 0
+    # The divergences between rows with and without the word, 0.3 and 0.4 of them.
+    x, y = np.array([0.3, 0.7]), np.array([0.4, 0.6])
+    exact = {
+        "tv": np.abs(x - y).sum() / 2,
+        "kl_pq": (x * np.log(x / y)).sum(),
+        "js": (x * np.log(2 * x / (x + y)) + y * np.log(2 * y / (x + y))).sum() / 2,
+    }
+    for name, value in exact.items():
+        for factor, fails in ((0.6, True), (3.5, False)):
+            verdict = parse_table_gate(f"{name}={factor * value}", "above").verdict(found)
+            assert bool(verdict.failures) == fails, (name, factor, verdict)
+
+
 def test_a_saved_profile_keeps_words_and_adds_them_up():
     random = np.random.default_rng(1)
     texts = [reviews(random, 600), reviews(random, 500, "evil")]
