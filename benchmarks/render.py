@@ -122,8 +122,8 @@ GROWTH = """\
 ## Growth
 
 Seconds of the processor, on one thread, at three sizes (`python benchmarks/bench_growth.py`). The exponent is the slope
-between the last two sizes, in logarithms: 1 is in proportion to the size, and n log n is about 1.1. It is larger where a
-size exceeds the caches, or needs memory that the system has not handed out before. Losses are measured with their
+between the last two sizes, in logarithms: 1 is in proportion to the size, and n log n is about 1.1. It is larger where
+a size exceeds the caches, or needs memory that the system has not handed out before. Losses are measured with their
 gradients. In many dimensions neighbors are searched among part of the draws, and the test of two samples computes
 distances between part of them; `nearest_neighbors` and `two_sample_test` state the numbers.
 
