@@ -78,7 +78,7 @@ def compare_models(
     All models read the same tokens. Windows are cut and scored as ``llama-perplexity`` does by default, so that numbers
     can be compared: `context` tokens each, of which the second half is scored. Standard errors and intervals are those
     of windows (of documents, where there are ten or more). Their order is examined: where it shows dependence, blocks
-    of windows are the units, and a note says of how many independent windows they carry the information.
+    of windows are the units, and a note gives the effective number of windows.
 
     Where two models have the same tokens in another order, or one has classes that stand for no token, classes are
     matched by the bytes of their tokens. What is not shared becomes one class, so that every divergence is a lower

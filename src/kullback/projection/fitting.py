@@ -49,7 +49,7 @@ from kullback.samples import Samples
 
 __all__ = ["METHODS", "fit"]
 
-# Of starts near components, those are left out whose value is this much above an end's, relative to 1 + its size.
+# A start near a component is left out if its value is this much above the lowest end, relative to 1 + the end's size.
 _FAR_ABOVE = 0.1
 METHODS = ("auto", "moment_matching", "maximum_likelihood", "em", "quasi_newton", "stochastic")
 
@@ -88,8 +88,8 @@ def fit(
             ``("component_distribution.scale",)`` in full.
         method: ``"auto"`` takes the most exact there is of ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"``
             and ``"quasi_newton"``; ``"stochastic"`` draws at random, and is the one for what has no other.
-        starts: how many starts are taken at most; the best end is kept. The first is yours. EM takes the others at
-            random, and none if this is left out. Other fits to a mixture start near each component, eight at most.
+        starts: the largest number of starts; the best end is kept. The first is yours. EM takes the others at random,
+            and none if this is left out. Other fits to a mixture start near each component, eight at most.
         tol: how far the value may be above the nearest minimum, relative to 1 + its size; for ``"stochastic"``, whose
             gradient may otherwise be 0 within its standard error, 1e-6 at least.
         max_iterations: how many steps may be taken.

@@ -17,14 +17,14 @@ from kullback.projection.parameters import Family, Values, read_family
 
 __all__ = ["other_starts"]
 
-# Components of a mixture that starts are made of.
+# The largest number of components that are starts.
 _MOST_COMPONENTS = 8
 # Draws of components without moments, and the distance of a normal distribution's quartiles.
 _DRAWS, _RANGE_OF_QUARTILES = 1001, 1.349
 
 
 def other_starts(q: Distribution, target: Any, family: Family, fixed: frozenset[str]) -> Iterator[Tensor]:
-    """Return unconstrained numbers near each component of a target that is a mixture, the heaviest first.
+    """Yield unconstrained numbers near each component of a target that is a mixture, the heaviest first.
 
     Arguments:
         q: the start that was given, of the batch's shape, in float64.

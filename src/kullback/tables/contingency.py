@@ -275,10 +275,12 @@ def divergences(
 
 
 def _independent_rows(found: _Pooled, settings: Settings) -> tuple[float, float]:
-    """Return how many independent rows tell at least as much as the rows, or as their clusters."""
+    """Return the effective numbers of rows; with clusters, as if all rows of a cluster were alike.
+
+    Survey Sampling (Kish, 1965)
+    """
     if found.clusters is None:
         return settings.sizes
-    # As if all rows of a cluster were alike (Survey Sampling, Kish, 1965).
     p, q = (
         float(rows.sum() ** 2 / max(np.square(rows).sum(), 1e-300))
         for rows in (c.sum(1) for c in found.clusters)

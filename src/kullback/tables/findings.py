@@ -231,10 +231,9 @@ def text_finding(name: str, p: ColumnProfile, q: ColumnProfile, words: float | N
         return finding("lengths-only", texts + message, name)
     compared = "their lengths, missing values and frequent words (runs of letters) are compared"
     if words > 0:
-        message = (
-            f"the words differ significantly (PSI {words:.3g} of rows with and without words of the most "
-        )
-        message += "significant group); KL, JS, PSI and TV of the column are those of the lengths"
+        group = "of rows with and without words of the most significant group"
+        divergences = "KL, JS, PSI and TV of the column are those of the lengths"
+        message = f"the words differ significantly (PSI {words:.3g} {group}); {divergences}"
         return finding("words-differ", texts + message, name)
     return finding(
         "texts", f"{texts}{compared}; their order, rare words, digits and punctuation are not", name

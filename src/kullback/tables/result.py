@@ -141,10 +141,9 @@ class ColumnComparison(_Divergences):
         bins: intervals in the order of their numbers; categories, the most frequent first, and at most 50 of them: the
             last bin holds the others.
         histogram: P and Q at the scale of their numbers, for drawings; empty for categories.
-        words: of texts, the PSI of the group of words that differs most significantly, between the rows in which a word
-            of it occurs and the others; 0 where the test of words does not reject that they are the same. None for
-            other types, and where words were not compared; findings say so. `p_value` combines the tests of lengths
-            and words.
+        words: of texts, the PSI of the group of words that differs most significantly, between the rows with and
+            without its words; 0 where the test of words does not reject. None for other types, and where words were
+            not compared; findings say so. `p_value` combines the tests of lengths and words.
         ks: the Kolmogorov-Smirnov distance of numbers, timestamps or lengths: the largest difference of P's and Q's
             cumulative proportions, from 0 to 1; None for categories. `p_value` combines the test of the bins and the
             Cramer-von Mises test, which sees the order of the numbers.

@@ -50,7 +50,7 @@ def _chunks(ends: Any) -> Iterator[tuple[int, int]]:
 
 
 def _occurring(text: Any, ends: Any) -> tuple[Any, Any]:
-    """Return each pair of a row and a group of which a word occurs in it, once."""
+    """Return the distinct pairs of a row and a group of words that occurs in it."""
     values = _VALUES[text]
     letters = values > 0
     begins = letters.copy()
@@ -76,7 +76,7 @@ def _occurring(text: Any, ends: Any) -> tuple[Any, Any]:
 
 
 def _letter_values() -> Any:
-    """Return a number for each byte, 0 for those that are not of letters."""
+    """Return a number for each byte, 0 for bytes that are not part of a letter."""
     values = np.arange(1, 257, dtype=np.uint64) * np.uint64(0xBF58476D1CE4E5B9)
     values[[byte for byte in range(128) if not chr(byte).isalpha()]] = 0
     return values

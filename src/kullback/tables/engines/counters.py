@@ -221,8 +221,7 @@ class StringCounter(CategoryCounter):
         """Count the words of the values so far, each value once, and drop the values."""
         pending, self.pending = self.pending, []
         for table in pending:
-            combined = table.combine_chunks()
-            for chunk in combined.to_batches():
+            for chunk in table.combine_chunks().to_batches():
                 self.lengths.add_words(chunk["value"], chunk["weight"].to_numpy())
 
     @property
