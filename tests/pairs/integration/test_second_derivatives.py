@@ -31,9 +31,11 @@ from torch.distributions import (
     Normal,
     Poisson,
     StudentT,
+    TransformedDistribution,
     Uniform,
     Weibull,
 )
+from torch.distributions.transforms import ExpTransform
 from torch.func import hessian, jacfwd, jacrev
 
 from kullback import (
@@ -164,6 +166,65 @@ def test_first_derivatives_agree_with_differences_of_values_in_both_modes(
     expected = torch.stack([(f(x + h) - f(x - h)) / 2e-4 for h in step])
     for found in (gradient(f, x), jacfwd(f)(x), jacrev(f)(x)):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def wide_and_narrow(x: Tensor, scale: float, narrow: tuple[float, float]) -> Distribution:
+    """Return a mixture of a wide component, which x moves by its scale, and a narrow one at a fixed place."""
+    loc, narrow_scale = (tensor(number)[0] for number in narrow)
+    return mixture(
+        Normal, torch.stack([5 + scale * x[0], loc]), torch.stack([scale * torch.exp(x[1]), narrow_scale])
+    )
+
+
+# P and Q, where moving the wide parts moves them across others that are far narrower.
+BESIDE_NARROW: dict[str, Callable[[Tensor], tuple[Distribution, Distribution]]] = {
+    "components of Q": lambda x: (
+        wide_and_narrow(0 * x, 850.0, (0.2, 1e-3)),
+        wide_and_narrow(x, 129.0, (2.0, 3e-6)),
+    ),
+    "components of both": lambda x: (
+        wide_and_narrow(x, 129.0, (2.0, 3e-6)),
+        wide_and_narrow(x / 2, 100.0, (2.000005, 4e-6)),
+    ),
+    "Q": lambda x: (Normal(0.3 + x[0], torch.exp(x[1])), StudentT(3.0, tensor(0.1)[0], tensor(1e-5)[0])),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("components of Q", JensenShannon()),
+        ("components of both", KL()),
+        ("components of both", Renyi(0.5)),
+        ("Q", KL()),
+    ],
+    ids=str,
+)
+def test_a_wide_density_beside_a_far_narrower_one(name: str, kind: Divergence) -> None:
+    def f(x: Tensor) -> Tensor:
+        return divergence(*BESIDE_NARROW[name](x), kind)
+
+    x = torch.zeros(2, dtype=torch.float64)
+    expected = differences(f, x, step=1e-4)
+    torch.testing.assert_close(
+        double_backward(f, x), expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max())
+    )
+
+
+@pytest.mark.parametrize("kind", [KL(), JensenShannon()], ids=lambda kind: kind.name)
+def test_corners_of_maps_of_variables(kind: Divergence) -> None:
+    """The place of such a corner is rounded in another way than the edges of the panels at it."""
+
+    def f(loc: Tensor) -> Tensor:
+        return divergence(TransformedDistribution(Laplace(loc, 0.14), ExpTransform()), Gamma(3.5, 9.1), kind)
+
+    loc = torch.linspace(-0.9, 0.9, 7, dtype=torch.float64)
+    found = tensor(*(double_backward(f, x) for x in loc))
+    step = 1e-5
+    expected = (gradient(lambda x: f(x).sum(), loc + step) - gradient(lambda x: f(x).sum(), loc - step)) / (
+        2 * step
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_against_mpmath() -> None:

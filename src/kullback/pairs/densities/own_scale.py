@@ -23,6 +23,8 @@ __all__ = ["components_in_own_scale", "in_own_scale", "is_far_and_narrow", "shar
 _WIDEST = 1e150
 # How many of its scales a component may be from 0: further out, gradients on absolute nodes miss a part in 1e8.
 _FARTHEST = 1e4
+# How many times narrower a density is that a change of the unit would move too far.
+_FAR_NARROWER = 100.0
 
 
 def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Density]:
@@ -38,13 +40,32 @@ def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Densit
     if not of_p and of_second is not None:
         by_p = scale <= of_second[1]
         loc, scale = torch.where(by_p, loc, of_second[0]), torch.where(by_p, scale, of_second[1])
+    loc, scale, is_fixed = _unit(loc, scale, [p, q])
     usable = (scale > 0) & scale.isfinite() & loc.isfinite()
     for unit in (of_first, of_second):
         if unit is not None:
             far = torch.maximum((unit[0] - loc).abs(), unit[1]) / scale
             usable = usable & (far < _WIDEST)
     loc, scale = torch.where(usable, loc, 0.0), torch.where(usable, scale, 1.0)
-    return _moved(p, loc, scale, usable & by_p), _moved(q, loc, scale, usable & ~by_p)
+    own = usable & ~is_fixed
+    return _moved(p, loc, scale, own & by_p), _moved(q, loc, scale, own & ~by_p)
+
+
+def _unit(loc: Tensor, scale: Tensor, densities: list[Density]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a unit, without derivatives where a density is far narrower, and where that is so.
+
+    A change of the unit moves such a density by many of its widths: its derivatives would be huge terms that cancel.
+    """
+    is_fixed = torch.zeros_like(scale, dtype=torch.bool)
+    for density in densities:
+        own = _location_and_scale(density.part if isinstance(density, MixtureDensity) else density)
+        if own is None:
+            continue
+        narrowest = own[1].detach()
+        if isinstance(density, MixtureDensity):
+            narrowest = torch.where(density.log_weights > -torch.inf, narrowest, torch.inf).amin(-1)
+        is_fixed = is_fixed | (scale.detach() > _FAR_NARROWER * narrowest)
+    return torch.where(is_fixed, loc.detach(), loc), torch.where(is_fixed, scale.detach(), scale), is_fixed
 
 
 def is_far_and_narrow(p: Density, q: Density) -> Tensor | None:
@@ -71,14 +92,16 @@ def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, De
     mixture = cast("MixtureDensity", p)
     part = mixture.part.mapped(lambda x: _with_weight(x, mixture.log_weights))
     loc, scale = cast("tuple[Tensor, Tensor]", _location_and_scale(part))
-    other = torch.zeros_like(loc, dtype=torch.bool)
-    itself = torch.eye(other.shape[-1], dtype=torch.bool, device=other.device)
-    apart = loc.unsqueeze(-1), scale.unsqueeze(-1)
     q = q.mapped(lambda x: x.unsqueeze(-1))
+    whole = mixture.mapped(lambda x: x.unsqueeze(-1))
+    loc, scale, is_fixed = _unit(loc, scale, [whole, q])
+    other = torch.zeros_like(loc, dtype=torch.bool)
+    itself = torch.eye(other.shape[-1], dtype=torch.bool, device=other.device) & ~is_fixed.unsqueeze(-1)
+    apart = loc.unsqueeze(-1), scale.unsqueeze(-1)
     parts = part.mapped(lambda x: x.unsqueeze(-2))
     return (
         torch.exp(mixture.log_weights),
-        _moved(part, loc, scale, ~other),
+        _moved(part, loc, scale, ~is_fixed),
         replace(mixture, log_weights=mixture.log_weights.unsqueeze(-2), part=_moved(parts, *apart, itself)),
         _moved(q, loc, scale, other),
     )

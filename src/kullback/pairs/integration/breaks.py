@@ -21,6 +21,8 @@ __all__ = ["Break", "corner_terms", "find_breaks", "moving"]
 
 # The step from a break at which the logarithm of a density is evaluated, in distances to the next edge.
 _STEP = 1e-4
+# Edges closer to a break than this, relative to its place, are the break itself after rounding.
+_SAME_PLACE = 1e-10
 # The smallest relative change of a logarithm that counts as a jump, not as a corner.
 _JUMP = 1e-6
 
@@ -66,7 +68,8 @@ def find_breaks(
                 continue
             fixed = torch.where(inside, fixed, 0)
             distances = (edges - fixed).abs()
-            step = _STEP * torch.where(distances > 0, distances, torch.inf).amin(-1, keepdim=True)
+            apart = distances > _SAME_PLACE * (1 + fixed.abs())
+            step = _STEP * torch.where(apart, distances, torch.inf).amin(-1, keepdim=True)
             level, slope = zip(
                 *(_beside(log_densities, side, fixed, sign * step) for sign in (-1, 1)), strict=True
             )
