@@ -647,12 +647,12 @@ COMMAND = [sys.executable, "-c", "from kullback.cli import main; main()"]
 
 
 def test_the_real_process_keeps_to_the_same_statuses(files):
-    arguments = [*COMMAND, "compare", "p.npy", "q.npy", "--as", "logits", "--json"]
-    good = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    arguments = ["compare", "p.npy", "q.npy", "--as", "logits", "--json"]
+    good = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
     assert (good.returncode, good.stderr) == (0, "")
     assert json.loads(good.stdout)["rows"] == ROWS
     with_nan("q.npy")
-    bad = subprocess.run(command(*arguments[3:]), capture_output=True, text=True, check=False)
+    bad = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
     assert "row 123, class 4" in bad.stderr
 
