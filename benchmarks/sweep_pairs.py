@@ -1,7 +1,8 @@
-"""Sweep random hard pairs of distributions, every kind of divergence: values, claimed errors, gradients.
+"""Sweep random hard pairs of distributions, every kind: values, claimed errors, first and second derivatives.
 
 python benchmarks/sweep_pairs.py             # measures on the stored truths and 2,000 pairs more, writes docs/sweep.md
 python benchmarks/sweep_pairs.py --pairs N --kinds K  # as many more pairs, and no more than K kinds of each
+python benchmarks/sweep_pairs.py --second    # measures the second derivatives alone, and keeps the page's other tables
 python benchmarks/sweep_pairs.py --truths N  # first computes mpmath's truths of the first N pairs, which takes hours
 """
 
@@ -18,11 +19,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the oracles are those of t
 
 from tests.oracles import sweep_extended
 from tests.oracles.sweep import KINDS, TRUTHS, direction_of, load, random_pair, store, truth
-from tests.oracles.sweep_checks import Count, check, total
+from tests.oracles.sweep_checks import Count, SecondCount, check, check_second, total
 
 PAGE = Path(__file__).parents[1] / "docs" / "sweep.md"
 # Pairs in extended precision: their first number, how many, and how many kinds of divergence of each.
 FIRST, PAIRS, SAMPLED = 1000, 2000, 2
+# Pairs for second derivatives, of the stored ones and of those in extended precision.
+SECOND = 80
 INTRODUCTION = """\
 # A sweep over hard pairs
 
@@ -45,6 +48,24 @@ NaN. “Refused” are the cases that end in a `ConvergenceError`; “unknown”
 or to what, the integral converges.
 
 {tables}"""
+SECOND_TITLE = "## Second derivatives"
+SECOND_INTRODUCTION = """\
+
+Their truth takes four times as long as the truth of a first derivative. So this part has {pairs:,} pairs: the first
+{count} that are stored, and {count} drawn with a seed from the numbers of the others, each with all {kinds} kinds. The
+second derivative is along the direction, by a second backward pass. Its truth is a central difference of the
+derivatives in extended precision. The truth counts as known if the differences of two steps agree.
+
+A second derivative is wrong if it is NaN, or off by more than 1e-9 plus 1e-4 of the sizes of the first and the second
+derivative together. “Refused” are those that end in a `ConvergenceError`.
+
+The panels are halved until the value is exact enough; second derivatives do not decide. They can be off by about 1e-3
+of themselves for mixtures whose components differ in width by factors of hundreds or more. Where another
+component becomes the largest, the logarithm of such a mixture bends between the nodes.
+
+| pairs | known | wrong | refused |
+|---|---|---|---|
+"""
 COLUMNS = """\
 | pairs | cases | wrong values | wrong bounds | wrong gradients | refused | unknown |
 |---|---|---|---|---|---|---|
@@ -54,22 +75,10 @@ COLUMNS = """\
 def compute(count: int) -> None:
     entries: list[dict[str, Any]] = []
     for index in range(count):
-        rng = random.Random(f"sweep {index}")  # noqa: S311
-        sort, p, q = random_pair(rng)
-        direction = direction_of(p, rng) + direction_of(q, rng)
-        found = truth(p, q, direction)
-        entries.append(
-            {
-                "index": index,
-                "sort": sort,
-                "p": p,
-                "q": q,
-                "direction": direction,
-                "values": found.values,
-                "derivatives": found.derivatives,
-            }
-        )
-        print(index, sort, flush=True)
+        entry = pair_of(index)
+        found = truth(entry["p"], entry["q"], entry["direction"])
+        entries.append({**entry, "values": found.values, "derivatives": found.derivatives})
+        print(index, entry["sort"], flush=True)
     store(entries)
 
 
@@ -99,12 +108,37 @@ def in_extended_precision(count: int) -> Iterator[tuple[dict[str, Any], list[str
     """Yield pairs with their truths, and kinds to check."""
     for index in range(FIRST, FIRST + count):
         rng = random.Random(f"sweep {index}")  # noqa: S311
-        sort, p, q = random_pair(rng)
-        direction = direction_of(p, rng) + direction_of(q, rng)
+        entry = pair_of(index, rng)
         kinds = rng.sample(KINDS, SAMPLED)
-        found = sweep_extended.truth(p, q, direction)
-        entry = {"index": index, "sort": sort, "p": p, "q": q, "direction": direction, **vars(found)}
-        yield entry, kinds
+        found = sweep_extended.truth(entry["p"], entry["q"], entry["direction"])
+        yield {**entry, **vars(found)}, kinds
+
+
+def pair_of(index: int, rng: random.Random | None = None) -> dict[str, Any]:
+    """Return the pair of this number, and the direction of its derivatives."""
+    rng = rng or random.Random(f"sweep {index}")  # noqa: S311
+    sort, p, q = random_pair(rng)
+    direction = direction_of(p, rng) + direction_of(q, rng)
+    return {"index": index, "sort": sort, "p": p, "q": q, "direction": direction}
+
+
+def second_derivatives() -> str:
+    """Check second derivatives, print what is wrong, and return their part of the page."""
+    numbers = random.Random(3).sample(range(FIRST, FIRST + PAIRS), PAIRS)  # noqa: S311
+    counts: dict[str, SecondCount] = {}
+    for entry in [*load()[:SECOND], *map(pair_of, numbers[:SECOND])]:
+        p, q, direction = entry["p"], entry["q"], entry["direction"]
+        entry.setdefault(
+            "derivatives", sweep_extended.truth(p, q, direction, sweep_extended.SECOND_PANELS).derivatives
+        )
+        found, faults = check_second(entry, sweep_extended.second_derivatives(p, q, direction))
+        counts[entry["sort"]] = counts.get(entry["sort"], SecondCount()) + found
+        for fault in faults:
+            print(json.dumps(fault), flush=True)
+    counts = {**dict(sorted(counts.items())), "all": sum(counts.values(), SecondCount())}
+    introduction = SECOND_INTRODUCTION.format(pairs=2 * SECOND, count=SECOND, kinds=len(KINDS))
+    rows = [f"| {name} | {x.known:,} | {x.wrong:,} | {x.refused:,} |" for name, x in counts.items()]
+    return SECOND_TITLE + "\n" + introduction + "\n".join(rows) + "\n"
 
 
 def main(arguments: list[str]) -> None:
@@ -114,6 +148,9 @@ def main(arguments: list[str]) -> None:
         int(arguments[arguments.index(name) + 1]) if name in arguments else usual
         for name, usual in (("--pairs", PAIRS), ("--kinds", len(KINDS)))
     )
+    if "--second" in arguments:
+        PAGE.write_text(PAGE.read_text().partition(SECOND_TITLE)[0].rstrip() + "\n\n" + second_derivatives())
+        return
     entries = load()
     stored = measured(
         (entry, random.Random(entry["index"]).sample(KINDS, drawn))  # noqa: S311
@@ -123,6 +160,7 @@ def main(arguments: list[str]) -> None:
     tables = [
         table(f"{len(entries):,} pairs against mpmath", stored),
         table(f"{more:,} pairs in extended precision", extended),
+        second_derivatives(),
     ]
     PAGE.write_text(
         INTRODUCTION.format(

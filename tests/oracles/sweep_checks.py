@@ -27,7 +27,7 @@ KINDS: dict[str, Any] = {
     "Renyi(2)": kullback.Renyi(2.0),
     "Alpha(-.5)": kullback.Alpha(-0.5),
 }
-RELATIVE, ABSOLUTE, GRADIENT = 1e-6, 1e-9, 1e-5
+RELATIVE, ABSOLUTE, GRADIENT, SECOND = 1e-6, 1e-9, 1e-5, 1e-4
 LAST_DIGIT = 4e-16
 
 
@@ -44,6 +44,18 @@ class Count:
 
     def __add__(self, other: Count) -> Count:
         return Count(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
+class SecondCount:
+    """How many second derivatives have a known truth, and how many of these were refused, or wrong."""
+
+    known: int = 0
+    refused: int = 0
+    wrong: int = 0
+
+    def __add__(self, other: SecondCount) -> SecondCount:
+        return SecondCount(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 def total(counts: Iterable[Count]) -> Count:
@@ -151,6 +163,31 @@ def check(entry: dict[str, Any], kinds: Iterable[str] = KINDS) -> tuple[Count, l
                     }
                 )
     return count, faults
+
+
+def check_second(
+    entry: dict[str, Any], truths: dict[str, float | None]
+) -> tuple[SecondCount, list[dict[str, Any]]]:
+    """Count what is right and wrong about the second derivatives of a pair, and describe what is wrong."""
+    count, faults = SecondCount(), []
+    for kind, true in truths.items():
+        if true is None:
+            continue
+        count += SecondCount(known=1)
+        try:
+            found = second_derivative(entry, kind)
+        except ConvergenceError:  # a refusal is no wrong number
+            count += SecondCount(refused=1)
+            continue
+        if is_second_wrong(found, true, entry["derivatives"][kind]):
+            count += SecondCount(wrong=1)
+            faults.append({"index": entry["index"], "kind": kind, "second": found, "true": true})
+    return count, faults
+
+
+def is_second_wrong(found: float, true: float, first: float | None) -> bool:
+    """Return whether a second derivative is not the true one, where the first derivative is known."""
+    return not abs(found - true) <= SECOND * (abs(true) + abs(first or 0.0)) + ABSOLUTE
 
 
 def _agree(a: float, b: float) -> bool:

@@ -40,6 +40,8 @@ _SECOND_STEP = 1e-3
 _FARTHEST = 11_000.0
 _DEPTH = 60
 _MOST_PANELS = 60_000
+# Of the derivatives whose differences are second derivatives: where more are needed, these stay unknown.
+SECOND_PANELS = 2_000
 # What of the sum of sizes two rules may differ by on a panel: of values, of derivatives.
 _AGREE = (1e-17, 1e-12)
 # What of the sum of sizes may lie on the outermost panels.
@@ -243,8 +245,8 @@ _TOLERANCES = np.array([_AGREE[i % 2] for i in range(_COUNT)])
 class Integrator:
     """Integrates all kinds of a pair at once."""
 
-    def __init__(self, p: Spec, q: Spec, direction: list[float]) -> None:
-        self.plain = p, q
+    def __init__(self, p: Spec, q: Spec, direction: list[float], most_panels: int = _MOST_PANELS) -> None:
+        self.plain, self.most_panels = (p, q), most_panels
         known, size = [Real(x) for x in parameters(p) + parameters(q)], len(parameters(p))
         # Logarithms of densities have terms of the size of the largest shape, and change by that in a relative step.
         self.largest = max([1.0, *(abs(x) for x in _shapes(p) + _shapes(q))])
@@ -314,7 +316,7 @@ class Integrator:
             tolerance = (_TOLERANCES * scale)[:, None]
             bad = off > np.maximum(tolerance, rounding)
             bad = (bad | crosses & (sizes > _SMALL * scale[:, None])) & wanted[:, None]
-            again = bad.any(0) if depth < _DEPTH and low.size < _MOST_PANELS else np.zeros(low.size, bool)
+            again = bad.any(0) if depth < _DEPTH and low.size < self.most_panels else np.zeros(low.size, bool)
             total += fine[:, ~again].sum(-1)
             error += (np.where(bad, off, np.minimum(off, tolerance)) + rounding)[:, ~again].sum(-1)
             if not again.any():
@@ -357,10 +359,10 @@ def _slope(count: int, x: Any) -> Any:
 _RULES = [_gauss(14), _gauss(21)]
 
 
-def truth(p: Spec, q: Spec, direction: list[float]) -> Truth:
+def truth(p: Spec, q: Spec, direction: list[float], most_panels: int = _MOST_PANELS) -> Truth:
     """The divergences of two specifications, and their derivatives along a direction of all parameters."""
     with np.errstate(all="ignore"), mpmath.workdps(30):
-        integrator = Integrator(p, q, direction)
+        integrator = Integrator(p, q, direction, most_panels)
         parts: list[Any] = [integrator.over(piece) for piece in pieces(p, q)]
         total, error = (np.sum([part[i] for part in parts], axis=0) for i in (0, 1))
         unknown = np.logical_or.reduce([part[2] for part in parts])
@@ -384,7 +386,7 @@ def second_derivatives(p: Spec, q: Spec, direction: list[float]) -> dict[str, fl
         for spec, along in ((p, direction[:count]), (q, direction[count:])):
             pairs = zip(parameters(spec), along, strict=True)
             sides.append(with_parameters(spec, [x + step * by for x, by in pairs]))
-        return truth(sides[0], sides[1], direction).derivatives
+        return truth(sides[0], sides[1], direction, SECOND_PANELS).derivatives
 
     found: dict[str, float | None] = {}
     near, far = ([slopes(side * step) for side in (1, -1)] for step in (_SECOND_STEP, 2 * _SECOND_STEP))
@@ -394,7 +396,7 @@ def second_derivatives(p: Spec, q: Spec, direction: list[float]) -> dict[str, fl
         if None not in ends:
             above, below, further, lower = (float(x) for x in ends if x is not None)
             one, two = (above - below) / (2 * _SECOND_STEP), (further - lower) / (4 * _SECOND_STEP)
-            if abs(one - two) <= 1e-3 * abs(one) + 1e-7:
+            if abs(one - two) <= 1e-3 * abs(one) + 1e-9:
                 found[kind] = (4 * one - two) / 3
     return found
 

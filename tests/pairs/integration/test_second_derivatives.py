@@ -219,7 +219,7 @@ def test_corners_of_maps_of_variables(kind: Divergence) -> None:
         return divergence(TransformedDistribution(Laplace(loc, 0.14), ExpTransform()), Gamma(3.5, 9.1), kind)
 
     loc = torch.linspace(-0.9, 0.9, 7, dtype=torch.float64)
-    found = tensor(*(double_backward(f, x) for x in loc))
+    found = torch.stack([torch.as_tensor(double_backward(f, x)) for x in loc])
     step = 1e-5
     expected = (gradient(lambda x: f(x).sum(), loc + step) - gradient(lambda x: f(x).sum(), loc - step)) / (
         2 * step
