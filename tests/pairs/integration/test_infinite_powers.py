@@ -246,6 +246,25 @@ def test_a_shared_map_keeps_the_derivatives_of_its_own_parameters() -> None:
     assert found.item() == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-6)
 
 
+@pytest.mark.parametrize(("kind", "of_p", "of_q"), [(KL(), 0.5, 1.0), (Alpha(3.0), 1.0, 3.0)])
+def test_logits_of_a_batch_whose_supports_have_different_ends(
+    kind: Divergence, of_p: float, of_q: float
+) -> None:
+    """Some begin at 0, or end at 1, where the logit has a pole; the others do not."""
+    steps = SigmoidTransform().inv
+    p, q = Beta(number(2.0), of_p), Beta(number(2.0), of_q)
+    for loc, scale in (([0.0, 0.2], [1.0, 0.8]), ([0.0, 0.0], [1.0, 0.7]), ([0.1, 0.0], [0.7, 0.7])):
+        part = AffineTransform(*(torch.tensor(x, dtype=torch.float64) for x in (loc, scale)))
+        part_p, part_q = (TransformedDistribution(d.expand((2,)), [part]) for d in (p, q))
+        cases: list[tuple[Distribution, torch.Tensor]] = [(part_q, divergence(p, q, kind).expand(2))]
+        if loc == [0.0, 0.0]:  # the support of Q has one end for both
+            cases.append((q, divergence(part_p, q, kind)))
+        for other, expected in cases:
+            mapped = TransformedDistribution(other, [steps, *BACK_AND_FORTH])
+            found = divergence(TransformedDistribution(part_p, steps), mapped, kind)
+            torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_map_of_both_changes_nothing(seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311

@@ -272,7 +272,10 @@ class LogDensity(_MappedDensity):
         return above, below
 
     def lower_tail(self) -> Tail:
-        return self._tail(self.part.lower_tail(), None if self.low() is None else self.part.low())
+        end = None if self.low() is None else self.part.low()
+        return self._tail(
+            self.part.lower_tail(), end if end is None else torch.where(end == 0, torch.inf, end)
+        )
 
 
 @dataclass(frozen=True)
@@ -396,13 +399,13 @@ def _after(part: Density, step: Transform) -> Density | None:
 
 def _logit(part: Density) -> Density | None:
     """Return the density of -log(1 / X - 1); None unless X is known to be between 0 and 1."""
-    high = part.high()
-    if high is None or not bool((high <= 1).all()):
+    low, high = part.low(), part.high()
+    if low is None or high is None or not bool(((low >= 0) & (high <= 1)).all()):
         return None
     zero, one = (torch.full((), x, dtype=torch.float64, device="cpu") for x in (0.0, 1.0))
-    inverse = _after_logarithm(part, -one)
-    odds = None if inverse is None else LogDensity(AffineDensity(inverse, -one, one, falls=False))
-    return None if odds is None else AffineDensity(odds, zero, -one, falls=True)
+    inverse = ExpDensity(AffineDensity(LogDensity(part), zero, -one, falls=True))
+    odds = LogDensity(AffineDensity(inverse, -one, one, falls=False))
+    return AffineDensity(odds, zero, -one, falls=True)
 
 
 def _after_logarithm(part: Density, exponent: Tensor | None) -> Density | None:
