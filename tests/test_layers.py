@@ -73,11 +73,12 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.kernels": (
-        {"codes", "labels", "overlap"},
+        {"codes", "overlap", "row_operation"},
+        {"labels"},
         {"reference"},
-        {"divergence_codes", "row_autograd"},
+        {"divergence_codes"},
         {"native", "triton"},
-        {"backends", "choose", "kl_div_terms", "selected"},
+        {"backends", "kl_div_terms", "selected", "whole_rows"},
         {"__init__"},
     ),
     "kullback.pairs": (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback import KL, Divergence, ReverseKL, TotalVariation
-from kullback.kernels import reference
+from kullback.kernels import RowDivergence, reference
 from kullback.kernels.native import library, rows as native_rows
 from tests.kernels import budget_cases
 from tests.oracles import truth
@@ -22,7 +22,7 @@ EACH_DTYPE = pytest.mark.parametrize("dtype", budget_cases.DTYPES, ids=str)
 
 
 def run(backend: ModuleType, kind: Divergence, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return backend.value_and_gradient(kind, p, q, None, wanted=(True, True), temperature=1.0, inplace=False)
+    return backend.value_and_gradient(RowDivergence(kind), p, q, None, wanted=(True, True))
 
 
 def backends_for(kind: Divergence, x: Tensor) -> list[ModuleType]:
@@ -78,7 +78,7 @@ def test_logits_far_from_0_keep_their_digits_at_any_temperature(kind: Divergence
     for backend in backends_for(kind, p):
         near, far = (
             backend.value_and_gradient(
-                kind, p + x, q + x, None, wanted=(True, True), temperature=temperature, inplace=False
+                RowDivergence(kind, temperature), p + x, q + x, None, wanted=(True, True)
             )
             for x in (0.0, 2.0**20)
         )
@@ -133,7 +133,5 @@ def test_rows_lie_further_apart_than_32_bits_count(backend: ModuleType) -> None:
         other = torch.randn(shape).to(torch.bfloat16)
         want = run(backend, KL(), other, far.clone())
         torch.testing.assert_close(run(backend, KL(), other, far), want)
-        backend.value_and_gradient(
-            KL(), other, far, None, wanted=(False, True), temperature=1.0, inplace=True
-        )
+        backend.value_and_gradient(RowDivergence(KL()), other, far, None, wanted=(False, True), inplace=True)
         torch.testing.assert_close(far, want[2])

@@ -12,7 +12,7 @@ from torch import Tensor
 from kullback import KL, Counts, Divergence, JensenShannon, Logits, Probs, Renyi, ReverseKL, TotalVariation
 from kullback.kernels import finite_pair, reference, rounding_error
 from kullback.kernels.labels import HardLabels
-from kullback.kernels.reference import Normalized, Rows, pair_of_sides
+from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
 from tests.oracles import truth
 
 INF = math.inf
@@ -65,14 +65,12 @@ def test_values_and_gradients_of_blocks(
     for inplace in (False, True):
         a, b = p.clone(), q.clone()
         got, *gradients = reference.value_and_gradient(
-            KIND,
+            RowDivergence(KIND, temperature, labels=given),
             a,
             b,
             weights if weighted else None,
-            wanted=wanted,
-            temperature=temperature,
-            inplace=inplace,
-            labels=given,
+            wanted,
+            inplace,
         )
         torch.testing.assert_close(got, values.detach(), rtol=1e-12, atol=1e-15)
         for gradient, true, is_wanted, side, before in zip(
@@ -101,16 +99,13 @@ def test_the_weighted_total_leaves_its_arguments_and_rows_of_weight_0_alone(
     want = 0.125 * (values * (weights[list(counted)] if weighted else 1)).sum()
     true = torch.autograd.grad(want, (x, y))
     a, b = p.clone(), q.clone()
-    total, *gradients = reference.weighted_total(
-        KIND,
+    total, gradients = reference.weighted_total(
+        RowDivergence(KIND, 2.5, torch.float32, given),
         a,
         b,
         weights if weighted else None,
-        wanted=(True, True),
-        temperature=2.5,
-        scale=0.125,
-        dtype=torch.float32,
-        labels=given,
+        (True, True),
+        0.125,
     )
     assert total.dtype == torch.float32
     assert total.item() == pytest.approx(want.item(), rel=1e-7)
@@ -126,12 +121,8 @@ def test_a_row_of_weight_0_may_have_an_infinite_value() -> None:
         torch.tensor([[0.0, -INF], [0.25, 0.0]], dtype=F64),
     )
     weights = torch.tensor([0.0, 2.0], dtype=F64)
-    total, by_p, by_q = reference.weighted_total(
-        KL(), p, q, weights, wanted=(True, True), temperature=1.0, scale=3.0, dtype=F64
-    )
-    alone = reference.value_and_gradient(
-        KL(), p[1:], q[1:], None, wanted=(True, True), temperature=1.0, inplace=False
-    )
+    total, (by_p, by_q) = reference.weighted_total(RowDivergence(KL()), p, q, weights, (True, True), 3.0)
+    alone = reference.value_and_gradient(RowDivergence(KL()), p[1:], q[1:], None, (True, True))
     assert total.item() == pytest.approx(6 * alone[0].item(), rel=1e-14)
     for mine, one in ((by_p, alone[1]), (by_q, alone[2])):
         assert (mine[0] == 0).all()
@@ -139,12 +130,13 @@ def test_a_row_of_weight_0_may_have_an_infinite_value() -> None:
 
 
 @EACH_CASE
-@pytest.mark.parametrize("rows", [Rows(), Rows(temperature=2.5)], ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_gradients_and_directional_derivatives_are_those_of_autograd(
-    inputs, rows: Rows, labelled: bool
+    inputs, temperature: float, labelled: bool
 ) -> None:
     p, q, grad, labels = inputs
     given = labels if labelled else None
+    rows = RowDivergence(KIND, temperature, labels=given)
 
     def values(a: Tensor, b: Tensor) -> Tensor:
         return with_labels(plain(a, b, rows.temperature), b, given)
@@ -152,7 +144,7 @@ def test_gradients_and_directional_derivatives_are_those_of_autograd(
     x, y = p.clone().requires_grad_(), q.clone().requires_grad_()
     want = torch.autograd.grad((values(x, y) * grad).sum(), (x, y))
     for wanted in ((True, True), (True, False), (False, True)):
-        got = reference.row_gradients(KIND, p, q, rows, grad, wanted, given)
+        got = rows.gradients((p, q), (), grad, wanted, is_plain=False)
         for mine, true, is_wanted in zip(got, want, wanted, strict=True):
             assert (mine is not None) == is_wanted
             if mine is not None:
@@ -161,24 +153,25 @@ def test_gradients_and_directional_derivatives_are_those_of_autograd(
     for given_tangents in (tangents, (tangents[0], None), (None, tangents[1])):
         filled = tuple(torch.zeros_like(p) if t is None else t for t in given_tangents)
         true = torch.func.jvp(values, (p, q), filled)[1]
-        got = reference.row_changes(KIND, p, q, rows, given_tangents, given)
+        got = rows.changes((p, q), given_tangents)
         torch.testing.assert_close(got, true, rtol=1e-12, atol=1e-15)
 
 
 def test_no_rows_have_gradients_without_rows() -> None:
     p, q = draw(0, 5), draw(0, 5)
-    for x in reference.row_gradients(KIND, p, q, Rows(), draw(0), (True, True)):
+    for x in RowDivergence(KIND).gradients((p, q), (), draw(0), (True, True), is_plain=False):
         assert x.shape == (0, 5)
-    values = reference.row_divergence(KIND, p, q, Rows(), torch.float32)
+    values = reference.row_divergence(RowDivergence(KIND, dtype=torch.float32), p, q)
     assert (values.shape, values.dtype) == ((0,), torch.float32)
 
 
 def test_row_divergence_transforms(inputs) -> None:
     p, q, _, _ = inputs
-    rows = Rows(temperature=2.5)
+    rows = RowDivergence(KIND, temperature=2.5)
+    narrow_rows = rows._replace(dtype=torch.float32)
 
     def values(a: Tensor, b: Tensor) -> Tensor:
-        return reference.row_divergence(KIND, a, b, rows, F64)
+        return reference.row_divergence(rows, a, b)
 
     many_p, many_q = draw(3, 2, 5), draw(3, 2, 5, seed=1)
     torch.testing.assert_close(
@@ -191,11 +184,11 @@ def test_row_divergence_transforms(inputs) -> None:
     hessian = torch.func.hessian(lambda x: values(x, q[:1]).sum())(p[:1])
     true = torch.func.hessian(lambda x: plain(x, q[:1], 2.5).sum())(p[:1])
     torch.testing.assert_close(hessian, true, rtol=1e-10, atol=1e-14)
-    narrow = reference.row_divergence(KIND, p, q, rows, torch.float32)
+    narrow = reference.row_divergence(narrow_rows, p, q)
     assert narrow.dtype == torch.float32
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(p, tangents[0])
-        out = reference.row_divergence(KIND, dual, q, rows, torch.float32)
+        out = reference.row_divergence(narrow_rows, dual, q)
         assert torch.autograd.forward_ad.unpack_dual(out).tangent.dtype == torch.float32
 
 
@@ -256,7 +249,7 @@ def test_huge_weights_and_logits_are_normalized_as_their_shares_are() -> None:
         for ours, right in zip((*found[:3], found.log_p()), (*true[:3], true.log_p()), strict=True):
             torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-15)
     for temperature in (1.0, 2.0, 1e300, 1e306):
-        pair = Rows(temperature=temperature).pair(*(torch.tensor([row], dtype=F64) for row in HUGE))
+        pair = RowDivergence(KL(), temperature).pair(*(torch.tensor([row], dtype=F64) for row in HUGE))
         # Of sixteenths no difference overflows.
         scaled = [torch.tensor([row], dtype=F64) / 16 / temperature for row in HUGE]
         log_p, log_q = (16 * (x - x.amax()) for x in scaled)
@@ -292,7 +285,7 @@ def test_the_gradient_by_counts_is_that_of_their_shares() -> None:
     shares = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
     ratio = (shares[0].clamp(min=1e-300) / shares[1]).log()
     value = (shares[0] * ratio).sum(-1, keepdim=True)
-    by_p, by_q = Rows(p_in_logs=False, q_in_logs=False).derivatives(KL(), p, q)
+    by_p, by_q = RowDivergence(KL(), p_in_logs=False, q_in_logs=False).derivatives(p, q)
     true = torch.where(p > 0, (ratio - value) / p.sum(-1, keepdim=True), 0)
     torch.testing.assert_close(by_p, true, rtol=1e-12, atol=1e-15)
     torch.testing.assert_close(by_q, (shares[1] - shares[0]) / q, rtol=1e-12, atol=1e-15)
@@ -300,10 +293,10 @@ def test_the_gradient_by_counts_is_that_of_their_shares() -> None:
 
 def test_further_derivatives_by_counts_are_those_of_their_shares() -> None:
     p, q = torch.tensor([1.0, 5.0, 2.0], dtype=F64), torch.tensor([4.0, 1.0, 2.5], dtype=F64)
-    rows = Rows(p_in_logs=False, q_in_logs=False)
+    rows = RowDivergence(KL(), p_in_logs=False, q_in_logs=False)
 
     def of_reference(x: Tensor) -> Tensor:
-        return reference.row_divergence(KL(), x[None, :3], x[None, 3:], rows, F64)[0]
+        return reference.row_divergence(rows, x[None, :3], x[None, 3:])[0]
 
     def of_shares(x: Tensor) -> Tensor:
         left, right = x[:3] / x[:3].sum(), x[3:] / x[3:].sum()
@@ -325,7 +318,7 @@ def test_the_log_ratio_of_counts_far_apart_is_that_of_their_logarithms() -> None
 
 def test_the_entry_of_a_class_with_nearly_all_mass_keeps_its_digits() -> None:
     p, q = torch.tensor([[0.0, -45.0, -50.0]], dtype=F64), torch.tensor([[0.0, -50.0, -45.0]], dtype=F64)
-    by_p, by_q = Rows().derivatives(KL(), p, q)
+    by_p, by_q = RowDivergence(KL()).derivatives(p, q)
     a, b = math.exp(-45), math.exp(-50)
     assert by_q[0].tolist() == pytest.approx([0.0, b - a, a - b], rel=1e-12, abs=1e-37)
     assert by_p[0].tolist() == pytest.approx([-5 * a + 5 * b, 5 * a, -5 * b], rel=1e-12, abs=0)
@@ -381,14 +374,14 @@ def test_classes_that_neither_side_has_add_nothing() -> None:
         pair = finite_pair(weights_p, weights_q)
         assert pair.log_ratio[0, 2] == 0
         assert KL().total(pair).item() == pytest.approx(0.5 * math.log(4 / 3), rel=1e-14)
-    _, by_q = Rows(False, False).derivatives(KL(), p, q)
+    _, by_q = RowDivergence(KL(), p_in_logs=False, q_in_logs=False).derivatives(p, q)
     torch.testing.assert_close(by_q, torch.tensor([[-1.0, 1 / 3, 0.0]], dtype=F64), rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e-310, 1.0, 1e300])
 def test_weights_of_any_size_are_normalized(size: float) -> None:
     p, q = (torch.tensor([x], dtype=F64) * size for x in ([1.0, 3.0], [1.0, 1.0]))
-    pair = Rows(False, False).pair(p, q)
+    pair = RowDivergence(KL(), p_in_logs=False, q_in_logs=False).pair(p, q)
     torch.testing.assert_close(pair.p, torch.tensor([[0.25, 0.75]], dtype=F64), rtol=1e-12, atol=0)
     want = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
     assert KL().total(pair).item() == pytest.approx(want, rel=1e-12)
@@ -396,14 +389,14 @@ def test_weights_of_any_size_are_normalized(size: float) -> None:
 
 def test_logits_of_the_size_of_the_largest_float_are_compared() -> None:
     p = torch.tensor([[1.5e308, 1.5e308, 0.0]], dtype=F64)
-    pair = Rows().pair(p, torch.tensor([[-1.5e308, -1.5e308, -INF]], dtype=F64))
+    pair = RowDivergence(KL()).pair(p, torch.tensor([[-1.5e308, -1.5e308, -INF]], dtype=F64))
     torch.testing.assert_close(pair.p, torch.tensor([[0.5, 0.5, 0.0]], dtype=F64))
     assert (pair.log_ratio[0, :2] == 0).all()
 
 
 def test_the_largest_ratio_of_equal_rows_has_no_gradient() -> None:
     p = draw(3, 4)
-    for gradient in Rows().derivatives(Renyi(INF), p, p.clone()):
+    for gradient in RowDivergence(Renyi(INF)).derivatives(p, p.clone()):
         assert (gradient == 0).all()
 
 
@@ -411,7 +404,7 @@ def test_logits_that_differ_in_their_last_digits_alone() -> None:
     draw = torch.Generator().manual_seed(0)
     p = 3 * torch.randn(3, 20, generator=draw, dtype=F64)
     q = p + torch.randint(-9, 10, p.shape, generator=draw) / 2**40
-    found = reference.row_divergence(KL(), p, q, Rows(), F64)
+    found = reference.row_divergence(RowDivergence(KL()), p, q)
     with mpmath.workdps(60):
         rows = zip(p.tolist(), q.tolist(), strict=True)
         wanted = [float(truth.divergence(KL(), *map(truth.softmax, row))) for row in rows]

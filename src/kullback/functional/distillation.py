@@ -27,9 +27,10 @@ from kullback.functional.sharded import agreed, attempt, local_logits, requires_
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
 from kullback.inputs import are_logits, check_flag, recordable
-from kullback.kernels import logit_divergence, weighted_total
+from kullback.kernels import RowDivergence, logit_divergence, weighted_total
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
+from kullback.kernels.row_operation import RowValues
 from kullback.parallel.ranks import Ranks, pattern
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
@@ -186,25 +187,20 @@ def distillation_loss(
         scale = 1.0
     if teacher.shape[-1] != student.shape[-1]:
         teacher, student = _same_vocabulary(teacher, student, vocabulary)
+    rows = RowDivergence(settings.kind, temperature, dtype, hard)
     if word == "none":
-        p, q = recordable(teacher), recordable(student)
-        values = (
-            logit_divergence(settings.kind, p, q, dtype=dtype, temperature=temperature, labels=hard) * scale
-        )
+        values = logit_divergence(rows, recordable(teacher), recordable(student)) * scale
         return _reduce(values, weights, word, normalizer)
     weights, factor = divided(_CALL, weights, normalizer, word, positions, device, dtype)
     if student.ndim != 2:  # reshape costs time as a no-op too
         teacher, student = _as_matrix(teacher), _as_matrix(student)
     return weighted_total(
-        settings.kind,
+        rows,
         teacher,
         student,
         None if weights is None else weights.reshape(-1),
-        dtype=dtype,
-        temperature=temperature,
         scale=scale * factor,
         inplace=inplace_backward,
-        labels=hard,
     )
 
 
@@ -290,12 +286,11 @@ def _sharded_loss(
     else:
         teacher = sides.padded(sides.teacher_part(recordable(teacher)))
         needed = any(numbers["to teacher"]), any(numbers["to student"])
+        temperature = float(settings.temperature)
         rows = ShardedRows(
-            ranks, settings.kind, float(settings.temperature), sides.classes, needed, shard.start
+            ranks, settings.kind, temperature, sides.classes, needed, shard.start, dtype, hard, inplace
         )
-        p, q = _as_matrix(teacher), _as_matrix(student)
-        values = rows.divergence(p, q, dtype=dtype, inplace=inplace, labels=hard)
-        values = values.reshape(student.shape[:-1])
+        values = RowValues.apply(rows, _as_matrix(teacher), _as_matrix(student)).reshape(student.shape[:-1])
     values = values * settings.scale if hard is None else values
     return _reduce(values, weights, settings.reduction, settings.normalizer)
 

@@ -22,17 +22,16 @@ from kullback.generators import (
     SquaredHellinger,
     TotalVariation,
 )
-from kullback.kernels import logit_divergence, value_and_gradient
+from kullback.kernels import RowDivergence, logit_divergence, value_and_gradient
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.native import library
-from kullback.kernels.row_autograd import scaled_by
+from kullback.kernels.row_operation import Gradients, row_weights
 from kullback.numeric import accurate_dtype, upcast
 from kullback.parallel.ranks import check_first_derivative
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
-from kullback.representations import can_inspect
 
-__all__ = ["FusedRows", "FusedTotal", "Head", "HeadSpec"]
+__all__ = ["Head", "HeadSpec"]
 
 # The default size of a chunk. Each chunk reads the head, and reads and writes its gradient, so a chunk has at least
 # this many rows. With several threads it has more, because they synchronize some hundred times in each chunk's
@@ -110,6 +109,52 @@ class HeadSpec(NamedTuple):
     widest: int = 0  # the largest number of classes of a rank
     entropies: Tensor | None = None  # of the student at each position; the forward pass writes it
 
+    def compute(self, *tensors: Any) -> tuple[Tensor]:
+        """Return the divergence of each position, as a row operation."""
+        return (sweep(self, tensors, None, (False,) * len(tensors))[0].to(self.dtype),)
+
+    def total(self, tensors: Any, wanted: Sequence[bool]) -> tuple[Tensor, Gradients]:
+        """Return the weighted sum of the divergences, and its gradients."""
+        weights = row_weights(self.weights, tensors[0], self.scale)
+        values, gradients = sweep(self, tensors, weights, wanted)
+        return torch.where(weights == 0, 0, weights * values).sum().to(self.dtype), gradients
+
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        """Return the gradients of the sum of `grad` times the divergences. They compute the logits again, by chunks.
+
+        A differentiated or batched backward pass uses all logits at once.
+        """
+        if self.shards is not None:
+            check_first_derivative(self.shards.ranks, grad)
+        if not is_plain:
+            return self._through_whole_logits(tensors, grad, wanted)
+        weights = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        return self.complete(sweep(self._replace(entropies=None), tensors, weights, wanted)[1])
+
+    def complete(self, gradients: list[Tensor | None]) -> Gradients:
+        """Sum the gradients of hidden states over the ranks. Autograd casts the sums to their dtypes."""
+        for i in self.summed_over_ranks:
+            part = gradients[i]
+            if part is not None and self.shards is not None:
+                gradients[i] = self.shards.ranks.sum(part)
+        return gradients
+
+    def _through_whole_logits(self, tensors: Any, grad: Tensor, wanted: Sequence[bool]) -> Gradients:
+        """Compute the gradients by differentiable operations on all logits at once."""
+        excluded = self._excluded(tensors[0])
+        with torch.enable_grad():
+            # Both sides may share a tensor; the aliases have separate gradients.
+            aliases = [x if x is None else x.view_as(x) for x in tensors]
+            chosen = [x for x, want in zip(aliases, wanted, strict=True) if want and x is not None]
+            values = self.reference_rows(aliases, excluded)
+            gradients = iter(torch.autograd.grad(values, chosen, grad.to(values.dtype), create_graph=True))
+        return [
+            next(gradients) if want and x is not None else None
+            for x, want in zip(aliases, wanted, strict=True)
+        ]
+
     @property
     def summed_over_ranks(self) -> tuple[int, ...]:
         """The numbers of the tensors whose gradient is summed over the ranks, and rounded afterwards."""
@@ -133,9 +178,8 @@ class HeadSpec(NamedTuple):
                 torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
                 for x in (teacher, student)
             )
-            values = logit_divergence(
-                self.kind, p, q, dtype=self.dtype, temperature=self.temperature, labels=self.labels
-            )
+            rows = RowDivergence(self.kind, self.temperature, self.dtype, self.labels)
+            values = logit_divergence(rows, p, q)
         else:
             seen = self.teacher.classes(self.labels).of(student)
             values = self.teacher.values(upcast(tensors[3]), seen, self.labels).to(self.dtype)
@@ -152,11 +196,8 @@ class HeadSpec(NamedTuple):
         uniform = logits.new_zeros(1, logits.shape[-1]).expand_as(logits)
         compute, classes = value_and_gradient, logits.shape[-1]
         if self.shards is not None:
-            compute, classes = self.shards._replace(kind=KL()).value_and_gradient, self.shards.classes
-        nothing = (False, False)
-        values, *_ = compute(
-            KL(), logits, uniform, None, wanted=nothing, temperature=self.temperature, inplace=False
-        )
+            compute, classes = self.shards.value_and_gradient, self.shards.classes
+        values, *_ = compute(RowDivergence(KL(), self.temperature), logits, uniform, None, (False, False))
         return (math.log(classes) - values).clamp(min=0)
 
     def reference_entropies(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
@@ -164,25 +205,17 @@ class HeadSpec(NamedTuple):
         constants: list[Any] = [x if x is None else x.detach() for x in tensors[:3]]
         logits = self.student.reference(*constants)
         uniform = torch.zeros_like(logits)
-        values = logit_divergence(KL(), logits, uniform, dtype=self.dtype, temperature=self.temperature)
+        values = logit_divergence(RowDivergence(KL(), self.temperature, self.dtype), logits, uniform)
         values = (math.log(logits.shape[-1]) - values).clamp(min=0)
         return values if excluded is None else torch.where(excluded, 0, values)
 
-    def excluded(self, rows: Tensor) -> Tensor | None:
+    def _excluded(self, rows: Tensor) -> Tensor | None:
         """Return a mask of the positions that do not count; None if all count."""
         if self.counted is None:
             return None
         return torch.ones(rows.shape[0], dtype=torch.bool, device=rows.device).index_fill(
             0, self.counted, False
         )
-
-    def row_weights(self, rows: Tensor, factor: Tensor | float) -> Tensor:
-        """Return the weight of each position, times `factor` and the scale."""
-        dtype = accurate_dtype(rows.device)
-        weights = (
-            rows.new_ones(rows.shape[0], dtype=dtype) if self.weights is None else self.weights.to(dtype)
-        )
-        return weights * (factor * self.scale)
 
     def chunk_rows(
         self, positions: int, row_bytes: int, head_bytes: int, item_bytes: int, device: str
@@ -389,16 +422,8 @@ class _TeacherHead(_Side):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the values of some positions and the gradients of both sides' logits; these overwrite the logits."""
         compute = value_and_gradient if spec.shards is None else spec.shards.value_and_gradient
-        return compute(
-            spec.kind,
-            self.logits(where),
-            q,
-            weights,
-            wanted=(self.is_wanted, q_is_wanted),
-            temperature=spec.temperature,
-            inplace=True,
-            labels=labels,
-        )
+        rows = RowDivergence(spec.kind, spec.temperature, labels=labels)
+        return compute(rows, self.logits(where), q, weights, (self.is_wanted, q_is_wanted), True)
 
 
 class _SparseTeacher:
@@ -474,89 +499,3 @@ def _float32_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
         if buffer is None:
             buffer = torch.empty_like(part, dtype=torch.float32, memory_format=torch.contiguous_format)
         yield tile, buffer[: part.shape[0]].copy_(part)
-
-
-class FusedTotal(torch.autograd.Function):
-    """The weighted sum of the divergences. If a gradient will be needed, the forward pass computes it too.
-
-    The first backward pass returns this gradient; a second one computes it again by chunks. A backward pass that is
-    differentiated or batched uses all logits at once.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, spec: HeadSpec, recorded: bool, *tensors: Tensor | None) -> Tensor:
-        ctx.spec, ctx.gradients = spec._replace(entropies=None), None
-        ctx.save_for_backward(*tensors)
-        wanted = ctx.needs_input_grad[2:]
-        # In float16 small gradients underflow without the loss scale, which only the backward pass knows.
-        dtypes = [x.dtype for x in tensors if x is not None]
-        now = recorded and any(wanted) and torch.float16 not in dtypes
-        weights = spec.row_weights(tensors[0], 1.0)  # pyright: ignore[reportArgumentType]
-        values, gradients = sweep(spec, tensors, weights, wanted if now else (False,) * len(tensors))
-        ctx.gradients = gradients if now else None
-        return torch.where(weights == 0, 0, weights * values).sum().to(spec.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), ready, tensors = grads, ctx.gradients, ctx.saved_tensors
-        wanted = ctx.needs_input_grad[2:]
-        if ctx.spec.shards is not None:
-            check_first_derivative(ctx.spec.shards.ranks, grad)
-        if torch.is_grad_enabled() or not can_inspect(grad):
-            return None, None, *_through_whole_logits(ctx.spec.reference_total, tensors, wanted, grad)
-        if ready is None:
-            _, ready = sweep(ctx.spec, tensors, ctx.spec.row_weights(tensors[0], grad), wanted)
-        else:
-            ready = scaled_by(grad, ready)
-        ctx.gradients = None
-        return None, None, *_over_ranks(ctx.spec, tensors, ready)
-
-
-class FusedRows(torch.autograd.Function):
-    """The divergence of each position. The backward pass computes the logits again, by chunks."""
-
-    @staticmethod
-    def forward(ctx: Any, spec: HeadSpec, *tensors: Tensor | None) -> Tensor:
-        ctx.spec = spec._replace(entropies=None)
-        ctx.save_for_backward(*tensors)
-        values, _ = sweep(spec, tensors, None, (False,) * len(tensors))
-        return values.to(spec.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), tensors, spec = grads, ctx.saved_tensors, ctx.spec
-        wanted = ctx.needs_input_grad[1:]
-        if spec.shards is not None:
-            check_first_derivative(spec.shards.ranks, grad)
-        if torch.is_grad_enabled() or not can_inspect(grad):
-            excluded = spec.excluded(tensors[0])
-            return None, *_through_whole_logits(
-                lambda aliases: spec.reference_rows(aliases, excluded), tensors, wanted, grad
-            )
-        weights = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        return None, *_over_ranks(spec, tensors, sweep(spec, tensors, weights, wanted)[1])
-
-
-def _over_ranks(
-    spec: HeadSpec, tensors: Sequence[Any], gradients: list[Tensor | None]
-) -> list[Tensor | None]:
-    """Sum the gradients of hidden states over the ranks. Gradients of a stored teacher are already complete."""
-    for i in spec.summed_over_ranks:
-        part = gradients[i]
-        if part is not None and spec.shards is not None:
-            gradients[i] = spec.shards.ranks.sum(part).to(tensors[i].dtype)
-    return gradients
-
-
-def _through_whole_logits(
-    compute: Any, tensors: Sequence[Tensor | None], wanted: Sequence[bool], grad: Tensor
-) -> list[Tensor | None]:
-    """Compute the gradients by differentiable operations on all logits at once."""
-    with torch.enable_grad():
-        # Both sides may share a tensor; the aliases have separate gradients.
-        aliases = [x if x is None else x.view_as(x) for x in tensors]
-        chosen = [x for x, want in zip(aliases, wanted, strict=True) if want and x is not None]
-        gradients = iter(torch.autograd.grad(compute(aliases), chosen, grad, create_graph=True))
-    return [
-        next(gradients) if want and x is not None else None for x, want in zip(aliases, wanted, strict=True)
-    ]

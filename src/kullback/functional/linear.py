@@ -19,7 +19,7 @@ from kullback.functional.head_checks import (
     check_tensors,
     is_autocast_on,
 )
-from kullback.functional.head_chunks import FusedRows, FusedTotal, Head, HeadSpec
+from kullback.functional.head_chunks import Head, HeadSpec
 from kullback.functional.partial_teacher import PartialTeacher
 from kullback.functional.positions import (
     LossSettings,
@@ -39,6 +39,7 @@ from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_flag, number_from, recordable, whole_from
 from kullback.kernels.labels import HardLabels
+from kullback.kernels.row_operation import RowTotal, RowValues
 from kullback.numeric import accurate_dtype
 from kullback.parallel.ranks import Ranks, pattern
 from kullback.parallel.rows import ShardedRows
@@ -370,13 +371,13 @@ def _reduced(
     """
     constant = spec.weights
     if word != "none" and (constant is None or not constant.requires_grad or not chunked):
-        return (
-            FusedTotal.apply(spec, torch.is_grad_enabled(), *tensors)
-            if chunked
-            else spec.reference_total(tensors)
-        )
+        if not chunked:
+            return spec.reference_total(tensors)
+        # In float16 small gradients underflow without the loss scale, which only the backward pass knows.
+        is_early = torch.is_grad_enabled() and all(x is None or x.dtype != torch.float16 for x in tensors)
+        return RowTotal.apply(spec, is_early, *tensors)
     if chunked:
-        values = FusedRows.apply(spec, *tensors)
+        values = RowValues.apply(spec, *tensors)
     else:
         values = spec.reference_rows(tensors, None if excluded is None else excluded.reshape(-1))
     values = values.reshape(positions) * spec.scale

@@ -5,21 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
 from kullback.functional.positions import check_logits, check_temperature
-from kullback.generators import Divergence
+from kullback.generators import Divergence, FinitePair
 from kullback.inputs import recordable
 from kullback.kernels.labels import HardLabels
+from kullback.kernels.row_operation import Gradients
 from kullback.kernels.selected import SelectedClasses
 from kullback.parallel.selected import Shard, ShardedClasses
 from kullback.short_repr import ShortRepr
 
-__all__ = ["PartialRows", "PartialTeacher", "check_partial_teacher"]
+__all__ = ["PartialRows", "PartialTeacher", "WeightedTerms", "check_partial_teacher"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +147,35 @@ class PartialTeacher(ShortRepr, ABC):
                 got=f"some on {kept.device}",
                 instead=self.remedy_of_device,
             )
+
+
+class WeightedTerms(NamedTuple):
+    """The weighted sum of each row's terms of some classes, as a row operation. Rows are not normalized.
+
+    The gradients by log p and log q use the kind's derivatives. Terms of weight 0 have no effect, even if they are NaN.
+    """
+
+    kind: Divergence
+
+    def compute(self, log_p: Tensor, log_q: Tensor, weights: Tensor) -> tuple[Tensor]:
+        """Return the sums."""
+        terms = self.kind.terms(_pair(log_p, log_q))
+        return (torch.where(weights == 0, 0, weights * terms).sum(-1),)
+
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        """Return the gradients by log p and log q."""
+        log_p, log_q, weights = tensors
+        counted = weights * grad.unsqueeze(-1)
+        by_p, by_q = self.kind.derivatives(_pair(log_p, log_q))
+        return [torch.where(counted == 0, 0, counted * by) for by in (by_p, by_q)]
+
+
+def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
+    both = (log_p == -torch.inf) & (log_q == -torch.inf)
+    log_ratio = torch.where(both, 0, log_p - torch.where(both, 0, log_q))
+    return FinitePair(log_p.exp(), log_q.exp(), log_ratio, lambda: (log_p, log_q))
 
 
 def check_partial_teacher(

@@ -10,14 +10,19 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.functional.partial_teacher import PartialRows, PartialTeacher, check_partial_teacher
+from kullback.functional.partial_teacher import (
+    PartialRows,
+    PartialTeacher,
+    WeightedTerms,
+    check_partial_teacher,
+)
 from kullback.functional.positions import check_any_class, check_kind, check_logits, check_result_dtype
-from kullback.functional.selected_terms import weighted_terms
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence, FinitePair
 from kullback.inputs import check_dense, recordable, whole_from
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import summarize_rows
+from kullback.kernels.row_operation import transformable
 from kullback.numeric import upcast
 from kullback.representations import SUM_TOLERANCE, can_inspect, first_of
 
@@ -291,7 +296,7 @@ class SampledRows(PartialRows):
         k = log_probs.shape[-1]
         logits, log_sum, *_ = seen.split((k, 1, seen.shape[-1] - k - 1), -1)
         log_q = logits - log_sum
-        values = weighted_terms(self.kind, log_probs, log_q, self.weights)
+        values = transformable(WeightedTerms(self.kind), log_probs, log_q, self.weights)
         return (values + _slope_without_p(self.kind) * self._linear_part(log_probs, log_q)).to(self.dtype)
 
     def _linear_part(self, log_probs: Tensor, log_q: Tensor) -> Tensor:

@@ -10,12 +10,17 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.functional.partial_teacher import PartialRows, PartialTeacher, check_partial_teacher
+from kullback.functional.partial_teacher import (
+    PartialRows,
+    PartialTeacher,
+    WeightedTerms,
+    check_partial_teacher,
+)
 from kullback.functional.positions import check_kind, check_result_dtype
-from kullback.functional.selected_terms import weighted_terms
 from kullback.generators import Divergence
 from kullback.inputs import check_dense, recordable
-from kullback.kernels import logit_divergence
+from kullback.kernels import RowDivergence, logit_divergence
+from kullback.kernels.row_operation import transformable
 from kullback.numeric import upcast
 from kullback.representations import SUM_TOLERANCE, can_inspect_all
 
@@ -225,7 +230,9 @@ class TopKRows(PartialRows):
         q = seen[:, : log_probs.shape[-1] + 1]
         if self.tail == "zero":
             log_q = q[:, :-1] - q.logsumexp(-1, keepdim=True)
-            return weighted_terms(self.kind, log_probs, log_q, torch.ones_like(log_q)).to(self.dtype)
+            return transformable(WeightedTerms(self.kind), log_probs, log_q, torch.ones_like(log_q)).to(
+                self.dtype
+            )
         if self.tail == "renormalize":
             left = torch.full_like(q[:, -1:], -torch.inf)
         else:
@@ -233,7 +240,7 @@ class TopKRows(PartialRows):
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
             left = _log_mass_left(log_probs, q[:, -1:], torch.where(is_whole, 1, self.rounding))
         p = torch.cat([log_probs / self.temperature, left], -1)
-        return logit_divergence(self.kind, p, q, dtype=self.dtype)
+        return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, q)
 
 
 def _log_mass_left(log_probs: Tensor, others: Tensor, rounding: Tensor) -> Tensor:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kullback.kernels.row_operation import Gradients, transformable
 from kullback.numeric import upcast
-from kullback.representations import can_inspect
 
 __all__ = ["HardLabels", "cross_entropy", "cross_entropy_gradient", "cross_entropy_of_block", "row_blocks"]
 
@@ -68,9 +68,7 @@ def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
 
     It is +inf if the class has logit -inf. Its gradient is always the softmax minus the one-hot vector.
     """
-    # torch.compile does not support a custom function with forward-mode derivatives.
-    function = _CrossEntropy if torch.compiler.is_compiling() else _ForwardCrossEntropy
-    return function.apply(logits, classes)
+    return transformable(_CrossEntropy(), logits, classes)
 
 
 def cross_entropy_of_block(logits: Tensor, classes: Tensor) -> Tensor:
@@ -98,39 +96,26 @@ def cross_entropy_gradient(logits: Tensor, classes: Tensor, grad: Tensor) -> Ten
     return torch.where(grad == 0, 0, grad * by)
 
 
-class _CrossEntropy(torch.autograd.Function):
-    """`cross_entropy` with a gradient, computed for whole rows in the dtype of the logits."""
+class _CrossEntropy:
+    """`cross_entropy` as a row operation; its gradient is in the dtype of the logits."""
 
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(logits: Tensor, classes: Tensor) -> Tensor:
+    def compute(self, logits: Tensor, classes: Tensor) -> tuple[Tensor]:
         parts = [cross_entropy_of_block(logits[block], classes[block]) for block in row_blocks(logits)]
-        return torch.cat(parts) if parts else upcast(logits.new_empty(0))
+        return (torch.cat(parts) if parts else upcast(logits.new_empty(0)),)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        logits, classes = ctx.saved_tensors
-        grad = grads[0]
-        if torch.is_grad_enabled() or not all(can_inspect(x) for x in (logits, classes, grad)):
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        logits, classes, *_ = tensors
+        if not is_plain:
             return cross_entropy_gradient(logits, classes, grad).to(logits.dtype), None
         gradient = torch.empty_like(logits)
         for block in row_blocks(logits):
             gradient[block] = cross_entropy_gradient(logits[block], classes[block], grad[block])
         return gradient, None
 
-
-class _ForwardCrossEntropy(_CrossEntropy):
-    """The same function with forward-mode derivatives."""
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        logits, classes = ctx.saved_tensors
+    def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
+        logits, classes, *_ = tensors
         ones = torch.ones_like(classes, dtype=upcast(logits[..., :0]).dtype)
         by = cross_entropy_gradient(logits, classes, ones)
         return (by * tangents[0]).sum(-1) if tangents[0] is not None else torch.zeros_like(ones)

@@ -6,7 +6,7 @@ temporaries stay small for any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,20 +14,20 @@ from torch import Tensor
 
 from kullback.generators import Divergence, FinitePair, TotalVariation, behaves_as
 from kullback.kernels.labels import HardLabels
+from kullback.kernels.row_operation import Gradients, transformable
 from kullback.numeric import tensor_of, upcast
 from kullback.representations import Representation
 
 __all__ = [
     "Normalized",
-    "Rows",
+    "RowDivergence",
     "finite_pair",
     "pair_from_weights",
     "pair_of_sides",
     "rounding_error",
-    "row_changes",
     "row_divergence",
-    "row_gradients",
     "value_and_gradient",
+    "weighted_total",
 ]
 
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
@@ -112,29 +112,79 @@ def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None)
     return FinitePair(mass_p, mass_q, ratio, lambda: (p.log_mass(), q.log_mass()))
 
 
-class Rows(NamedTuple):
-    """How rows are read: whether each side contains log-weights, and the temperature that divides log-weights."""
+class RowDivergence(NamedTuple):
+    """The divergence of each row of P and Q, a row operation (`kernels.row_operation`).
 
+    Attributes:
+        kind: the divergence.
+        temperature: the divisor of log-weights.
+        dtype: the dtype of the values.
+        labels: the labels of the rows; their cross-entropy is mixed with the divergences.
+        p_in_logs: whether P contains log-weights.
+        q_in_logs: whether Q does.
+    """
+
+    kind: Divergence
+    temperature: float = 1.0
+    dtype: torch.dtype = torch.float64
+    labels: HardLabels | None = None
     p_in_logs: bool = True
     q_in_logs: bool = True
-    temperature: float = 1.0
 
     def pair(self, p: Tensor, q: Tensor) -> FinitePair:
         """Normalize two tensors of rows, of any dtype."""
         p, q = self._scaled(p, self.p_in_logs), self._scaled(q, self.q_in_logs)
-        return pair_from_weights(p, q, self.p_in_logs, self.q_in_logs)
+        return _balanced(self.kind, pair_from_weights(p, q, self.p_in_logs, self.q_in_logs))
 
-    def divergence(self, kind: Divergence, p: Tensor, q: Tensor) -> Tensor:
-        """Return each row's divergence."""
-        return kind.total(_balanced(kind, self.pair(p, q)))
+    def of_rows(self, rows: slice) -> RowDivergence:
+        """Return the operation for some rows."""
+        return self if self.labels is None else self._replace(labels=self.labels.of_rows(rows))
 
-    def derivatives(self, kind: Divergence, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of each row's divergence by the weights, or log-weights, of P and of Q."""
-        pair = _balanced(kind, self.pair(p, q))
-        by_p, by_q = kind.derivatives(pair)
-        return self._by_weights(by_p, pair.p, p, self.p_in_logs), self._by_weights(
-            by_q, pair.q, q, self.q_in_logs
+    def values(self, p: Tensor, q: Tensor) -> Tensor:
+        """Return the value of each row."""
+        values = self.kind.total(self.pair(p, q))
+        return values if self.labels is None else self.labels.mixed(values, q)
+
+    def derivatives(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the derivatives of each row's value by the weights, or log-weights, of P and of Q."""
+        pair = self.pair(p, q)
+        by_p, by_q = self.kind.derivatives(pair)
+        derivatives = (
+            self._by_weights(by_p, pair.p, p, self.p_in_logs),
+            self._by_weights(by_q, pair.q, q, self.q_in_logs),
         )
+        return derivatives if self.labels is None else self.labels.mixed_derivatives(derivatives, q)
+
+    def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
+        """Return the value of each row, computed in blocks."""
+        values = [self.of_rows(block).values(p[block], q[block]).to(self.dtype) for block in _blocks(p)]
+        return (torch.cat(values) if values else p.new_empty(0, dtype=self.dtype),)
+
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        """Return the gradients from `derivatives` instead of differentiating the terms.
+
+        Where P and Q agree, the derivatives are as accurate as the terms. They are also defined at the edges, where
+        differentiating the terms would give 0 times infinity. They consist of differentiable operations, so higher
+        derivatives work.
+        """
+        p, q = tensors = tensors[:2]
+        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for block in _blocks(p):
+            derivatives = self.of_rows(block).derivatives(p[block], q[block])
+            for part, derivative, x in zip(parts, derivatives, tensors, strict=True):
+                part.append(_weighted(derivative, grad[block]).to(x.dtype))
+        return [
+            (torch.cat(part) if part else torch.zeros_like(x)) if want else None
+            for part, x, want in zip(parts, tensors, wanted, strict=False)
+        ]
+
+    def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
+        """Return the directional derivative of each row's value."""
+        derivatives = self.derivatives(*tensors[:2])
+        changes = [s * t for s, t in zip(derivatives, tangents, strict=False) if t is not None]
+        return torch.stack([change.sum(-1) for change in changes]).sum(0)
 
     def _scaled(self, weights: Tensor, in_logs: bool) -> Tensor:
         weights = upcast(weights)
@@ -175,13 +225,11 @@ def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
     return pair._replace(log_ratio=pair.log_ratio + shift)
 
 
-def row_divergence(kind: Divergence, p: Tensor, q: Tensor, rows: Rows, dtype: torch.dtype) -> Tensor:
-    """Return the divergence of `kind` for each pair of rows of two (n, classes) tensors."""
-    if _forward_levels() > 1:
-        return _expanded(kind, p, q, rows).to(dtype)
-    # torch.compile does not support a custom function with forward-mode derivatives.
-    function = _RowDivergence if torch.compiler.is_compiling() else ForwardRowDivergence
-    return function.apply(p, q, kind, rows, dtype)
+def row_divergence(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
+    """Return the value of each pair of rows of two (n, classes) tensors, differentiable in every way."""
+    labels, rows = rows.labels, rows._replace(labels=None)  # the labels' tensors may be transformed too
+    values = _expanded(rows, p, q).to(rows.dtype) if _forward_levels() > 1 else transformable(rows, p, q)
+    return values if labels is None else labels.mixed(values, q)
 
 
 def _forward_levels() -> int:
@@ -191,112 +239,58 @@ def _forward_levels() -> int:
     return sum(level.key() == _functorch.TransformType.Jvp for level in _functorch.get_interpreter_stack())
 
 
-def _expanded(kind: Divergence, p: Tensor, q: Tensor, rows: Rows) -> Tensor:
+def _expanded(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
     """Return the value plus an integral of the derivatives over a step of 0, which carries the forward derivatives.
 
     Radau's rule with two points makes the derivatives of the result exact up to the third order.
     """
     fixed = p.detach(), q.detach()
     steps = [torch.where(x.isfinite(), y - x, 0) for x, y in zip(fixed, (p, q), strict=True)]
-    there = rows.derivatives(kind, *fixed)
-    on_the_way = rows.derivatives(kind, *(x + 2 / 3 * step for x, step in zip(fixed, steps, strict=True)))
-    value = rows.divergence(kind, *fixed)
+    there = rows.derivatives(*fixed)
+    on_the_way = rows.derivatives(*(x + 2 / 3 * step for x, step in zip(fixed, steps, strict=True)))
+    value = rows.values(*fixed)
     for by, by_ahead, step in zip(there, on_the_way, steps, strict=True):
         value = value + (step * (by + 3 * by_ahead) / 4).sum(-1)
     return value
 
 
 def value_and_gradient(
-    kind: Divergence,
+    rows: RowDivergence,
     p: Tensor,
     q: Tensor,
     weights: Tensor | None,
-    *,
-    wanted: tuple[bool, bool],
-    temperature: float,
-    inplace: bool,
-    labels: HardLabels | None = None,
+    wanted: Sequence[bool],
+    inplace: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the divergence of each row of logits, and the requested gradients of their weighted sum."""
-    rows = Rows(temperature=temperature)
+    """Return the value of each row of logits, and the wanted gradients of their weighted sum."""
     values = torch.empty(p.shape[0], dtype=upcast(p[:0]).dtype, device=p.device)
     gradients = [
         (x if inplace else torch.empty_like(x)) if want else None
         for x, want in zip((p, q), wanted, strict=True)
     ]
     for block in _blocks(p):
-        values[block] = rows.divergence(kind, p[block], q[block])
-        if labels is not None:
-            values[block] = labels.of_rows(block).mixed(values[block], q[block])
-        if not any(wanted):
-            continue
-        derivatives = rows.derivatives(kind, p[block], q[block])
-        if labels is not None:
-            derivatives = labels.of_rows(block).mixed_derivatives(derivatives, q[block])
+        part = rows.of_rows(block)
+        values[block] = part.values(p[block], q[block])
+        derivatives = part.derivatives(p[block], q[block]) if any(wanted) else (None, None)
         for gradient, derivative in zip(gradients, derivatives, strict=True):
-            if gradient is not None:
+            if gradient is not None and derivative is not None:
                 weighted = derivative if weights is None else _weighted(derivative, weights[block])
                 gradient[block] = weighted.to(gradient.dtype)
     return values, gradients[0], gradients[1]
 
 
 def weighted_total(
-    kind: Divergence,
+    rows: RowDivergence,
     p: Tensor,
     q: Tensor,
     weights: Tensor | None,
-    *,
-    wanted: tuple[bool, bool],
-    temperature: float,
+    wanted: Sequence[bool],
     scale: float,
-    dtype: torch.dtype,
-    labels: HardLabels | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return `scale` times the weighted sum of the rows' divergences, and its requested gradients."""
+) -> tuple[Tensor, Gradients]:
+    """Return `scale` times the weighted sum of the rows' values, and its wanted gradients."""
     scaled = q.new_full(q.shape[:1], scale, dtype=torch.float64) if weights is None else weights * scale
-    values, *gradients = value_and_gradient(
-        kind, p, q, scaled, wanted=wanted, temperature=temperature, inplace=False, labels=labels
-    )
-    return torch.where(scaled == 0, 0, scaled * values).sum().to(dtype), gradients[0], gradients[1]
-
-
-def row_gradients(
-    kind: Divergence,
-    p: Tensor,
-    q: Tensor,
-    rows: Rows,
-    grad: Tensor,
-    wanted: tuple[bool, bool],
-    labels: HardLabels | None = None,
-) -> list[Tensor | None]:
-    """Return the gradient of the sum of `grad` times the rows' divergences, by differentiable operations."""
-    parts: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for block in _blocks(p):
-        derivatives = rows.derivatives(kind, p[block], q[block])
-        if labels is not None:
-            derivatives = labels.of_rows(block).mixed_derivatives(derivatives, q[block])
-        for part, derivative, x in zip(parts, derivatives, (p, q), strict=True):
-            part.append(_weighted(derivative, grad[block]).to(x.dtype))
-    return [
-        (torch.cat(part) if part else torch.zeros_like(x)) if want else None
-        for part, x, want in zip(parts, (p, q), wanted, strict=True)
-    ]
-
-
-def row_changes(
-    kind: Divergence,
-    p: Tensor,
-    q: Tensor,
-    rows: Rows,
-    tangents: tuple[Tensor | None, ...],
-    labels: HardLabels | None = None,
-) -> Tensor:
-    """Return the directional derivative of each row's divergence."""
-    derivatives = rows.derivatives(kind, p, q)
-    if labels is not None:
-        derivatives = labels.mixed_derivatives(derivatives, q)
-    changes = [s * t for s, t in zip(derivatives, tangents, strict=False) if t is not None]
-    return torch.stack([change.sum(-1) for change in changes]).sum(0)
+    values, *gradients = value_and_gradient(rows, p, q, scaled, wanted)
+    return torch.where(scaled == 0, 0, scaled * values).sum().to(rows.dtype), gradients
 
 
 def rounding_error(kind: Divergence, p: Representation, q: Representation, value: Tensor) -> Tensor:
@@ -315,42 +309,6 @@ def rounding_error(kind: Divergence, p: Representation, q: Representation, value
     return torch.where(value.isinf(), 0, propagated + torch.finfo(value.dtype).eps * value.abs()).to(
         value.dtype
     )
-
-
-class _RowDivergence(torch.autograd.Function):
-    """The divergence of each row. Its gradient uses `kind.derivatives` instead of differentiating the terms.
-
-    Where P and Q agree, the derivatives are as accurate as the terms. They are also defined at the edges, where
-    differentiating the terms would give 0 times infinity. They consist of differentiable operations, so higher
-    derivatives work.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(p: Tensor, q: Tensor, kind: Divergence, rows: Rows, dtype: torch.dtype) -> Tensor:
-        values = [rows.divergence(kind, p[block], q[block]).to(dtype) for block in _blocks(p)]
-        return torch.cat(values) if values else p.new_empty(0, dtype=dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        p, q, ctx.kind, ctx.rows, ctx.dtype = inputs
-        ctx.save_for_backward(p, q)
-        ctx.save_for_forward(p, q)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        p, q = ctx.saved_tensors
-        return *row_gradients(ctx.kind, p, q, ctx.rows, grads[0], ctx.needs_input_grad[:2]), None, None, None
-
-
-class ForwardRowDivergence(_RowDivergence):
-    """The same function with forward-mode derivatives."""
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        p, q = ctx.saved_tensors
-        return row_changes(ctx.kind, p, q, ctx.rows, tangents).to(ctx.dtype)
 
 
 def _weighted(derivatives: Tensor, weights: Tensor) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kullback.kernels.labels import cross_entropy_gradient, cross_entropy_of_block, row_blocks
 from kullback.kernels.native import selected as native
+from kullback.kernels.row_operation import Gradients, transformable
 from kullback.numeric import upcast
 from kullback.representations import can_inspect_all
 
@@ -28,14 +30,31 @@ class SelectedClasses(NamedTuple):
     a sum. Derivatives treat this shift as constant. They are exact for every function that the shift does not change.
     """
 
-    indices: Tensor
+    indices: Any  # Tensor; None while torch transforms it
     temperature: float
     leaves_out: bool  # whether the logsumexp excludes the selected classes
     labels: Tensor | None = None
 
     def of(self, logits: Tensor) -> Tensor:
         """Read the logits, differentiably."""
-        return cast("tuple[Tensor, Tensor]", _Selected.apply(logits, *self))[0]
+        settings = self._replace(indices=None, labels=None)  # torch.func may transform these tensors too
+        return transformable(settings, logits, self.indices, self.labels)
+
+    def compute(self, logits: Tensor, indices: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the results of `read`, as a row operation."""
+        return self._replace(indices=indices, labels=labels).read(logits)
+
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        """Return the gradient by the logits."""
+        (logits, indices, labels), (result, sums) = tensors, kept
+        classes = self._replace(indices=indices, labels=labels)
+        if not is_plain:
+            return classes.gradient_of_block(logits, result, grad).to(logits.dtype), None
+        gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+        classes.write_gradient(logits, result, sums, grad, gradient)
+        return gradient, None
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Read the logits. Return the result, and sums that `write_gradient` needs, which may be empty."""
@@ -67,9 +86,9 @@ class SelectedClasses(NamedTuple):
             )
             return
         for block in row_blocks(logits):
-            out[block] = self._of_rows(block).gradient(logits[block], result[block], grad[block])
+            out[block] = self._of_rows(block).gradient_of_block(logits[block], result[block], grad[block])
 
-    def gradient(self, logits: Tensor, result: Tensor, grad: Tensor) -> Tensor:
+    def gradient_of_block(self, logits: Tensor, result: Tensor, grad: Tensor) -> Tensor:
         """Return the gradient by the logits in float64, by differentiable operations."""
         k = self.indices.shape[-1]
         padding, indices = self.indices < 0, self.indices.clamp(min=0)
@@ -119,33 +138,3 @@ class SelectedClasses(NamedTuple):
 def origin_of(peak: Tensor) -> Tensor:
     """Return the number to subtract from logits with this peak: the peak, or 0 where differences might overflow."""
     return torch.where(peak.abs() <= torch.finfo(peak.dtype).max * 1e-8, peak, 0)
-
-
-class _Selected(torch.autograd.Function):
-    """`SelectedClasses.read` with a gradient, computed for whole rows in the dtype of the logits."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        logits: Tensor, indices: Tensor, temperature: float, leaves_out: bool, labels: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return SelectedClasses(indices, temperature, leaves_out, labels).read(logits)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        logits, indices, ctx.temperature, ctx.leaves_out, labels = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(logits, indices, labels, *output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        logits, indices, labels, result, sums = ctx.saved_tensors
-        grad = grads[0]
-        task = SelectedClasses(indices, ctx.temperature, ctx.leaves_out, labels)
-        inspected = [x for x in (logits, indices, labels, result, grad) if x is not None]
-        if torch.is_grad_enabled() or not can_inspect_all(inspected):
-            return task.gradient(logits, result, grad).to(logits.dtype), None, None, None, None
-        gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-        task.write_gradient(logits, result, sums, grad, gradient)
-        return gradient, None, None, None, None

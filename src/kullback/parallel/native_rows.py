@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kullback.generators import KL, Divergence, FinitePair, ReverseKL, TotalVariation
 from kullback.kernels.native import rows as native
+from kullback.kernels.reference import RowDivergence
 from kullback.parallel.combine import Merged
 from kullback.parallel.labels import MixedLabels
 
@@ -155,7 +156,7 @@ def _blocks(
             _shifted(buffer[:, :-1], x[rows], norm.peak[rows], temperature)
             buffer[:, -1] = last[rows]
         values, *gradients = native.value_and_gradient(
-            kind, filled[0], filled[1], None, wanted=wanted, temperature=1.0, inplace=True
+            RowDivergence(kind), filled[0], filled[1], None, wanted, inplace=True
         )
         totals: list[Tensor] = []
         sums: list[Tensor] = []

@@ -15,7 +15,8 @@ from torch import Tensor
 from kullback.generators import Divergence, FinitePair
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.overlap import may_overlap_itself
-from kullback.kernels.reference import Normalized, pair_of_sides
+from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
+from kullback.kernels.row_operation import Gradients, overwritten
 from kullback.numeric import upcast
 from kullback.parallel import native_rows
 from kullback.parallel.combine import Merged, RowSums, Rule, rule_of
@@ -53,6 +54,9 @@ class ShardedRows(NamedTuple):
         classes: the number of classes of all ranks together.
         needed: whether any rank needs a gradient by P, and by Q.
         start: the first class of this rank.
+        dtype: the dtype of the values.
+        labels: the labels of the rows; their cross-entropy is mixed with the divergences.
+        inplace: whether the gradient overwrites Q's logits.
     """
 
     ranks: Ranks
@@ -61,34 +65,42 @@ class ShardedRows(NamedTuple):
     classes: int
     needed: tuple[bool, bool]
     start: int
+    dtype: torch.dtype = torch.float64
+    labels: HardLabels | None = None
+    inplace: bool = False
 
-    def divergence(
-        self,
-        p: Tensor,
-        q: Tensor,
-        *,
-        dtype: torch.dtype,
-        inplace: bool = False,
-        labels: HardLabels | None = None,
-    ) -> Tensor:
-        """Return the divergence of each row, the same on every rank; its gradient goes to this rank's logits."""
-        return cast("Tensor", _ShardedDivergence.apply(p, q, self, dtype, inplace, labels))
+    def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor, State]:
+        """Return the value of each row, the same on every rank, as a row operation."""
+        state = self.sweep(p, q, self.needed, self.labels)
+        return state.values().to(self.dtype), state
+
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        """Return the gradients by this rank's logits. They need no collective: `compute` keeps the sums.
+
+        All ranks have the same values, and the same gradient of the loss by these values. The result is this rank's
+        part of the gradient of that one loss; losses are not summed over the ranks.
+        """
+        check_first_derivative(self.ranks, grad)
+        p, q = tensors
+        inplace = self.inplace and not may_overlap_itself(q)
+        by_p, by_q = self.side_gradients(p, q, kept[1], upcast(grad), wanted, (False, inplace))
+        return by_p, overwritten(q) if inplace else by_q
 
     def value_and_gradient(
         self,
-        kind: Divergence,
+        rows: RowDivergence,
         p: Tensor,
         q: Tensor,
         weights: Tensor | None,
-        *,
-        wanted: tuple[bool, bool],
-        temperature: float,
-        inplace: bool,
-        labels: HardLabels | None = None,
+        wanted: Sequence[bool],
+        inplace: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the results of `kernels.value_and_gradient`, with the gradients by this rank's logits."""
-        state = self.sweep(p, q, self.needed if any(wanted) else (False, False), labels)
-        by_p, by_q = self.gradients(p, q, state, weights, wanted, (inplace, inplace))
+        sharded = self._replace(kind=rows.kind)
+        state = sharded.sweep(p, q, self.needed if any(wanted) else (False, False), rows.labels)
+        by_p, by_q = sharded.side_gradients(p, q, state, weights, wanted, (inplace, inplace))
         return state.values(), by_p, by_q
 
     def sweep(
@@ -118,7 +130,7 @@ class ShardedRows(NamedTuple):
         numbers = self.ranks.gather(local) if rule.gathers else self.ranks.sum(local)
         return State(of_p, of_q, rule.merge(numbers, needed), mixed)
 
-    def gradients(
+    def side_gradients(
         self,
         p: Tensor,
         q: Tensor,
@@ -189,41 +201,6 @@ class ShardedRows(NamedTuple):
         ]
         sides = [_normalized(x, norm, self.temperature) for x, norm in zip(logits, norms, strict=True)]
         return pair_of_sides(sides[0], sides[1]), tops
-
-
-class _ShardedDivergence(torch.autograd.Function):
-    """The divergence of each row. The backward pass needs no collective, because the forward pass keeps the sums.
-
-    All ranks have the same values, and the same gradient of the loss by these values. The result is this rank's part of
-    the gradient of that one loss; losses are not summed over the ranks.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        p: Tensor,
-        q: Tensor,
-        rows: ShardedRows,
-        dtype: torch.dtype,
-        inplace: bool,
-        labels: HardLabels | None,
-    ) -> Tensor:
-        ctx.rows, ctx.inplace = rows, inplace
-        ctx.state = rows.sweep(p, q, rows.needed, labels)
-        ctx.save_for_backward(p, q)
-        return ctx.state.values().to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        check_first_derivative(ctx.rows.ranks, grads[0])
-        p, q = ctx.saved_tensors
-        inplace = ctx.inplace and not may_overlap_itself(q)
-        weights = upcast(grads[0])
-        by_p, by_q = ctx.rows.gradients(p, q, ctx.state, weights, ctx.needs_input_grad[:2], (False, inplace))
-        if inplace:  # raise autograd's version counter, so that other users of the logits get an error
-            torch.autograd.graph.increment_version(q)
-            by_q = q.detach()
-        return by_p, by_q, None, None, None, None
 
 
 def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:

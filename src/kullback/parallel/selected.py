@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kullback.kernels.row_operation import Gradients, RowValues
 from kullback.kernels.selected import SelectedClasses, origin_of
 from kullback.numeric import upcast
 from kullback.parallel.labels import LabelSums, logits_at, places_of
@@ -42,7 +44,21 @@ class ShardedClasses(NamedTuple):
 
     def of(self, logits: Tensor) -> Tensor:
         """Read the logits, differentiably."""
-        return cast("tuple[Tensor, Tensor]", _Selected.apply(logits, self))[0]
+        return RowValues.apply(self, logits)
+
+    def compute(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the results of `read`, as a row operation."""
+        return self.read(logits)
+
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        """Return the gradient by this rank's logits. All ranks get the same gradient by the result."""
+        check_first_derivative(self.shard.ranks, grad)
+        gradient = torch.empty_like(tensors[0])
+        result, sums = kept
+        self.write_gradient(tensors[0], result, sums, grad, gradient)
+        return (gradient,)
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Read the logits. Return the result, and the origins and label sums that `write_gradient` needs."""
@@ -99,24 +115,3 @@ class ShardedClasses(NamedTuple):
         start, own, labels = self.shard.start, logits.shape[-1], self.selected.labels
         of_labels = None if labels is None else places_of(labels.unsqueeze(-1), start, own)
         return places_of(self.selected.indices, start, own), of_labels
-
-
-class _Selected(torch.autograd.Function):
-    """`ShardedClasses.read` with a gradient by this rank's logits. All ranks get the same gradient by the result."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, task: ShardedClasses) -> tuple[Tensor, Tensor]:
-        result, sums = task.read(logits)
-        ctx.task = task
-        ctx.mark_non_differentiable(sums)
-        ctx.save_for_backward(logits, result, sums)
-        return result, sums
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        task: ShardedClasses = ctx.task
-        check_first_derivative(task.shard.ranks, grads[0])
-        logits, result, sums = ctx.saved_tensors
-        gradient = torch.empty_like(logits)
-        task.write_gradient(logits, result, sums, grads[0], gradient)
-        return gradient, None

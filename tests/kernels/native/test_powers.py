@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kullback import Alpha, ChiSquared, Divergence, Renyi, SquaredHellinger
-from kullback.kernels import reference, value_and_gradient
+from kullback.kernels import RowDivergence, reference, value_and_gradient
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.native import library
 
@@ -59,11 +59,11 @@ def test_rows_of_all_widths_are_those_of_the_reference(
     p, q = rows_of_all_widths(dtype)
     labels = HardLabels(torch.arange(48) % 2, 0.75, 0.25) if labeled else None
     want = reference.value_and_gradient(
-        kind, p.double(), q.double(), None, wanted=(True, True), temperature=1.5, inplace=False, labels=labels
+        RowDivergence(kind, 1.5, labels=labels), p.double(), q.double(), None, wanted=(True, True)
     )
     wanted = (not inplace, True)
     got = value_and_gradient(
-        kind, p, q.clone(), None, wanted=wanted, temperature=1.5, inplace=inplace, labels=labels
+        RowDivergence(kind, 1.5, labels=labels), p, q.clone(), None, wanted=wanted, inplace=inplace
     )
     order = getattr(kind, "alpha", 2.0)  # the rounding of the normalization counts so many times
     torch.testing.assert_close(got[0], want[0], rtol=max(3e-6, 3e-7 * order), atol=1e-9)

@@ -24,7 +24,7 @@ from kullback import (
     divergence,
     kl_divergence,
 )
-from kullback.kernels import reference, row_divergence, value_and_gradient
+from kullback.kernels import RowDivergence, reference, row_divergence, value_and_gradient
 from kullback.kernels.native import library, rows
 
 if library.missing() is not None:
@@ -89,7 +89,7 @@ def truth(
     kind: Divergence, p: Tensor, q: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     values, by_p, by_q = reference.value_and_gradient(
-        kind, p.double(), q.double(), weights, wanted=(True, True), temperature=1.0, inplace=False
+        RowDivergence(kind), p.double(), q.double(), weights, wanted=(True, True)
     )
     assert by_p is not None
     assert by_q is not None
@@ -102,7 +102,7 @@ def test_edges_are_those_of_the_reference(kind: Divergence, dtype: torch.dtype) 
     p, q = (side.to(dtype) for side in EDGES)
     assert rows.serves(kind, p, q)
     want = truth(kind, p, q)
-    got = value_and_gradient(kind, p, q, None, wanted=(True, True))
+    got = value_and_gradient(RowDivergence(kind), p, q, None, wanted=(True, True))
     unit = torch.finfo(dtype).eps
     torch.testing.assert_close(got[0], want[0], rtol=3e-6, atol=1e-9)
     for mine, true in zip(got[1:], want[1:], strict=True):
@@ -135,11 +135,11 @@ def test_a_mass_that_underflows_against_none_is_infinite(
 ) -> None:
     mass, none = torch.tensor([[0.0, low, 1.0]], dtype=dtype), torch.tensor([[0.0, -INF, 1.0]], dtype=dtype)
     p, q = (none, mass) if side else (mass, none)
-    value, *gradients = value_and_gradient(kind, p, q, None, wanted=(True, True))
+    value, *gradients = value_and_gradient(RowDivergence(kind), p, q, None, wanted=(True, True))
     assert value == INF
     assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
     assert divergence(Logits(p), Logits(q), kind) == INF
-    back = value_and_gradient(kind, q, p, None, wanted=(False, False))[0]
+    back = value_and_gradient(RowDivergence(kind), q, p, None, wanted=(False, False))[0]
     assert back.isfinite() or kind == Jeffreys()
 
 
@@ -148,7 +148,7 @@ def test_a_mass_that_underflows_against_none_is_infinite(
 def test_logits_at_the_end_of_the_range_are_no_nan(kind: Divergence, dtype: torch.dtype, huge: float) -> None:
     p = torch.tensor([[huge, huge, -INF], [huge, -huge, 0.0], [-huge, -huge, -huge]], dtype=dtype)
     q = torch.tensor([[-huge, -huge, -INF], [huge, -huge, 0.0], [huge, huge, huge]], dtype=dtype)
-    values, *gradients = value_and_gradient(kind, p, q, None, wanted=(True, True))
+    values, *gradients = value_and_gradient(RowDivergence(kind), p, q, None, wanted=(True, True))
     assert (values == 0).all()
     assert all((gradient == 0).all() for gradient in gradients if gradient is not None)
 
@@ -159,7 +159,7 @@ def test_large_rows_keep_six_digits(kind: Divergence, spread: float) -> None:
     p = 4 * torch.randn(2, 128_257)
     q = p + spread * torch.randn(2, 128_257)
     want = truth(kind, p, q)
-    got = value_and_gradient(kind, p, q, None, wanted=(True, True))
+    got = value_and_gradient(RowDivergence(kind), p, q, None, wanted=(True, True))
     torch.testing.assert_close(got[0], want[0], rtol=1e-6, atol=1e-14)
     for mine, true in zip(got[1:], want[1:], strict=True):
         assert mine is not None
@@ -183,9 +183,9 @@ def test_keeps_six_digits_or_more_than_torch_in_the_same_dtype(kind: Divergence)
 def test_each_side_alone_gives_the_gradient_of_both(kind: Divergence) -> None:
     p, q = torch.randn(3, 2000), torch.randn(3, 2000)
     weights = torch.tensor([0.5, 0.0, 2.0])
-    _, by_p, by_q = value_and_gradient(kind, p, q, weights, wanted=(True, True))
-    _, only_p, none_q = value_and_gradient(kind, p, q, weights, wanted=(True, False))
-    _, none_p, only_q = value_and_gradient(kind, p, q, weights, wanted=(False, True))
+    _, by_p, by_q = value_and_gradient(RowDivergence(kind), p, q, weights, wanted=(True, True))
+    _, only_p, none_q = value_and_gradient(RowDivergence(kind), p, q, weights, wanted=(True, False))
+    _, none_p, only_q = value_and_gradient(RowDivergence(kind), p, q, weights, wanted=(False, True))
     assert none_p is None
     assert none_q is None
     torch.testing.assert_close(only_p, by_p)
@@ -200,9 +200,9 @@ def test_each_side_alone_gives_the_gradient_of_both(kind: Divergence) -> None:
 @DTYPES
 def test_gradients_may_overwrite_the_logits(kind: Divergence, dtype: torch.dtype) -> None:
     p, q = torch.randn(5, 300).to(dtype), torch.randn(5, 300).to(dtype)
-    want = value_and_gradient(kind, p, q, None, wanted=(True, True))
+    want = value_and_gradient(RowDivergence(kind), p, q, None, wanted=(True, True))
     p_copy, q_copy = p.clone(), q.clone()
-    got = value_and_gradient(kind, p_copy, q_copy, None, wanted=(True, True), inplace=True)
+    got = value_and_gradient(RowDivergence(kind), p_copy, q_copy, None, wanted=(True, True), inplace=True)
     assert torch.equal(got[0], want[0])
     assert got[1] is p_copy
     assert got[2] is q_copy
@@ -215,26 +215,26 @@ def test_gradients_may_overwrite_the_logits(kind: Divergence, dtype: torch.dtype
 @DTYPES
 def test_any_strides_are_read(dtype: torch.dtype) -> None:
     p, q = torch.randn(7, 50).to(dtype), torch.randn(7, 50).to(dtype)
-    want = value_and_gradient(KL(), p, q, None, wanted=(False, True))
+    want = value_and_gradient(RowDivergence(KL()), p, q, None, wanted=(False, True))
     forms = [
         (p.t().contiguous().t(), q.t().contiguous().t()),
         (torch.cat([p, p], -1)[:, :50], torch.cat([q, q], -1)[:, :50]),
     ]
     for a, b in forms:
-        got = value_and_gradient(KL(), a, b, None, wanted=(False, True))
+        got = value_and_gradient(RowDivergence(KL()), a, b, None, wanted=(False, True))
         assert torch.equal(got[0], want[0])
         assert got[2] is not None
         assert want[2] is not None
         assert torch.equal(got[2], want[2])
-    expanded = value_and_gradient(KL(), p[:1].expand(7, 50), q, None, wanted=(False, True))
+    expanded = value_and_gradient(RowDivergence(KL()), p[:1].expand(7, 50), q, None, wanted=(False, True))
     torch.testing.assert_close(expanded[0][0], want[0][0])
 
 
 def test_no_rows_and_one_class() -> None:
     empty = torch.zeros(0, 5)
-    assert value_and_gradient(KL(), empty, empty, None, wanted=(True, True))[0].shape == (0,)
+    assert value_and_gradient(RowDivergence(KL()), empty, empty, None, wanted=(True, True))[0].shape == (0,)
     values, by_p, by_q = value_and_gradient(
-        KL(), torch.zeros(3, 1), torch.ones(3, 1), None, wanted=(True, True)
+        RowDivergence(KL()), torch.zeros(3, 1), torch.ones(3, 1), None, wanted=(True, True)
     )
     assert (values == 0).all()
     assert by_p is not None
@@ -246,8 +246,8 @@ def test_no_rows_and_one_class() -> None:
 @KINDS
 def test_temperature_divides_both_sides(kind: Divergence) -> None:
     p, q = torch.randn(3, 40), torch.randn(3, 40)
-    hot = value_and_gradient(kind, p, q, None, wanted=(True, True), temperature=4.0)
-    want = value_and_gradient(kind, p / 4, q / 4, None, wanted=(True, True))
+    hot = value_and_gradient(RowDivergence(kind, 4.0), p, q, None, wanted=(True, True))
+    want = value_and_gradient(RowDivergence(kind), p / 4, q / 4, None, wanted=(True, True))
     torch.testing.assert_close(hot[0], want[0], rtol=1e-5, atol=1e-10)
     for mine, true in zip(hot[1:], want[1:], strict=True):
         assert mine is not None

@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from kullback import KL
 from kullback.kernels import kl_div_terms, reference
 from kullback.kernels.native import library, terms
-from kullback.kernels.reference import Rows
+from kullback.kernels.reference import RowDivergence
 
 if library.missing() is not None:
     pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)
@@ -206,7 +206,7 @@ def test_weights_whose_derivative_is_asked_for_are_left_to_others():
 def test_rows_of_weights_agree_with_the_reference_in_any_shape():
     p, q = torch.rand(2, 4, 3, 257, dtype=torch.float64)
     expected = reference.row_divergence(
-        KL(), p.view(12, -1), q.view(12, -1), Rows(p_in_logs=False, q_in_logs=False), torch.float64
+        RowDivergence(KL(), p_in_logs=False, q_in_logs=False), p.view(12, -1), q.view(12, -1)
     )
     torch.testing.assert_close(terms.kl_of_weights(p, q, INF), expected.view(4, 3))
     torch.testing.assert_close(

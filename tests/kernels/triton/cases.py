@@ -19,9 +19,10 @@ from torch import Tensor
 from kullback import KL, ChiSquared, Divergence, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
 from kullback.kernels import reference
 from kullback.kernels.labels import HardLabels
-from kullback.kernels.reference import Rows
-from kullback.kernels.row_autograd import FusedRowDivergence
+from kullback.kernels.reference import RowDivergence
+from kullback.kernels.row_operation import RowValues
 from kullback.kernels.triton import rows
+from kullback.kernels.whole_rows import FastRows
 from tests.oracles import truth
 
 DEVICE = os.environ.get("KULLBACK_TRITON_DEVICE", "cpu")
@@ -83,7 +84,7 @@ def ours(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     assert rows.serves(kind, p, q)
     return rows.value_and_gradient(
-        kind, p, q, weights, wanted=wanted, temperature=temperature, inplace=inplace
+        RowDivergence(kind, temperature), p, q, weights, wanted=wanted, inplace=inplace
     )
 
 
@@ -92,7 +93,7 @@ def in_float64(
 ) -> tuple[Tensor, ...]:
     """Value and gradients of the reference, which has tests of its own against 50 digits."""
     results = reference.value_and_gradient(
-        kind, p.double(), q.double(), weights, wanted=BOTH, temperature=temperature, inplace=False
+        RowDivergence(kind, temperature), p.double(), q.double(), weights, wanted=BOTH
     )
     return tuple(x for x in results if x is not None)
 
@@ -282,8 +283,8 @@ def test_a_row_of_weight_0_may_hold_anything(kind: Divergence) -> None:
         assert expected is not None
         assert (mine[1:3] == 0).all()
         assert torch.equal(mine[::3], expected)
-    total, *gradients = rows.weighted_total(
-        kind, p, q, weights, wanted=BOTH, temperature=1.0, scale=0.5, dtype=torch.float64
+    total, gradients = rows.weighted_total(
+        RowDivergence(kind, dtype=torch.float64), p, q, weights, wanted=BOTH, scale=0.5
     )
     torch.testing.assert_close(total, 0.5 * (alone[0] * weights[::3]).sum())
     torch.testing.assert_close(gradients, [0.5 * by_p, 0.5 * by_q])
@@ -340,7 +341,7 @@ def test_no_rows_and_one_class() -> None:
     assert by_q is not None
     assert by_p.shape == by_q.shape == (0, 5)
     total, *_ = rows.weighted_total(
-        KL(), p, p, None, wanted=BOTH, temperature=1.0, scale=1.0, dtype=torch.float32
+        RowDivergence(KL(), dtype=torch.float32), p, p, None, wanted=BOTH, scale=1.0
     )
     assert total == 0
     for kind in KINDS:
@@ -360,9 +361,9 @@ def test_rows_are_differentiable_in_all_orders(kind: Divergence) -> None:
         alone = torch.autograd.grad((factor * values).sum(), (p, q))
         return [values, *first, *second, *alone]
 
-    mine = derivatives(p, q, FusedRowDivergence.apply(p, q, rows, kind, 1.0, torch.float32))
+    mine = derivatives(p, q, RowValues.apply(FastRows(RowDivergence(kind, dtype=torch.float32), rows), p, q))
     wide = [side.detach().double().requires_grad_() for side in (p, q)]
-    true = derivatives(*wide, reference.row_divergence(kind, *wide, Rows(), torch.float64))
+    true = derivatives(*wide, reference.row_divergence(RowDivergence(kind), *wide))
     for ours_, theirs in zip(mine, true, strict=True):
         assert ours_.dtype == torch.float32
         torch.testing.assert_close(ours_.double(), theirs, rtol=1e-4, atol=1e-6)
@@ -372,7 +373,7 @@ def test_directional_derivative_is_the_gradients() -> None:
     p, q, change = (on_device(torch.randn(2, 6)) for _ in range(3))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(q, change)
-        value = FusedRowDivergence.apply(p, dual, rows, KL(), 1.0, torch.float32)
+        value = RowValues.apply(FastRows(RowDivergence(KL(), dtype=torch.float32), rows), p, dual)
         got = torch.autograd.forward_ad.unpack_dual(value).tangent
     by_q = ours(KL(), p, q, wanted=(False, True))[2]
     assert by_q is not None
@@ -399,23 +400,28 @@ def test_labels_are_mixed_in(share: float, inplace: bool) -> None:
     p[0, 0], q[0, 0] = 0.0, -INF  # an infinite divergence, which at share 1 counts nothing
     weights = torch.tensor([0.5, 2.0, 0.0])
     labels = HardLabels(on_device(torch.tensor([3, 69, 0]), torch.long), 1 - share, share)
-    how = {"temperature": 2.0, "labels": labels}
     true = reference.value_and_gradient(
-        KL(), p.double(), q.double(), weights, wanted=BOTH, inplace=False,
-        temperature=2.0, labels=labels._replace(classes=labels.classes.cpu()),
-    )  # fmt: skip
-    total, by_p, by_q = rows.weighted_total(
-        KL(),
+        RowDivergence(KL(), 2.0, labels=labels._replace(classes=labels.classes.cpu())),
+        p.double(),
+        q.double(),
+        weights,
+        wanted=BOTH,
+    )
+    total, (by_p, by_q) = rows.weighted_total(
+        RowDivergence(KL(), 2.0, torch.float32, labels),
         on_device(p),
         on_device(q),
         on_device(weights),
         wanted=BOTH,
         scale=3.0,
-        dtype=torch.float32,
-        **how,
     )
     mine = rows.value_and_gradient(
-        KL(), on_device(p), on_device(q), on_device(weights), wanted=BOTH, inplace=inplace, **how
+        RowDivergence(KL(), 2.0, labels=labels),
+        on_device(p),
+        on_device(q),
+        on_device(weights),
+        wanted=BOTH,
+        inplace=inplace,
     )
     expected = torch.where(weights == 0, 0, weights * true[0]).sum() * 3
     torch.testing.assert_close(total.cpu(), expected.float(), rtol=1e-6, atol=0)
@@ -443,9 +449,9 @@ if DEVICE == "cuda":  # chosen when the cases are collected
         p, q = on_device(torch.randn(4, 5000)), on_device(torch.randn(4, 5000))
         weights = on_device(torch.rand(4))
 
-        def compute() -> tuple[Tensor, Tensor | None, Tensor | None]:
+        def compute() -> tuple[Tensor, list[Tensor | None]]:
             return rows.weighted_total(
-                KL(), p, q, weights, wanted=BOTH, temperature=2.0, scale=0.25, dtype=torch.float32
+                RowDivergence(KL(), 2.0, dtype=torch.float32), p, q, weights, wanted=BOTH, scale=0.25
             )
 
         compute()  # compiles

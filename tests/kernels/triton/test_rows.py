@@ -49,7 +49,7 @@ import sys
 import torch
 before = "triton" in sys.modules
 from kullback import KL, optional
-from kullback.kernels import value_and_gradient
+from kullback.kernels import RowDivergence, value_and_gradient
 from kullback.kernels.triton import rows
 assert ("triton" in sys.modules) == before, "importing kullback imports triton"
 find = optional.find_spec
@@ -57,7 +57,7 @@ optional.find_spec = lambda name: None if name == "triton" else find(name)
 p = torch.zeros(2, 3)
 assert "not installed" in rows.missing()
 assert not rows.serves(KL(), p, p)
-assert (value_and_gradient(KL(), p, p, None, wanted=(True, True))[0] == 0).all()
+assert (value_and_gradient(RowDivergence(KL()), p, p, None, (True, True))[0] == 0).all()
 """
     done = run("-c", program, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ a side is float64, else in float32. They sum in float64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from kullback.generators import Divergence
 from kullback.kernels.divergence_codes import Arguments, arguments_of
-from kullback.kernels.labels import HardLabels
 from kullback.kernels.native import library
+from kullback.kernels.reference import RowDivergence
 
 __all__ = ["DTYPES", "serves", "value_and_gradient", "weighted_total"]
 
@@ -34,24 +35,21 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 
 
 def value_and_gradient(
-    kind: Divergence,
+    rows: RowDivergence,
     p: Tensor,
     q: Tensor,
     weights: Tensor | None,
-    *,
-    wanted: tuple[bool, bool],
-    temperature: float,
-    inplace: bool,
-    labels: HardLabels | None = None,
+    wanted: Sequence[bool],
+    inplace: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the divergence of each row of logits, and the requested gradients of their weighted sum."""
+    """Return the value of each row of logits, and the wanted gradients of their weighted sum."""
     values = torch.empty(p.shape[0], dtype=torch.float64, device="cpu")
     gradients: list[Tensor | None] = [None, None]
     for i, x in enumerate((p, q)):
         if wanted[i]:
             overwrites = inplace and x.stride(1) == 1
             gradients[i] = x if overwrites else torch.empty(x.shape, dtype=x.dtype, device="cpu")
-    _run(p, q, _in_float64(weights), kind, temperature, 1.0, labels, values, None, *gradients)
+    _run(rows, p, q, weights, 1.0, values, None, *gradients)
     for x, gradient in zip((p, q), gradients, strict=True):
         if inplace and gradient is not None and gradient is not x:
             x.copy_(gradient)
@@ -59,44 +57,37 @@ def value_and_gradient(
 
 
 def weighted_total(
-    kind: Divergence,
+    rows: RowDivergence,
     p: Tensor,
     q: Tensor,
     weights: Tensor | None,
-    *,
-    wanted: tuple[bool, bool],
-    temperature: float,
+    wanted: Sequence[bool],
     scale: float,
-    dtype: torch.dtype,
-    labels: HardLabels | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return `scale` times the weighted sum of the rows' divergences, and its requested gradients."""
+) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
+    """Return `scale` times the weighted sum of the rows' values, and its wanted gradients."""
     by_p = torch.empty(p.shape, dtype=p.dtype, device="cpu") if wanted[0] else None
     by_q = torch.empty(q.shape, dtype=q.dtype, device="cpu") if wanted[1] else None
-    total = torch.empty((), dtype=dtype, device="cpu")
-    _run(p, q, _in_float64(weights), kind, temperature, scale, labels, None, total, by_p, by_q)
-    return total, by_p, by_q
+    total = torch.empty((), dtype=rows.dtype, device="cpu")
+    _run(rows, p, q, weights, scale, None, total, by_p, by_q)
+    return total, (by_p, by_q)
 
 
 def _run(
+    rows: RowDivergence,
     p: Tensor,
     q: Tensor,
     weights: Tensor | None,
-    kind: Divergence,
-    temperature: float,
     scale: float,
-    labels: HardLabels | None,
     *results: Tensor | None,
 ) -> None:
     """Call the operator, which writes the values, the total and the gradients by both sides to `results`."""
+    kind, temperature, _, labels, *_ = rows
     code, numbers, swapped = cast(Arguments, arguments_of(kind))
     if swapped:
         p, q, results = q, p, (*results[:2], *results[:1:-1])
+    if weights is not None:
+        weights = weights.to(torch.float64).contiguous()
     classes, soft, hard = (None, 1.0, 0.0) if labels is None else (labels.classes.contiguous(), *labels[1:])
     torch.ops.kullback.value_and_gradient.default(
         p, q, weights, code, *numbers, temperature, scale, classes, swapped, soft, hard, *results
     )
-
-
-def _in_float64(weights: Tensor | None) -> Tensor | None:
-    return None if weights is None else weights.to(torch.float64).contiguous()

@@ -8,6 +8,7 @@ interpreter runs the same kernel on the CPU, slowly, for tests.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import cast
@@ -18,7 +19,7 @@ from torch import Tensor
 from kullback.generators import Divergence
 from kullback.kernels.codes import DivergenceCode
 from kullback.kernels.divergence_codes import Arguments, arguments_of
-from kullback.kernels.labels import HardLabels
+from kullback.kernels.reference import RowDivergence
 from kullback.optional import is_installed
 
 __all__ = ["DTYPES", "devices", "missing", "serves", "value_and_gradient", "weighted_total"]
@@ -69,72 +70,63 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 
 
 def value_and_gradient(
-    kind: Divergence,
+    rows: RowDivergence,
     p: Tensor,
     q: Tensor,
     weights: Tensor | None,
-    *,
-    wanted: tuple[bool, bool],
-    temperature: float,
-    inplace: bool,
-    labels: HardLabels | None = None,
+    wanted: Sequence[bool],
+    inplace: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the divergence of each row of logits, and the requested gradients of their weighted sum."""
+    """Return the value of each row of logits, and the wanted gradients of their weighted sum."""
     gradients = [
         (x if inplace else torch.empty(x.shape, dtype=x.dtype, device=x.device)) if want else None
         for x, want in zip((p, q), wanted, strict=True)
     ]
-    values = _run(kind, p, q, _in_float64(weights), temperature, 1.0, labels, gradients)
+    values = _run(rows, p, q, _in_float64(weights), 1.0, gradients)
     return values, gradients[0], gradients[1]
 
 
 def weighted_total(
-    kind: Divergence,
+    rows: RowDivergence,
     p: Tensor,
     q: Tensor,
     weights: Tensor | None,
-    *,
-    wanted: tuple[bool, bool],
-    temperature: float,
+    wanted: Sequence[bool],
     scale: float,
-    dtype: torch.dtype,
-    labels: HardLabels | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return `scale` times the weighted sum of the rows' divergences, and its requested gradients."""
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return `scale` times the weighted sum of the rows' values, and its wanted gradients."""
     weights = _in_float64(weights)
     gradients = [
         torch.empty(x.shape, dtype=x.dtype, device=x.device) if want else None
         for x, want in zip((p, q), wanted, strict=True)
     ]
-    values = _run(kind, p, q, weights, temperature, scale, labels, gradients)
+    values = _run(rows, p, q, weights, scale, gradients)
     if weights is not None:
         values = torch.where(weights == 0, 0, weights * values)
-    return (values.sum() * scale).to(dtype), gradients[0], gradients[1]
+    return (values.sum() * scale).to(rows.dtype), gradients
 
 
 def _run(
-    kind: Divergence,
+    divergence: RowDivergence,
     p: Tensor,
     q: Tensor,
     weights: Tensor | None,
-    temperature: float,
     scale: float,
-    labels: HardLabels | None,
     gradients: list[Tensor | None],
 ) -> Tensor:
     """Launch the kernel; return the rows' values in float64.
 
     Labels cost another pass over the logits, and a copy of Q's logits if their gradient overwrites them.
     """
-    rows, classes = p.shape
+    (rows, classes), labels = p.shape, divergence.labels
     if labels is not None:
         before = q.clone() if gradients[1] is q else q
-        values = _run(kind, p, q, weights, temperature, scale * labels.soft, None, gradients)
+        values = _run(divergence._replace(labels=None), p, q, weights, scale * labels.soft, gradients)
         return labels.add(values, before, weights, scale, gradients[1])
     values = torch.empty(rows, dtype=torch.float64, device=p.device)
     if rows == 0:
         return values
-    code, mixture, _ = cast(Arguments, arguments_of(kind))
+    code, mixture, _ = cast(Arguments, arguments_of(divergence.kind))
     wanted = (gradients[0] is not None, gradients[1] is not None)
     # Gradients that were not requested are not written, so any valid pointer serves.
     by_p, by_q = (x if gradient is None else gradient for x, gradient in zip((p, q), gradients, strict=True))
@@ -149,8 +141,8 @@ def _run(
             by_q,
             *(stride for x in (p, q, by_p, by_q) for stride in x.stride()),
             classes,
-            1 / temperature,
-            scale / temperature,
+            1 / divergence.temperature,
+            scale / divergence.temperature,
             *_shares(*mixture),
             KIND=code,
             WEIGHTED=weights is not None,

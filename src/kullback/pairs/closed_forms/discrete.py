@@ -21,7 +21,7 @@ from torch.distributions import (
 from kullback.generators import KL
 from kullback.generators.base import finite
 from kullback.kernels import reference
-from kullback.kernels.reference import Rows
+from kullback.kernels.reference import RowDivergence
 from kullback.numeric import upcast
 from kullback.pairs.numerics.bernoulli import (
     Probabilities,
@@ -180,9 +180,13 @@ def _rows(p: Classes, q: Classes) -> Tensor:
     """Return KL of one draw, from the logits or probabilities that the user passed."""
     (left, left_in_logs), (right, right_in_logs) = _weights(p), _weights(q)
     left, right = torch.broadcast_tensors(left, right)
-    shape, classes, rows = left.shape[:-1], left.shape[-1], Rows(left_in_logs, right_in_logs)
+    shape, classes, rows = (
+        left.shape[:-1],
+        left.shape[-1],
+        RowDivergence(KL(), 1.0, left.dtype, None, left_in_logs, right_in_logs),
+    )
     left, right = left.reshape(shape.numel(), classes), right.reshape(shape.numel(), classes)
-    return reference.row_divergence(KL(), left, right, rows, left.dtype).reshape(shape)
+    return reference.row_divergence(rows, left, right).reshape(shape)
 
 
 def _weights(d: Classes) -> tuple[Tensor, bool]:

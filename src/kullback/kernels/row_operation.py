@@ -1,0 +1,227 @@
+"""Operations on rows for automatic differentiation: one protocol, applied per row or as a weighted total.
+
+A row operation computes values from tensors, and the gradients of a weighted sum of these values. Backends, teachers
+and placements are operations; the functions below are the only ones that torch's autograd sees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kullback.errors import invalid_value
+from kullback.numeric import accurate_dtype
+from kullback.representations import can_inspect, can_inspect_all
+
+__all__ = [
+    "Gradients",
+    "RowOperation",
+    "RowTotal",
+    "RowValues",
+    "TotalOperation",
+    "overwritten",
+    "row_weights",
+    "transformable",
+]
+
+Gradients = Sequence[Tensor | None]
+
+
+class RowOperation(Protocol):
+    """How rows become values and gradients."""
+
+    def compute(self, *tensors: Any) -> tuple[Any, ...]:
+        """Return a tuple of the values, and of everything else that the gradients need."""
+        ...
+
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        """Return the wanted gradients of the sum of `grad` times the values.
+
+        Arguments:
+            tensors: the arguments of `compute`.
+            kept: the results of `compute`; empty if it returned only the values.
+            grad: the gradient by the values.
+            wanted: which gradients are needed.
+            is_plain: whether the backward pass is neither differentiated nor batched. Otherwise, the gradients are
+                computed by differentiable operations.
+        """
+        ...
+
+    def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
+        """Return the directional derivative of the values. Operations without forward mode do not define it."""
+        ...
+
+
+class TotalOperation(RowOperation, Protocol):
+    """A row operation that also computes the sum of its values times `weights` and `scale`.
+
+    The weights are constants. A row of weight 0 contributes 0.
+    """
+
+    @property
+    def weights(self) -> Tensor | None: ...
+    @property
+    def scale(self) -> float: ...
+
+    def total(self, tensors: Any, wanted: Sequence[bool]) -> tuple[Tensor, Gradients]:
+        """Return the total and its wanted gradients."""
+        ...
+
+    def complete(self, gradients: list[Tensor | None]) -> Gradients:
+        """Complete gradients of `total` in the backward pass, after they were multiplied by the gradient."""
+        ...
+
+
+def transformable(operation: Any, first: Tensor, second: Tensor, third: Tensor | None = None) -> Tensor:
+    """Return the values by a function that torch.func, torch.compile and forward mode support.
+
+    Tensors that these transform are arguments, not attributes of the operation.
+    """
+    # torch.compile does not support a custom function with forward-mode derivatives.
+    has_forward_mode = hasattr(operation, "changes") and not torch.compiler.is_compiling()
+    function = _ForwardTransformable if has_forward_mode else _Transformable
+    return function.apply(operation, first, second, third)[0]
+
+
+class _Transformable(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        operation: RowOperation, first: Tensor, second: Tensor, third: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        # torch.compile needs as many parameters as there are arguments: `*tensors` would be taken for a context.
+        return operation.compute(*((first, second) if third is None else (first, second, third)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.operation, *tensors = inputs
+        ctx.dtype = output[0].dtype
+        if len(output) > 1:
+            ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*tensors, *(output if len(output) > 1 else ()))
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        is_plain = not torch.is_grad_enabled() and can_inspect_all(
+            [x for x in (*saved, grads[0]) if x is not None]
+        )
+        by = ctx.operation.gradients(saved[:3], saved[3:], grads[0], ctx.needs_input_grad[1:], is_plain)
+        return None, by[0], by[1], None
+
+
+class _ForwardTransformable(_Transformable):
+    """The same function with forward-mode derivatives."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        return (ctx.operation.changes(ctx.saved_tensors[:3], tangents[1:]).to(ctx.dtype),)
+
+
+class RowValues(torch.autograd.Function):
+    """The values, for tensors that Python can read.
+
+    `forward` sets up the context itself, because a separate `setup_context` costs a fifth of a small call. torch.func
+    needs `setup_context`; it gets `transformable`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, operation: RowOperation, *tensors: Tensor | None) -> Tensor:
+        values, *kept = operation.compute(*tensors)
+        ctx.operation, ctx.dtype = operation, values.dtype
+        # An alias of the result, because autograd counts changes of the result, and it would refer to itself.
+        ctx.kept = (values.detach(), *kept) if kept else ()
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        is_plain = not torch.is_grad_enabled() and can_inspect(grads[0])
+        wanted = ctx.needs_input_grad[1:]
+        return None, *ctx.operation.gradients(ctx.saved_tensors, ctx.kept, grads[0], wanted, is_plain)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        return ctx.operation.changes(ctx.saved_tensors, tangents[1:]).to(ctx.dtype)
+
+
+class RowTotal(torch.autograd.Function):
+    """The weighted total. If `is_early`, the forward pass computes the gradient in the same sweep over the rows.
+
+    The context stores the gradient until the first backward pass. A second, a differentiated or a batched backward pass
+    computes the gradient from the tensors.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, operation: TotalOperation, is_early: bool, *tensors: Tensor | None) -> Tensor:
+        ctx.operation = operation
+        # Autograd cannot save tensors of torch.inference_mode. The gradient computed below does not need them.
+        ctx.save_for_backward(*[None if x is None or x.is_inference() else x for x in tensors])
+        ctx.save_for_forward(*tensors)
+        wanted = ctx.needs_input_grad[2:] if is_early else (False,) * len(tensors)
+        total, gradients = operation.total(tensors, wanted)
+        ctx.gradients = gradients if True in wanted else None
+        ctx.dtype = total.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), ready, operation = grads, ctx.gradients, ctx.operation
+        is_plain = not torch.is_grad_enabled() and can_inspect(grad)
+        if ready is not None and is_plain:
+            ctx.gradients = None
+            return None, None, *operation.complete(_scaled(ready, grad))
+        tensors = ctx.saved_tensors
+        if tensors[0] is None or tensors[1] is None:
+            raise invalid_value(
+                "backward",
+                "teacher",
+                wanted="logits that can be saved, for a gradient of the gradient or a second backward pass",
+                got="a tensor of torch.inference_mode",
+                instead="torch.no_grad() in place of torch.inference_mode(), or teacher.clone()",
+            )
+        weights = row_weights(operation.weights, tensors[0], grad * operation.scale)
+        return None, None, *operation.gradients(tensors, (), weights, ctx.needs_input_grad[2:], is_plain)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        tensors, operation = ctx.saved_tensors, ctx.operation
+        weights = row_weights(operation.weights, tensors[0], operation.scale)
+        changes = operation.changes(tensors, tangents[2:])
+        return torch.where(weights == 0, 0, weights * changes).sum().to(ctx.dtype)
+
+
+def row_weights(weights: Tensor | None, rows: Tensor, factor: Tensor | float) -> Tensor:
+    """Return the weight of each row's value in a total that is multiplied by `factor`."""
+    # The gradient may belong to a side with a more accurate dtype than `rows`.
+    dtype = accurate_dtype(rows.device)
+    weights = rows.new_ones(rows.shape[0], dtype=dtype) if weights is None else weights.to(dtype)
+    return weights * factor
+
+
+def overwritten(x: Tensor) -> Tensor:
+    """Return a tensor whose memory now contains its gradient, as that gradient.
+
+    This raises autograd's version counter, so that other users of the tensor get an error.
+    """
+    torch.autograd.graph.increment_version(x)
+    return x.detach()
+
+
+def _scaled(gradients: Gradients, factor: Tensor) -> list[Tensor | None]:
+    """Multiply gradients in place by a number; a factor of 0 gives 0, also where a gradient is infinite."""
+    number = factor.item() if factor.is_cpu else math.nan
+    if number == 1:
+        return list(gradients)
+    if number == 0:
+        return [x if x is None else x.zero_() for x in gradients]
+    return [x if x is None else x.mul_(factor) for x in gradients]

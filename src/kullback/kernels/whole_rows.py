@@ -1,0 +1,221 @@
+"""Divergences of whole rows by the fastest implementation that supports them: native, Triton or the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from kullback.generators import Divergence
+from kullback.inputs import recordable
+from kullback.kernels import reference
+from kullback.kernels.native import rows as native_rows
+from kullback.kernels.overlap import may_overlap_itself
+from kullback.kernels.reference import RowDivergence
+from kullback.kernels.row_operation import Gradients, RowTotal, RowValues, overwritten
+from kullback.kernels.triton import rows as triton_rows
+from kullback.representations import Representation, can_inspect_all
+
+__all__ = [
+    "FastRows",
+    "logit_divergence",
+    "row_divergence",
+    "value_and_gradient",
+    "weighted_total",
+]
+
+_NO_GRADIENTS = (False, False)
+
+
+class FastRows(NamedTuple):
+    """A row operation by a backend's kernels; differentiated gradients and forward mode are the reference's.
+
+    Attributes:
+        rows: the divergence of the rows.
+        backend: the module with the kernels.
+        weights: the weight of each row in a total, a constant; None means 1.
+        scale: the factor of a total.
+        inplace: whether the gradient of a total overwrites Q.
+    """
+
+    rows: RowDivergence
+    backend: ModuleType
+    weights: Tensor | None = None
+    scale: float = 1.0
+    inplace: bool = False
+
+    def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
+        """Return the values."""
+        values = self.backend.value_and_gradient(self.rows, p, q, None, _NO_GRADIENTS)[0]
+        return (values.to(self.rows.dtype),)
+
+    def total(self, tensors: Any, wanted: Sequence[bool]) -> tuple[Tensor, Gradients]:
+        """Return the total and its wanted gradients."""
+        return self.backend.weighted_total(self.rows, *tensors, self.weights, wanted, self.scale)
+
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        """Return the wanted gradients of the sum of `grad` times the values."""
+        if not is_plain:
+            return self.rows.gradients(tensors, kept, grad, wanted, is_plain)
+        p, q = tensors
+        inplace = self.inplace and not may_overlap_itself(q)
+        _, by_p, by_q = self.backend.value_and_gradient(self.rows, p, q, grad, wanted, inplace)
+        return by_p, overwritten(q) if inplace else by_q
+
+    def complete(self, gradients: list[Tensor | None]) -> Gradients:
+        """Return the gradients of a total, which need no further step."""
+        return gradients
+
+    def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
+        """Return the directional derivative of each row's value."""
+        return self.rows.changes(tensors, tangents)
+
+
+def row_divergence(
+    kind: Divergence,
+    p: Representation,
+    q: Representation,
+    *,
+    dtype: torch.dtype | None = None,
+    exact: bool = False,
+) -> Tensor:
+    """Return the divergence of `kind` for each pair of rows of `p` and `q`, differentiable by both.
+
+    Arguments:
+        kind: the divergence.
+        p: P. The batch shapes of `p` and `q` broadcast; the numbers of classes are equal.
+        q: Q.
+        dtype: the dtype of the result; if omitted, the promoted dtype of the arguments.
+        exact: compute in float64 for logits of any dtype, which the fast kernels do not.
+    """
+    weights_p, weights_q = p.weights(), q.weights()
+    if dtype is None:
+        dtypes = [x.dtype for x in (weights_p, weights_q) if x.is_floating_point()]
+        dtype = torch.promote_types(dtypes[0], dtypes[-1]) if dtypes else torch.get_default_dtype()
+    rows = RowDivergence(kind, dtype=dtype, p_in_logs=p.in_logs, q_in_logs=q.in_logs)
+    return logit_divergence(rows, weights_p, weights_q, exact=exact or not (p.in_logs and q.in_logs))
+
+
+def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool = False) -> Tensor:
+    """Return the value of each row of two tensors of logits, which broadcast; with `exact`, by the reference."""
+    # In a small batch every operation costs time, so operations that change nothing are skipped.
+    if p.shape != q.shape:
+        p, q = torch.broadcast_tensors(p, q)
+    batch_shape = p.shape[:-1]
+    if p.ndim != 2:
+        shape = batch_shape.numel(), p.shape[-1]
+        p, q = p.reshape(shape), q.reshape(shape)
+    tensors = (p, q) if rows.labels is None else (p, q, rows.labels.classes)
+    backend = reference if exact or not can_inspect_all(tensors) else _backend(rows.kind, p, q)
+    if backend is reference:
+        values = reference.row_divergence(rows, p, q)
+    elif _is_recorded(p, q):
+        values = RowValues.apply(FastRows(rows, backend), p, q)
+    else:
+        values = FastRows(rows, backend).compute(p, q)[0]
+    return values if len(batch_shape) == 1 else values.reshape(batch_shape)
+
+
+def value_and_gradient(
+    rows: RowDivergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    wanted: Sequence[bool],
+    inplace: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the value of each row of logits together with the gradient of their weighted sum.
+
+    Use it when the row weights are known in advance: it reads the logits once. The result is not differentiable.
+
+    Arguments:
+        rows: the divergence of the rows.
+        p: the logits of P, shape (n, classes).
+        q: the logits of Q, shape (n, classes).
+        weights: the weight of each row in the sum, shape (n,); None means 1.
+        wanted: whether to return the gradient with respect to P's logits, and with respect to Q's logits.
+        inplace: let the gradients overwrite `p` and `q`.
+
+    Returns:
+        the values, shape (n,), in float32 or better, and the two gradients in the dtypes of the logits.
+    """
+    return _backend(rows.kind, p, q).value_and_gradient(rows, p, q, weights, wanted, inplace)
+
+
+def weighted_total(
+    rows: RowDivergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    *,
+    scale: float = 1.0,
+    inplace: bool = False,
+) -> Tensor:
+    """Return `scale` times the weighted sum of the values of rows of logits, differentiable by both sides.
+
+    Arguments:
+        rows: the divergence of the rows; its dtype, float32 or float64, is the dtype of the result.
+        p: the logits of P, shape (n, classes).
+        q: the logits of Q, shape (n, classes).
+        weights: the weight of each row, shape (n,); None means 1. A row of weight 0 contributes 0, even if it
+            contains inf or NaN.
+        scale: the factor of the sum.
+        inplace: let the backward pass overwrite `q` with its gradient.
+    """
+    is_constant = weights is None or not weights.requires_grad
+    tensors = [p, q]
+    if weights is not None:
+        tensors.append(weights)
+    if rows.labels is not None:
+        tensors.append(rows.labels.classes)
+    # A gradient of the forward pass is rounded before loss scaling multiplies it, so float16 might underflow.
+    is_early = not inplace and torch.float16 not in (p.dtype, q.dtype)
+    if is_constant and can_inspect_all(tensors):
+        operation = FastRows(rows, _backend(rows.kind, p, q), weights, scale, inplace)
+        if not is_early:
+            p, q = recordable(p), recordable(q)
+        return RowTotal.apply(operation, is_early and torch.is_grad_enabled(), p, q)
+    if (
+        is_constant
+        and torch.compiler.is_compiling()
+        and torch.float16 not in (p.dtype, q.dtype)
+        and native_rows.serves(rows.kind, p, q)
+    ):
+        operation = FastRows(rows, native_rows, weights, scale)
+        return _CompiledTotal.apply(operation, (p.requires_grad, q.requires_grad), p, q)
+    values = logit_divergence(rows, recordable(p), recordable(q))
+    if weights is not None:
+        values = torch.where(weights == 0, 0, values) * weights.to(rows.dtype)
+    return (values * scale).sum()
+
+
+class _CompiledTotal(torch.autograd.Function):
+    """The total for torch.compile: first derivatives only, always computed in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, operation: FastRows, wanted: tuple[bool, bool], p: Tensor, q: Tensor) -> Tensor:
+        total, gradients = operation.total((p, q), wanted)
+        ctx.save_for_backward(*gradients)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(None if x is None else x * grads[0] for x in ctx.saved_tensors)
+
+
+def _is_recorded(p: Tensor, q: Tensor) -> bool:
+    """Return whether a derivative may be needed, by a later backward pass or by forward-mode differentiation."""
+    by_backward = torch.is_grad_enabled() and (p.requires_grad or q.requires_grad)
+    return by_backward or forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def _backend(kind: Divergence, p: Tensor, q: Tensor) -> ModuleType:
+    if native_rows.serves(kind, p, q):
+        return native_rows
+    return triton_rows if triton_rows.serves(kind, p, q) else reference
