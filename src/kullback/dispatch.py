@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_value, safe_repr
 from kullback.estimate import Estimate
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence, behaves_as
+from kullback.generators.growth import as_kl
 from kullback.inputs import check_confidence, check_generator, number_from, whole_from
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import FEWEST_DRAWS, METHODS, Options, estimate
@@ -21,7 +22,6 @@ from kullback.pairs.clone import usable
 from kullback.pairs.closed_forms.native import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
-from kullback.pairs.solve import as_kl
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.samples import Samples
 

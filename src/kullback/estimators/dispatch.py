@@ -109,8 +109,7 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
     if too_few and bool(found.value.isfinite()):
         found = replace(found, interval=None, standard_error=None)
     wider = math.sqrt(max(side.correction for side in sides if side is not None))
-    is_kl = any(behaves_as(kind, each) for each in (KL, ReverseKL, Jeffreys))
-    found = _widened(found, wider, math.inf if is_kl else largest_of(kind))
+    found = _widened(found, wider, largest_of(kind))
     return replace(found, notes=(*notes, *found.notes))
 
 

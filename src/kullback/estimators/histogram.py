@@ -29,7 +29,8 @@ from kullback.estimators.draws import Array, Integers, effective_number, numpy_o
 from kullback.estimators.lattice import common_step, jittered
 from kullback.estimators.normal_interval import note_on_sign
 from kullback.estimators.unseen import Verdict, unseen_by_q, upper_end
-from kullback.generators import KL, Alpha, ChiSquared, Divergence, Jeffreys, Renyi, ReverseKL, as_divergence
+from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
+from kullback.generators.growth import order_of
 from kullback.inputs import whole_from
 from kullback.samples import Samples
 
@@ -236,8 +237,8 @@ def _of_kind(
     wide = measured(kind, coarse.a, coarse.b, confidence, coarse.inflation, spread=coarse.spread, bins=True)
     lost = (found.value - wide.value).clamp(min=0) + 2 * (tails.value - found.value).clamp(min=0)
     high = torch.maximum(found.interval[1], tails.interval[1]) + lost
-    order = getattr(kind, "alpha", 2.0 if isinstance(kind, ChiSquared) else 0.5)
-    if isinstance(kind, Alpha | ChiSquared | Renyi) and not 0 < order < 1:
+    order = order_of(kind)
+    if order is not None and not 0 < order < 1:
         high = torch.full_like(high, math.inf)
         said = (*said, _TAILS_DECIDE)
     high = high.clamp(max=largest_of(kind))

@@ -10,18 +10,8 @@ import torch
 from torch import Tensor
 
 from kullback.functional.partial_teacher import PartialRows
-from kullback.generators import (
-    KL,
-    Alpha,
-    Divergence,
-    Jeffreys,
-    JensenShannon,
-    Renyi,
-    ReverseKL,
-    SkewKL,
-    SquaredHellinger,
-    TotalVariation,
-)
+from kullback.generators import KL, Divergence
+from kullback.generators.growth import growth_of, is_own
 from kullback.kernels import RowDivergence, logit_divergence, value_and_gradient
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.native import library
@@ -46,9 +36,7 @@ _TILE_BYTES = 8 << 20
 _TILE_BYTES_OF_SEVERAL_THREADS = 32 << 20
 # Up to this number of chunks are summed in half precision: the sum then rounds no more than one product does.
 _HALF_SUMS = 16
-# For these kinds, derivatives by logits are at most some thousand times the position's weight, for any P and Q.
-_BOUNDED = (KL, ReverseKL, Jeffreys, SkewKL, JensenShannon, TotalVariation, SquaredHellinger, Renyi)
-# For the other kinds, they grow with the value: they are at most this many times the weighted value.
+# Derivatives by logits that may overflow are at most this many times the weighted value.
 _PER_VALUE = 1e6
 
 
@@ -232,7 +220,7 @@ class HeadSpec(NamedTuple):
 
 def _may_overflow(kind: Divergence) -> bool:
     """Return whether derivatives by logits can be far larger than the position's weight, like powers of p/q."""
-    return not (type(kind) in _BOUNDED or (type(kind) is Alpha and 0 <= kind.alpha <= 1))
+    return is_own(kind) or (kind.additive and max(end.rate for end in growth_of(kind)[:2]) > 0)
 
 
 def sweep(

@@ -169,7 +169,7 @@ class SampledTail(PartialTeacher):
                 got=repr(temperature),
                 instead="a teacher made by SampledTail.draw(logits / temperature), with student / temperature",
             )
-        if type(kind).total is not Divergence.total:
+        if not kind.additive:
             wanted, instead = (
                 "a divergence that is a sum over classes",
                 "kind=KL(), or Alpha of the same order",

@@ -107,7 +107,7 @@ class TopK(PartialTeacher):
                 instead="tail='renormalize', or log-probabilities that the teacher made at that temperature, "
                 "with student / temperature",
             )
-        if self.tail == "zero" and type(kind).total is not Divergence.total:
+        if self.tail == "zero" and not kind.additive:
             raise invalid_value(
                 call,
                 "kind",

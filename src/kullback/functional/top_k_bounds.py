@@ -98,7 +98,7 @@ def top_k_divergence_bounds(
         Information-type measures of difference of probability distributions and indirect observations (Csiszar, 1967)
     """
     kind = check_kind(_CALL, kind)
-    if type(kind).total is not Divergence.total:
+    if not kind.additive:
         raise invalid_value(
             _CALL,
             "kind",

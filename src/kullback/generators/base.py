@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import ClassVar, NamedTuple
@@ -15,10 +16,15 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.inputs import number_from
 
 __all__ = [
+    "LOGARITHMIC",
+    "NAMED",
     "NEAR",
     "SERIES_TERMS",
+    "Corner",
     "Divergence",
+    "End",
     "FinitePair",
+    "Growth",
     "behaves_as",
     "finite",
     "power_series",
@@ -87,14 +93,53 @@ def power_series(coefficients: list[float], d: Tensor) -> Tensor:
     return total * d * d
 
 
+class End(NamedTuple):
+    """The terms per unit of the larger mass as |d| grows, for d = log(p / q): they have a limit or grow.
+
+    Beyond |d| = reach they grow as e^(rate (|d| - reach)) (1 + (|d| - reach) / scale)^power.
+    """
+
+    limit: float
+    """Infinite if the terms grow without bound."""
+    rate: float = 0.0
+    """Infinite if the terms grow faster than every power of the ratio."""
+    power: float = 0.0
+    reach: float = math.inf
+    """The largest |d| at which the terms can be evaluated."""
+    scale: float = 1.0
+
+
+class Corner(NamedTuple):
+    """A value of log(p / q) at which f has a corner, and the jump of f' there."""
+
+    at: float
+    change: float
+
+
+class Growth(NamedTuple):
+    """The behavior at both ends, q << p (far) and p << q (near), and the corners between them."""
+
+    far: End = End(1.0)
+    near: End = End(1.0)
+    corners: tuple[Corner, ...] = ()
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the divergence is finite for all pairs."""
+        return max(self.far.limit, self.near.limit) < math.inf
+
+
+LOGARITHMIC = End(math.inf, power=1.0)
+
+
 def behaves_as(kind: object, family: type[Divergence]) -> bool:
     """Return whether a divergence is of class `family`, or of a subclass that overrides no computation."""
-    if type(kind) is family:
-        return True
-    return isinstance(kind, family) and all(
-        getattr(type(kind), name, None) is getattr(family, name, None)
-        for name in ("terms", "derivatives", "total", "parts")
-    )
+    return getattr(type(kind), "family", None) is family
+
+
+# Divergences by their names, without parameters.
+NAMED: dict[str, type[Divergence]] = {}
+_COMPUTATIONS = ("terms", "derivatives", "total", "parts")
 
 
 @dataclass(frozen=True)
@@ -115,7 +160,63 @@ class Divergence(ABC):
     """Whether the value is in nats, so that another base of the logarithm makes sense."""
 
     short_name: ClassVar[str] = ""
-    """The first part of `name`; empty for a user's own divergence."""
+    """The first part of `name`. A class that sets it can be named in ``kind=`` and ``--kind``."""
+
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Other common names."""
+
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """The smallest and the largest value of parameters; others are refused."""
+
+    example: ClassVar[str] = ""
+    """For error messages, a name with parameters such as ``"js:0.5"``, if `short_name` alone does not do."""
+
+    family: ClassVar[type[Divergence] | None] = None
+    """The class of kullback's whose computations this class has; None for a user's own."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        parent = next(each for each in cls.__mro__[1:] if issubclass(each, Divergence))
+        if any(getattr(cls, name, None) is not getattr(parent, name, None) for name in _COMPUTATIONS):
+            is_built_in = cls.__module__.startswith("kullback.generators.") and cls.short_name
+            if parent.family is not None and "growth" not in vars(cls):
+                cls.growth = None  # type: ignore[attr-defined]  # it is about the terms of the parent
+            cls.family = cls if is_built_in else None
+        if vars(cls).get("short_name"):
+            cls._take_names()
+
+    @classmethod
+    def _take_names(cls) -> None:
+        for name in (cls.short_name, *vars(cls).get("aliases", ())):
+            other = NAMED.get(name, cls)
+            if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise invalid_value(
+                    cls.__name__,
+                    "short_name",
+                    wanted="a name that no other divergence has",
+                    got=f"{name!r}, a name of {other.__name__}",
+                    instead=f"short_name = {'my_' + name!r}",
+                )
+            NAMED[name] = cls
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in self.ranges.items():
+            value = getattr(self, name)
+            # torch.compile builds a copy of an object that was already checked.
+            if not isinstance(value, torch.fx.Proxy) and not low <= number_from(value) <= high:
+                error = invalid_value if isinstance(value, Real) else invalid_type
+                raise error(
+                    type(self).__name__,
+                    name,
+                    wanted=f"a number from {low:g} to {high:g}",
+                    got=safe_repr(value),
+                    instead=f"{type(self).__name__}({name}=0.5)",
+                )
+
+    @property
+    def additive(self) -> bool:
+        """Whether the divergence is the sum of its terms over classes."""
+        return type(self).total is Divergence.total
 
     @property
     def name(self) -> str:
@@ -146,18 +247,3 @@ class Divergence(ABC):
     def total(self, pair: FinitePair) -> Tensor:
         """Return the divergence, one value for each row of `pair`."""
         return self.terms(pair).sum(-1)
-
-    def _require(self, name: str, low: float, high: float) -> None:
-        value = getattr(self, name)
-        # torch.compile builds a copy of an object that was already checked.
-        if isinstance(value, torch.fx.Proxy):
-            return
-        if not low <= number_from(value) <= high:
-            error = invalid_value if isinstance(value, Real) else invalid_type
-            raise error(
-                type(self).__name__,
-                name,
-                wanted=f"a number from {low:g} to {high:g}",
-                got=safe_repr(value),
-                instead=f"{type(self).__name__}({name}=0.5)",
-            )

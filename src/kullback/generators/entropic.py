@@ -9,7 +9,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kullback.generators.base import NEAR, SERIES_TERMS, Divergence, FinitePair, finite, power_series, times
+from kullback.generators.base import (
+    LOGARITHMIC,
+    NEAR,
+    SERIES_TERMS,
+    Corner,
+    Divergence,
+    FinitePair,
+    Growth,
+    finite,
+    power_series,
+    times,
+)
 from kullback.generators.weighted_sum import WeightedSum
 from kullback.inputs import check_flag
 
@@ -47,7 +58,9 @@ class KL(Divergence):
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
 
-    short_name: ClassVar[str] = "kl"
+    short_name = "kl"
+    aliases = ("forward_kl",)
+    growth = Growth(far=LOGARITHMIC)
 
     def terms(self, pair: FinitePair) -> Tensor:
         return _kl_terms(pair.p, pair.log_ratio, pair.q_minus_p() + pair.p_log_ratio())
@@ -78,7 +91,8 @@ class ReverseKL(WeightedSum):
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
 
-    short_name: ClassVar[str] = "reverse_kl"
+    short_name = "reverse_kl"
+    growth = Growth(near=LOGARITHMIC)
 
     def parts(self) -> list[tuple[float, KL, bool]]:
         return [(1.0, KL(), True)]
@@ -106,7 +120,8 @@ class Jeffreys(Divergence):
         An invariant form for the prior probability in estimation problems (Jeffreys, 1946)
     """
 
-    short_name: ClassVar[str] = "jeffreys"
+    short_name = "jeffreys"
+    growth = Growth(LOGARITHMIC, LOGARITHMIC)
 
     def terms(self, pair: FinitePair) -> Tensor:
         return torch.where(pair.log_ratio.isinf(), torch.inf, -pair.q_minus_p() * finite(pair.log_ratio))
@@ -114,6 +129,63 @@ class Jeffreys(Divergence):
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         d, difference = finite(pair.log_ratio), pair.q_minus_p()
         return times(pair.p, d) - difference, difference - times(pair.q, d)
+
+
+@dataclass(frozen=True)
+class JensenShannon(WeightedSum):
+    r"""The Jensen-Shannon divergence: the weighted mean of KL from P and from Q to their mixture, always finite.
+
+    .. math:: JS_\beta(P, Q) = \beta\,KL(P \| M) + (1 - \beta)\,KL(Q \| M), \quad M = \beta P + (1 - \beta) Q
+
+    At p = 0 a term is -q (1 - beta) log(1 - beta), at q = 0 it is -p beta log beta. The value is at most log 2 for
+    beta = 1/2, and goes to 0 as beta goes to 0 or 1. With `scaled` it is divided by beta (1 - beta); then it is `KL` at
+    beta = 0 and `ReverseKL` at beta = 1.
+
+    Arguments:
+        beta: the share of P in the mixture, from 0 to 1.
+        scaled: divide by beta (1 - beta).
+
+    Raises:
+        ArgumentValueError: `beta` is not between 0 and 1.
+
+    Gradient:
+        finite everywhere by logits.
+
+    Example:
+        >>> import torch
+        >>> from kullback import JensenShannon, Probs, divergence
+        >>> p, q = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+        >>> divergence(Probs(p), Probs(q), JensenShannon(), base=2)
+        tensor(1.)
+
+    References:
+        Divergence measures based on the Shannon entropy (Lin, 1991)
+    """
+
+    beta: float = 0.5
+    scaled: bool = False
+
+    short_name = "js"
+    aliases = ("jsd", "jensen_shannon")
+    example = "js:0.5"
+    ranges: ClassVar = {"beta": (0, 1)}
+    growth = Growth()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.scaled, torch.fx.Proxy):
+            check_flag("JensenShannon", "scaled", self.scaled)
+
+    @property
+    def instead_of_zero(self) -> Divergence | None:
+        return JensenShannon(self.beta, scaled=True) if self.beta in (0, 1) and not self.scaled else None
+
+    def parts(self) -> list[tuple[float, SkewKL, bool]]:
+        beta, scale = self.beta, self.beta * (1 - self.beta) if self.scaled else 1.0
+        if scale == 0:
+            return [(1.0, SkewKL(0.0), beta == 1)]
+        parts = [(beta / scale, SkewKL(beta), False), ((1 - beta) / scale, SkewKL(1 - beta), True)]
+        return [part for part in parts if part[0] > 0]
 
 
 @dataclass(frozen=True)
@@ -147,10 +219,11 @@ class SkewKL(Divergence):
 
     alpha: float
 
-    short_name: ClassVar[str] = "skew"
-
-    def __post_init__(self) -> None:
-        self._require("alpha", 0, 1)
+    short_name = "skew"
+    aliases = ("skew_kl",)
+    example = "skew:0.1"
+    ranges: ClassVar = {"alpha": (0, 1)}
+    growth = Growth()
 
     @property
     def instead_of_zero(self) -> Divergence | None:
@@ -188,59 +261,6 @@ class SkewKL(Divergence):
 
 
 @dataclass(frozen=True)
-class JensenShannon(WeightedSum):
-    r"""The Jensen-Shannon divergence: the weighted mean of KL from P and from Q to their mixture, always finite.
-
-    .. math:: JS_\beta(P, Q) = \beta\,KL(P \| M) + (1 - \beta)\,KL(Q \| M), \quad M = \beta P + (1 - \beta) Q
-
-    At p = 0 a term is -q (1 - beta) log(1 - beta), at q = 0 it is -p beta log beta. The value is at most log 2 for
-    beta = 1/2, and goes to 0 as beta goes to 0 or 1. With `scaled` it is divided by beta (1 - beta); then it is `KL` at
-    beta = 0 and `ReverseKL` at beta = 1.
-
-    Arguments:
-        beta: the share of P in the mixture, from 0 to 1.
-        scaled: divide by beta (1 - beta).
-
-    Raises:
-        ArgumentValueError: `beta` is not between 0 and 1.
-
-    Gradient:
-        finite everywhere by logits.
-
-    Example:
-        >>> import torch
-        >>> from kullback import JensenShannon, Probs, divergence
-        >>> p, q = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
-        >>> divergence(Probs(p), Probs(q), JensenShannon(), base=2)
-        tensor(1.)
-
-    References:
-        Divergence measures based on the Shannon entropy (Lin, 1991)
-    """
-
-    beta: float = 0.5
-    scaled: bool = False
-
-    short_name: ClassVar[str] = "js"
-
-    def __post_init__(self) -> None:
-        self._require("beta", 0, 1)
-        if not isinstance(self.scaled, torch.fx.Proxy):
-            check_flag("JensenShannon", "scaled", self.scaled)
-
-    @property
-    def instead_of_zero(self) -> Divergence | None:
-        return JensenShannon(self.beta, scaled=True) if self.beta in (0, 1) and not self.scaled else None
-
-    def parts(self) -> list[tuple[float, SkewKL, bool]]:
-        beta, scale = self.beta, self.beta * (1 - self.beta) if self.scaled else 1.0
-        if scale == 0:
-            return [(1.0, SkewKL(0.0), beta == 1)]
-        parts = [(beta / scale, SkewKL(beta), False), ((1 - beta) / scale, SkewKL(1 - beta), True)]
-        return [part for part in parts if part[0] > 0]
-
-
-@dataclass(frozen=True)
 class TotalVariation(Divergence):
     r"""The total variation distance: the largest difference between the probabilities of an event under P and Q.
 
@@ -262,8 +282,10 @@ class TotalVariation(Divergence):
         On Choosing and Bounding Probability Metrics (Gibbs and Su, 2002)
     """
 
-    short_name: ClassVar[str] = "tv"
-    logarithmic: ClassVar[bool] = False
+    short_name = "tv"
+    aliases = ("total_variation",)
+    growth = Growth(corners=(Corner(0.0, 1.0),))
+    logarithmic = False
 
     def terms(self, pair: FinitePair) -> Tensor:
         return pair.q_minus_p().abs() / 2

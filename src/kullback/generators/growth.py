@@ -1,7 +1,7 @@
 """How a divergence behaves where p / q goes to 0 or to infinity, and where its terms have corners.
 
-This decides where a divergence of distributions is infinite. For kullback's own kinds it is known. For a user's kind it
-is measured from the terms q f(p / q). At extreme ratios, f goes to a limit, or grows as a power of the ratio or of its
+This decides where a divergence of distributions is infinite. kullback's own kinds state it. For a user's kind it is
+measured from the terms q f(p / q). At extreme ratios, f goes to a limit, or grows as a power of the ratio or of its
 logarithm.
 """
 
@@ -11,35 +11,30 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value
-from kullback.generators.base import Divergence, FinitePair, behaves_as
-from kullback.generators.entropic import KL, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
-from kullback.generators.power import Alpha, ChiSquared, Renyi, SquaredHellinger
+from kullback.generators.base import Corner, Divergence, End, FinitePair, Growth, behaves_as
+from kullback.generators.entropic import KL, JensenShannon, ReverseKL, SkewKL
+from kullback.generators.power import Alpha, Renyi
 
 __all__ = [
-    "Corner",
-    "End",
-    "Growth",
+    "as_kl",
     "corners_of",
     "end_of",
     "growth_of",
     "is_normalized",
     "is_own",
+    "order_of",
     "own_terms",
     "pair_of_ratio",
     "power_of",
     "without_subclass",
 ]
 
-_BUILT_IN = (
-    *(KL, ReverseKL, Jeffreys, SkewKL, JensenShannon, TotalVariation),
-    *(Alpha, ChiSquared, SquaredHellinger, Renyi),
-)
 # Logarithms of ratios at which `end_of` measures growth, the farthest first. It also uses a half and a quarter of each.
 _REACHES = (700.0, 500.0, 350.0, 250.0, 170.0, 120.0, 80.0, 56.0, 40.0, 28.0, 20.0, 14.0, 10.0, 7.0, 5.0)
 # Terms that already overflow at this logarithm of the ratio grow faster than every power.
@@ -61,42 +56,6 @@ _PARTIAL = ((0.0, 0.0, 0.5, 0.5), (0.0, 0.2, 0.3, 0.5))
 _ROUNDING, _ZERO = 1e-12, 1e-9
 
 
-class End(NamedTuple):
-    """The terms per unit of the larger mass as |d| grows, for d = log(p / q): they have a limit or grow.
-
-    Beyond |d| = reach they grow as e^(rate (|d| - reach)) (1 + (|d| - reach) / scale)^power.
-    """
-
-    limit: float
-    """Infinite if the terms grow without bound."""
-    rate: float = 0.0
-    """Infinite if the terms grow faster than every power of the ratio."""
-    power: float = 0.0
-    reach: float = math.inf
-    """The largest |d| at which the terms can be evaluated."""
-    scale: float = 1.0
-
-
-class Corner(NamedTuple):
-    """A value of log(p / q) at which f has a corner, and the jump of f' there."""
-
-    at: float
-    change: float
-
-
-class Growth(NamedTuple):
-    """The behavior at both ends, q << p (far) and p << q (near), and the corners between them."""
-
-    far: End
-    near: End
-    corners: tuple[Corner, ...] = ()
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether the divergence is finite for all pairs."""
-        return max(self.far.limit, self.near.limit) < math.inf
-
-
 class _Reading(NamedTuple):
     """The properties of a user's own kind, measured from its terms and derivatives."""
 
@@ -109,50 +68,49 @@ class _Reading(NamedTuple):
 
 def is_own(kind: Divergence) -> bool:
     """Return whether a kind is a user's own: not one of kullback's, nor a subclass of one without overrides."""
-    return type(kind) not in _BUILT_IN and not any(behaves_as(kind, family) for family in _BUILT_IN)
+    return getattr(type(kind), "family", None) is None
 
 
 def without_subclass(kind: Divergence) -> Divergence:
     """Return kullback's own kind in place of a subclass of it that overrides no computation."""
-    if type(kind) in _BUILT_IN:  # a fast path for small calls
+    family = type(kind).family
+    if family is None or family is type(kind):
         return kind
-    for family in _BUILT_IN:
-        if behaves_as(kind, family):
-            return family(**{field.name: getattr(kind, field.name) for field in fields(family)})
+    return family(**{field.name: getattr(kind, field.name) for field in fields(family)})
+
+
+def as_kl(kind: Divergence) -> Divergence:
+    """Return `KL()` or `ReverseKL()` for a kind that is equal to one of them; otherwise return the kind."""
+    if type(kind) is KL:
+        return kind
+    settings: Any = kind
+    if (behaves_as(kind, Alpha) or behaves_as(kind, Renyi)) and settings.alpha in (0.0, 1.0):
+        return KL() if settings.alpha == 1 else ReverseKL() if behaves_as(kind, Alpha) else kind
+    if behaves_as(kind, SkewKL) and settings.alpha == 0:
+        return KL()
+    if behaves_as(kind, JensenShannon) and settings.scaled and settings.beta in (0.0, 1.0):
+        return ReverseKL() if settings.beta == 1 else KL()
     return kind
+
+
+def order_of(kind: Divergence) -> float | None:
+    """Return the order of a power divergence or of Renyi's divergence; None for other kinds."""
+    return None if is_own(kind) else getattr(kind, "order", None)
 
 
 def power_of(kind: Divergence) -> tuple[float, float] | None:
     """Return the order alpha of a power divergence and its factor relative to Alpha(alpha); None for other kinds."""
-    if behaves_as(kind, Alpha):
-        return kind.alpha, 1.0  # pyright: ignore[reportAttributeAccessIssue]
-    if behaves_as(kind, ChiSquared):
-        return 2.0, 2.0
-    return (0.5, 0.25) if behaves_as(kind, SquaredHellinger) else None
+    order = order_of(kind)
+    return None if order is None or not kind.additive else (order, getattr(kind, "factor", 1.0))
 
 
 def growth_of(kind: Divergence) -> Growth:
     """Return the growth of a divergence. If its total is not the sum of its terms, return the growth of its terms."""
-    if type(kind) is KL:
-        return _OF_KL
-    if isinstance(own := getattr(kind, "growth", None), Growth):
-        return own
-    if is_own(kind):
-        return _read(kind).growth
-    power = power_of(kind)
-    order = power[0] if power else kind.alpha if behaves_as(kind, Renyi) else None  # pyright: ignore[reportAttributeAccessIssue]
-    far, near = End(1.0), End(1.0)
+    order = order_of(kind)
     if order is not None:
-        far, near = _of_power(order - 1), _of_power(-order)
-    if behaves_as(kind, KL) or behaves_as(kind, Jeffreys):
-        far = End(math.inf, power=1.0)
-    if behaves_as(kind, ReverseKL) or behaves_as(kind, Jeffreys):
-        near = End(math.inf, power=1.0)
-    corners = (Corner(0.0, 1.0),) if behaves_as(kind, TotalVariation) else ()
-    return Growth(far, near, corners)
-
-
-_OF_KL = Growth(End(math.inf, power=1.0), End(1.0))
+        return Growth(_of_power(order - 1), _of_power(-order))
+    growth = getattr(kind, "growth", None)
+    return growth if isinstance(growth, Growth) else _read(kind).growth
 
 
 def _of_power(rate: float) -> End:
@@ -204,7 +162,7 @@ def _read(kind: Divergence) -> _Reading:
 @functools.lru_cache(maxsize=256)
 def _read_once(kind: Divergence, *_: object) -> _Reading:
     with torch.no_grad():
-        if type(kind).total is not Divergence.total:
+        if not kind.additive:
             _check_total(kind)
             far, near = (end_of(lambda d: kind.terms(pair_of_ratio(d)), sign) for sign in (1, -1))
             return _Reading(Growth(far, near), (0.0, 0.0, 0.0), is_normalized=True)

@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from difflib import get_close_matches
+from importlib.metadata import entry_points
 from typing import Any
 
 from kullback.errors import KullbackError, invalid_type, invalid_value, printable, safe_repr
-from kullback.generators.base import Divergence
-from kullback.generators.entropic import KL, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
+from kullback.generators.base import NAMED, Divergence
 from kullback.generators.growth import without_subclass
 from kullback.generators.of_ratio import with_limits
-from kullback.generators.power import Alpha, ChiSquared, Renyi, SquaredHellinger
 
 __all__ = ["as_divergence", "parse"]
 
-_KINDS: dict[str, type[Divergence]] = {
-    str(kind.short_name): kind
-    for kind in (
-        KL,
-        ReverseKL,
-        Jeffreys,
-        JensenShannon,
-        SkewKL,
-        TotalVariation,
-        SquaredHellinger,
-        ChiSquared,
-        Alpha,
-        Renyi,
-    )
-}
-# For each name with a parameter: its usage and an example.
-_PARAMETERS = {
-    "js": ("'js:BETA' or 'js:BETA:scaled' with BETA from 0 to 1", "js:0.5"),
-    "skew": ("'skew:ALPHA' with ALPHA from 0 to 1", "skew:0.1"),
-    "alpha": ("'alpha:ALPHA' with a finite number ALPHA", "alpha:0.5"),
-    "renyi": ("'renyi:ALPHA' with ALPHA from 0 to inf", "renyi:2"),
-}
-# Other common names.
-_ALIASES = {
-    "chi_squared": "chi2",
-    "forward_kl": "kl",
-    "jensen_shannon": "js",
-    "jsd": "js",
-    "skew_kl": "skew",
-    "squared_hellinger": "hellinger",
-    "total_variation": "tv",
-}
+_LARGEST = sys.float_info.max
 
 
 def parse(name: str) -> Divergence:
@@ -65,7 +34,7 @@ def parse(name: str) -> Divergence:
     | ``renyi:ALPHA`` | `Renyi` |
 
     Case does not matter, and a hyphen is read as an underscore. Every argument ``kind=`` also takes such a name.
-    `Divergence.name` returns it.
+    `Divergence.name` returns it. A divergence of your own has the name in its class attribute ``short_name``.
 
     Arguments:
         name: the name.
@@ -103,42 +72,53 @@ def as_divergence(call: str, kind: object) -> Divergence:
 def _parsed(call: str, argument: str, text: str) -> Divergence:
     word, *parts = [part.strip() for part in text.lower().split(":")]
     word = word.replace("-", "_")
-    word = _ALIASES.get(word, word)
-    kind = _KINDS.get(word)
+    if word not in NAMED:
+        for point in entry_points(group="kullback.kinds", name=word):
+            point.load()  # creates the class, which takes its name
+    kind = NAMED.get(word)
     if kind is None:
-        close = get_close_matches(word, [*_KINDS, *_ALIASES], n=1)
-        word = _ALIASES.get(close[0], close[0]) if close else "kl"
-        wanted = "one of " + ", ".join(_usage(name) for name in _KINDS)
+        wanted = "one of " + ", ".join(_usage(each) for each in dict.fromkeys(NAMED.values()))
+        close = get_close_matches(word, NAMED, n=1)
+        kind = NAMED[close[0] if close else "kl"]
     else:
-        parameters = _parameters(word, parts)
+        parameters = _parameters(kind, parts)
         if parameters is not None:
             try:
                 return kind(**parameters)
             except KullbackError:  # out of range
                 pass
-        wanted = _usage(word) if word in _PARAMETERS else f"'{word}', which has no parameter"
-    instead = f"{argument}='{_PARAMETERS.get(word, ('', word))[1]}'"
+        wanted = _usage(kind) if kind.__match_args__ else f"'{kind.short_name}', which has no parameter"
+    instead = f"{argument}='{kind.example or kind.short_name}'"
     raise invalid_value(call, argument, wanted=wanted, got=f"'{printable(text, 60)}'", instead=instead)
 
 
-def _usage(name: str) -> str:
-    return _PARAMETERS[name][0] if name in _PARAMETERS else f"'{name}'"
+def _numbers_and_flags(kind: type[Divergence]) -> tuple[list[str], list[str]]:
+    """Return the names of the parameters that are numbers, and of those that are true or false."""
+    # torch.compile does not know `dataclasses.fields` of a class.
+    names: tuple[str, ...] = kind.__match_args__
+    numbers = [name for name in names if not isinstance(getattr(kind, name, None), bool)]
+    return numbers, [name for name in names if name not in numbers]  # pyright: ignore[reportReturnType]
 
 
-def _parameters(name: str, parts: list[str]) -> dict[str, Any] | None:
+def _usage(kind: type[Divergence]) -> str:
+    numbers, flags = _numbers_and_flags(kind)
+    plain = ":".join([kind.short_name, *map(str.upper, numbers)])
+    usage = " or ".join(f"'{plain}{end}'" for end in ("", *(f":{flag}" for flag in flags)))
+    limits = [
+        f"{name.upper()} from {low:g} to {high:g}" if low > -_LARGEST else f"a finite number {name.upper()}"
+        for name, (low, high) in kind.ranges.items()
+    ]
+    return f"{usage} with {' and '.join(limits)}" if limits else usage
+
+
+def _parameters(kind: type[Divergence], parts: list[str]) -> dict[str, Any] | None:
     """Convert the parts after the name into keyword arguments; return None if they do not fit the divergence."""
-    if name not in _PARAMETERS:
-        return None if parts else {}
-    parameter = "beta" if name == "js" else "alpha"
-    arguments: dict[str, Any] = {}
-    for part in parts:
-        if part == "scaled" and name == "js":
-            arguments[part] = True
-        elif parameter in arguments:
-            return None
-        else:
-            try:
-                arguments[parameter] = float(part)
-            except ValueError:
-                return None
-    return arguments if parameter in arguments or name == "js" else None
+    numbers, flags = _numbers_and_flags(kind)
+    arguments: dict[str, Any] = {part: True for part in parts if part in flags}
+    texts = [part for part in parts if part not in flags]
+    try:
+        arguments.update(zip(numbers, map(float, texts), strict=False))
+    except ValueError:
+        return None
+    is_complete = all(name in arguments or hasattr(kind, name) for name in numbers)
+    return arguments if is_complete and len(texts) <= len(numbers) else None

@@ -56,11 +56,14 @@ class Alpha(Divergence):
 
     alpha: float
 
-    short_name: ClassVar[str] = "alpha"
-    logarithmic: ClassVar[bool] = False
+    short_name = "alpha"
+    example = "alpha:0.5"
+    ranges: ClassVar = {"alpha": (-_LARGEST, _LARGEST)}
+    logarithmic = False
 
-    def __post_init__(self) -> None:
-        self._require("alpha", -_LARGEST, _LARGEST)
+    @property
+    def order(self) -> float:
+        return self.alpha
 
     def terms(self, pair: FinitePair) -> Tensor:
         alpha = self.alpha
@@ -133,8 +136,10 @@ class ChiSquared(WeightedSum):
         from random sampling (Pearson, 1900)
     """
 
-    short_name: ClassVar[str] = "chi2"
-    logarithmic: ClassVar[bool] = False
+    short_name = "chi2"
+    aliases = ("chi_squared",)
+    order, factor = 2.0, 2.0
+    logarithmic = False
 
     def parts(self) -> list[tuple[float, Alpha, bool]]:
         return [(2.0, Alpha(2.0), False)]
@@ -162,8 +167,10 @@ class SquaredHellinger(WeightedSum):
         Neue Begruendung der Theorie quadratischer Formen von unendlichvielen Veraenderlichen (Hellinger, 1909)
     """
 
-    short_name: ClassVar[str] = "hellinger"
-    logarithmic: ClassVar[bool] = False
+    short_name = "hellinger"
+    aliases = ("squared_hellinger",)
+    order, factor = 0.5, 0.25
+    logarithmic = False
 
     def parts(self) -> list[tuple[float, Alpha, bool]]:
         return [(0.25, Alpha(0.5), False)]
@@ -205,10 +212,13 @@ class Renyi(Divergence):
 
     alpha: float
 
-    short_name: ClassVar[str] = "renyi"
+    short_name = "renyi"
+    example = "renyi:2"
+    ranges: ClassVar = {"alpha": (0, math.inf)}
 
-    def __post_init__(self) -> None:
-        self._require("alpha", 0, math.inf)
+    @property
+    def order(self) -> float:
+        return self.alpha
 
     def terms(self, pair: FinitePair) -> Tensor:
         return Alpha(min(self.alpha, _LARGEST)).terms(pair)

@@ -13,8 +13,8 @@ from torch.distributions import Distribution, Independent, MixtureSameFamily, Tr
 
 from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, safe_repr
 from kullback.estimate import Estimate
-from kullback.generators import KL, Alpha, Divergence, JensenShannon, Renyi, ReverseKL, SkewKL, behaves_as
-from kullback.generators.growth import power_of
+from kullback.generators import KL, Divergence, Renyi, behaves_as
+from kullback.generators.growth import as_kl, order_of, power_of
 from kullback.pairs.checks import check_domains, check_integrable
 from kullback.pairs.clone import (
     are_valid,
@@ -46,7 +46,7 @@ from kullback.pairs.torch_registry import ThirdPartyRule
 from kullback.representations import can_inspect_all
 from kullback.special import LARGEST_EXPONENT
 
-__all__ = ["as_kl", "estimate"]
+__all__ = ["estimate"]
 
 # Formulas with an exponential saturate at e^709, the exponential of `LARGEST_EXPONENT`.
 _OVERFLOW = 8e307
@@ -77,20 +77,6 @@ class Pair(NamedTuple):
 
 # Computes the divergence of a pair by one rule; returns None if the rule does not serve the pair.
 Rule = Callable[[Pair, Divergence, Options], Estimate | None]
-
-
-def as_kl(kind: Divergence) -> Divergence:
-    """Return `KL()` or `ReverseKL()` for a kind that is equal to one of them; otherwise return the kind."""
-    if type(kind) is KL:
-        return kind
-    settings: Any = kind
-    if (behaves_as(kind, Alpha) or behaves_as(kind, Renyi)) and settings.alpha in (0.0, 1.0):
-        return KL() if settings.alpha == 1 else ReverseKL() if behaves_as(kind, Alpha) else kind
-    if behaves_as(kind, SkewKL) and settings.alpha == 0:
-        return KL()
-    if behaves_as(kind, JensenShannon) and settings.scaled and settings.beta in (0.0, 1.0):
-        return ReverseKL() if settings.beta == 1 else KL()
-    return kind
 
 
 def estimate(
@@ -345,10 +331,7 @@ def _by_classes(pair: Pair, kind: Divergence, options: Options) -> Estimate | No
 
 def _by_renyi(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     """Compute Renyi's divergence, or a power divergence, from the closed form of Renyi's divergence."""
-    power = power_of(kind)
-    alpha: float | None = (
-        power[0] if power else getattr(kind, "alpha", None) if behaves_as(kind, Renyi) else None
-    )
+    power, alpha = power_of(kind), order_of(kind)
     if alpha is None or alpha in (0.0, 1.0) or math.isinf(alpha):
         return None
     if options.method not in ("auto", "closed_form"):

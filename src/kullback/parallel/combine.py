@@ -251,7 +251,7 @@ def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> Rule:
         rule = _LargestRatioRule(kind, classes)
         rule.rank = rank
         return rule
-    if type(kind).total is not Divergence.total:
+    if not kind.additive:
         raise invalid_value(
             call,
             "kind",

@@ -48,7 +48,7 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
     p = q, so the kernel's derivative of the rest class is unknown.
     """
     return (
-        type(kind).total is Divergence.total
+        kind.additive
         and type(kind) is not TotalVariation
         and torch.float64 not in (p.dtype, q.dtype)
         and native.serves(kind, p, q)

@@ -27,10 +27,10 @@ from kullback.errors import (
 )
 from kullback.estimate import Estimate
 from kullback.generators import KL, Divergence, ReverseKL, as_divergence, behaves_as
+from kullback.generators.growth import as_kl
 from kullback.inputs import check_flag, check_generator, number_from, whole_from
 from kullback.pairs.clone import detached, upcast_copy, usable, with_tensors
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
-from kullback.pairs.solve import as_kl
 from kullback.pairs.support import check_comparable
 from kullback.progress import progress_bar
 from kullback.projection.closed_form import nearest

@@ -14,39 +14,23 @@ from kullback.estimators.checks import check_confidence
 from kullback.estimators.discrete.api import is_refused, nothing_shared, rows_note
 from kullback.estimators.discrete.counts import CategoryCounts, count_categories
 from kullback.estimators.discrete.intervals import kl_interval
-from kullback.estimators.discrete.measures import KL_MEASURE, Measure, measure_of
+from kullback.estimators.discrete.measures import KL_MEASURE, Measure, at_the_ends, measure_of
 from kullback.estimators.discrete.total_variation import total_variation_estimate, total_variation_interval
 from kullback.generators import (
     KL,
     Alpha,
-    ChiSquared,
     Divergence,
     Jeffreys,
-    JensenShannon,
     Renyi,
     ReverseKL,
-    SkewKL,
-    SquaredHellinger,
     TotalVariation,
     as_divergence,
 )
+from kullback.generators.growth import as_kl, is_own
 from kullback.representations import Counts
 from kullback.samples import Samples
 
 __all__ = ["Measured", "bias_corrected", "describe_kind", "estimable", "largest_of", "measured"]
-
-_KINDS = (
-    KL,
-    ReverseKL,
-    Jeffreys,
-    JensenShannon,
-    SkewKL,
-    TotalVariation,
-    SquaredHellinger,
-    ChiSquared,
-    Alpha,
-    Renyi,
-)
 
 
 def bias_corrected(
@@ -109,7 +93,7 @@ def describe_kind(
     a, b = table.a, table.b
     found = measured(kind, a, b, confidence, table.inflation, spread=table.spread, bins=bins)
     refused = is_refused(table) | ~found.standard_error.isfinite()
-    largest = math.inf if isinstance(kind, KL | ReverseKL | Jeffreys) else largest_of(kind)
+    largest = largest_of(kind)
     low = found.interval[0].masked_fill(refused, 0.0)
     high = found.interval[1].masked_fill(refused, largest)
     error = found.standard_error.masked_fill(refused, math.inf)
@@ -128,10 +112,8 @@ def describe_kind(
 
 
 def largest_of(kind: Divergence) -> float:
-    """Return the largest value that a kind other than KL, its reverse and Jeffreys can have."""
-    if isinstance(kind, Renyi):
-        return math.inf
-    return 1.0 if isinstance(kind, TotalVariation) else measure_of(kind).largest
+    """Return the largest value that a kind can have."""
+    return sum(at_the_ends(kind)) if kind.additive else math.inf
 
 
 class Measured(NamedTuple):
@@ -144,22 +126,17 @@ class Measured(NamedTuple):
 
 def estimable(call: str, kind: Divergence) -> Divergence:
     """Return a kind as `KL` or `ReverseKL` where it is one of these; raise where draws say nothing about it."""
-    alpha = getattr(kind, "alpha", None)
-    limit = (0.0, math.inf) if isinstance(kind, Renyi) else ()
-    if type(kind) not in _KINDS or alpha in limit:
+    is_limit = isinstance(kind, Renyi) and kind.alpha in (0, math.inf)
+    if is_own(kind) or is_limit:
         wanted = "a divergence of kullback's that draws say something about"
-        if alpha in limit:
+        if is_limit:
             got = f"{kind!r}, which is about probabilities that no draw shows"
             instead = "kind=Renyi(2.0), or another order between 0 and inf"
         else:
             got = f"{kind!r}, a kind whose interval nobody has derived"
             instead = "divergence(Counts(histogram_of_p), Counts(histogram_of_q), kind), without an interval"
         raise NoRuleError(explain(call, "kind", wanted=wanted, got=got, instead=instead))
-    if isinstance(kind, JensenShannon) and kind.scaled and kind.beta in (0, 1):
-        return KL() if kind.beta == 0 else ReverseKL()
-    if (isinstance(kind, Alpha | Renyi) and alpha == 1) or (isinstance(kind, SkewKL) and alpha == 0):
-        return KL()
-    return ReverseKL() if isinstance(kind, Alpha) and alpha == 0 else kind
+    return as_kl(kind)
 
 
 def measured(

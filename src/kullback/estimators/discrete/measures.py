@@ -27,14 +27,11 @@ from kullback.estimators.discrete.point import (
     second_order,
     zhang_grabchak,
 )
-from kullback.generators import (
-    Alpha,
-    ChiSquared,
-    Divergence,
-)
+from kullback.generators import Divergence
 from kullback.generators.base import FinitePair
+from kullback.generators.growth import power_of
 
-__all__ = ["KL_MEASURE", "KNOWN", "Measure", "measure_of", "of_shares"]
+__all__ = ["KL_MEASURE", "KNOWN", "Measure", "at_the_ends", "measure_of", "of_shares"]
 
 # A side whose probabilities are known counts as so many draws.
 KNOWN = 1e15
@@ -108,12 +105,12 @@ KL_MEASURE = Measure(
 
 def measure_of(kind: Divergence) -> Measure:
     """Return how to estimate a kind that is neither `KL`, `ReverseKL`, a `Renyi` divergence nor total variation."""
-    order = 2.0 if type(kind) is ChiSquared else getattr(kind, "alpha", 0.5) if type(kind) is Alpha else 0.5
+    order, factor = power_of(kind) or (0.5, 1.0)
     if 0 < order < 1:
         terms, swapped, power, constant = _terms_of(kind), False, 0.0, 0.0
     else:
         swapped, order = order < 0, max(order, 1 - order)
-        power = order * (order - 1) / (2 if type(kind) is ChiSquared else 1)
+        power = order * (order - 1) / factor
         terms, constant = _powers(order, power), -1 / power
     sums = _Sums(terms, constant, swapped, corrected=power == 0)
     curvature = _curvature(kind)
@@ -125,7 +122,7 @@ def measure_of(kind: Divergence) -> Measure:
     def of_two(p: Tensor, q: Tensor) -> Tensor:
         return of_shares(kind, torch.stack([p, 1 - p], -1), torch.stack([q, 1 - q], -1)).sum(-1)
 
-    ends = [float(of_shares(kind, _double(p), _double(1 - p)).sum()) for p in (1.0, 0.0)]
+    ends = at_the_ends(kind)
     return Measure(
         sums.estimate,
         sums.above,
@@ -184,6 +181,12 @@ class _Sums:
             return _variances(self.terms, a, b)
         from_q, from_p = _variances(self.terms, b, a)
         return from_p, from_q
+
+
+def at_the_ends(kind: Divergence) -> tuple[float, float]:
+    """Return the terms of a class that only P has, and of one that only Q has; their sum is the largest value."""
+    ones, zeros = _double(1.0), _double(0.0)
+    return float(of_shares(kind, ones, zeros)), float(of_shares(kind, zeros, ones))
 
 
 def of_shares(kind: Divergence, p: Tensor, q: Tensor) -> Tensor:

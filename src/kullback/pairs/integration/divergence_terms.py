@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kullback.generators import Divergence, FinitePair, Renyi, TotalVariation, behaves_as
-from kullback.generators.growth import Corner, Growth, growth_of, is_own, power_of
+from kullback.generators.base import Corner, Growth
+from kullback.generators.growth import growth_of, is_own, order_of, power_of
 from kullback.generators.of_ratio import OfRatio, OwnTerms
 from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
@@ -36,10 +37,8 @@ class DivergenceTerms(NamedTuple):
     @property
     def order(self) -> float:
         """The order of a power divergence or a Renyi divergence; 1 for every other kind."""
-        power = power_of(self.kind)
-        if power:
-            return power[0]
-        return self.kind.alpha if behaves_as(self.kind, Renyi) else 1.0  # pyright: ignore[reportAttributeAccessIssue]
+        order = order_of(self.kind)
+        return 1.0 if order is None else order
 
     @property
     def growth(self) -> Growth:
@@ -65,7 +64,7 @@ class DivergenceTerms(NamedTuple):
 
     def _whole(self) -> Divergence:
         """Return the kind that computes the total and its derivatives; plain sums of terms do not overflow."""
-        return self._additive() if type(self.kind).total is Divergence.total else self.kind
+        return self._additive() if self.kind.additive else self.kind
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Return the terms from the logarithms of the masses."""
@@ -144,7 +143,7 @@ class DivergenceTerms(NamedTuple):
 
     def error(self, value: Tensor, error: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Turn the error of the sum of terms into the error of the divergence, which may be a function of the sum."""
-        if type(self.kind).total is Divergence.total:
+        if self.kind.additive:
             return error
         if not behaves_as(self.kind, Renyi):
             return error * self._change_by_terms(log_p, log_q)
