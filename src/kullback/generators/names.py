@@ -60,10 +60,10 @@ def parse(name: str) -> Divergence:
 
 def as_divergence(call: str, kind: object) -> Divergence:
     """Return `kind` if it is a divergence, or the divergence with that name if it is a string; else raise."""
+    if isinstance(kind, str):
+        kind = _parsed(call, "kind", kind)
     if isinstance(kind, Divergence):
         return with_limits(without_subclass(kind))
-    if isinstance(kind, str):
-        return _parsed(call, "kind", kind)
     wanted = "a divergence or the name of one"
     instead = "kind=KL(), kind='js:0.5' or another of kullback's kinds"
     raise invalid_type(call, "kind", wanted=wanted, got=safe_repr(kind), instead=instead)

@@ -1,0 +1,190 @@
+"""Whoever follows CONTRIBUTING adds a divergence, a pair, a backend and a teacher, from outside, in one place each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Normal, constraints, kl_divergence as torch_kl_divergence
+
+import kullback
+from kullback import Counts, Logits, Probs, divergence, kl_divergence, kl_estimate, register_kl
+from kullback.errors import ArgumentValueError, NoRuleError
+from kullback.functional import distillation_loss
+from kullback.generators import parse
+
+# ---- A divergence: one class, in a module of another package.
+LE_CAM = '''
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kullback import Divergence
+from kullback.generators import FinitePair
+
+
+@dataclass(frozen=True)
+class LeCam(Divergence):
+    """sum (p - q)^2 / (share p + (1 - share) q)"""
+
+    share: float = 0.5
+
+    short_name = "lecam"
+    ranges = {"share": (0, 1)}
+    logarithmic = False
+
+    def terms(self, pair: FinitePair) -> Tensor:
+        return (pair.p - pair.q) ** 2 / (self.share * pair.p + (1 - self.share) * pair.q)
+
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        mean = self.share * pair.p + (1 - self.share) * pair.q
+        ratio = (pair.p - pair.q) / mean
+        by_p, by_q = 2 * ratio - self.share * ratio**2, -2 * ratio - (1 - self.share) * ratio**2
+        return pair.p * by_p, pair.q * by_q
+'''
+DECLARATION = "[kullback.kinds]\nlecam = lecam:LeCam\n"
+ROWS = torch.tensor([[0.2, -1.0, 0.7], [3.0, 0.0, -2.0]], dtype=torch.float64)
+OTHERS = torch.tensor([[-0.3, 0.4, 0.0], [2.0, 0.5, -1.0]], dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An installed package that declares the divergence, as pip would leave it."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "lecam.py").write_text(LE_CAM)
+    (folder / "lecam-1.0.dist-info").mkdir()
+    (folder / "lecam-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: lecam\nVersion: 1.0\n"
+    )
+    (folder / "lecam-1.0.dist-info" / "entry_points.txt").write_text(DECLARATION)
+    return folder
+
+
+@pytest.fixture
+def installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(package)
+
+
+def le_cam(p: Tensor, q: Tensor, share: float) -> Tensor:
+    return ((p - q) ** 2 / (share * p + (1 - share) * q)).sum(-1)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_divergence_of_a_package_has_a_name() -> None:
+    kind = parse("lecam:0.3")
+    assert (type(kind).__name__, kind.name, parse(kind.name)) == ("LeCam", "lecam:0.3", kind)
+    assert parse("lecam").name == "lecam:0.5"
+    with pytest.raises(
+        ArgumentValueError, match=r"wanted 'lecam:SHARE' with SHARE from 0 to 1; got 'lecam:2'"
+    ):
+        parse("lecam:2")
+    with pytest.raises(ArgumentValueError, match=r"one of 'kl'.*'lecam:SHARE'"):
+        parse("wasserstein")
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
+def test_its_rows_and_losses_are_those_of_the_formula(share: float) -> None:
+    kind = f"lecam:{share}"
+    p, q = (x.clone().requires_grad_() for x in (ROWS, OTHERS))
+    true = le_cam(p.softmax(-1), q.softmax(-1), share)
+    for value in (
+        divergence(Logits(p), Logits(q), kind),
+        distillation_loss(student=q, teacher=p, kind=kind, reduction="none"),
+    ):
+        torch.testing.assert_close(value, true, rtol=1e-13, atol=0)
+        found, wanted = (torch.autograd.grad(x.sum(), (p, q), retain_graph=True) for x in (value, true))
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-15)
+    edges = divergence(Probs([1.0, 0.0, 0.0]), Counts([1, 1, 0]), kind)
+    assert edges.item() == pytest.approx(0.25 / (0.5 + share / 2) + 0.5 / (1 - share), rel=1e-6)
+
+
+@pytest.mark.usefixtures("installed")
+def test_its_distributions_are_integrated() -> None:
+    x = torch.linspace(-12, 12, 24_001, dtype=torch.float64)
+    p, q = (
+        Normal(torch.tensor(0.3, dtype=torch.float64), 1.0),
+        Normal(torch.tensor(0.0, dtype=torch.float64), 1.5),
+    )
+    true = le_cam(p.log_prob(x).exp(), q.log_prob(x).exp(), 0.3) * 0.001
+    assert divergence(p, q, "lecam:0.3").item() == pytest.approx(true.item(), rel=1e-9)
+
+
+def test_the_command_line_takes_its_name(package: Path) -> None:
+    paths = os.pathsep.join([str(package), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "kullback", "calc", "Normal(0.3, 1)", "Normal(0, 1.5)", "--kind", "lecam:0.3"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    p, q = (
+        Normal(torch.tensor(0.3, dtype=torch.float64), 1.0),
+        Normal(torch.tensor(0.0, dtype=torch.float64), 1.5),
+    )
+    x = torch.linspace(-12, 12, 24_001, dtype=torch.float64)
+    true = le_cam(p.log_prob(x).exp(), q.log_prob(x).exp(), 0.3).item() * 0.001
+    assert float(done.stdout.split(" = ")[1].split()[0]) == pytest.approx(true, rel=1e-9)
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(ArgumentValueError, match=r"got 'kl', a name of KL. Write: short_name = 'my_kl'"):
+        type("Mine", (kullback.JensenShannon,), {"short_name": "kl"})
+
+
+# ---- A pair: one decorated function.
+class Tilted(Distribution):
+    """The density 1 + slope (x - 1/2) on [0, 1]."""
+
+    arg_constraints: ClassVar = {"slope": constraints.interval(-2.0, 2.0)}
+    support = constraints.unit_interval
+
+    def __init__(self, slope: Tensor) -> None:
+        self.slope = slope
+        super().__init__(slope.shape, validate_args=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return torch.log1p(self.slope * (value - 0.5))
+
+
+def test_a_pair_is_one_decorated_function() -> None:
+    p, q = (Tilted(torch.tensor(x, dtype=torch.float64, requires_grad=True)) for x in (0.5, -0.25))
+    with pytest.raises(NoRuleError, match=r"@register_kl\(Tilted, Tilted\)"):
+        kl_divergence(p, q)
+    with pytest.raises(NotImplementedError):
+        torch_kl_divergence(p, q)
+
+    def integral(x: Tensor, y: Tensor) -> Tensor:
+        """Return the integral of (1 + x t) log(1 + y t) over t from -1/2 to 1/2."""
+        upper, lower = (
+            u * (u.log() - 1) * (1 - x / y) / y + x * u**2 * (u.log() - 0.5) / (2 * y**2)
+            for u in (1 + y / 2, 1 - y / 2)
+        )
+        return upper - lower
+
+    @register_kl(Tilted, Tilted)
+    def kl_tilted_tilted(p: Tilted, q: Tilted) -> Tensor:
+        return integral(p.slope, p.slope) - integral(p.slope, q.slope)
+
+    estimate = kl_estimate(p, q)
+    assert estimate.method == "closed_form"
+    x = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+    true = (p.log_prob(x).exp() * (p.log_prob(x) - q.log_prob(x))).mean()
+    torch.testing.assert_close(estimate.value, true, rtol=1e-7, atol=0)
+    slopes = p.slope, q.slope
+    found, wanted = (torch.autograd.grad(value, slopes) for value in (estimate.value, true))
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=0)
+    assert kl_divergence(p, q) == estimate.value
+    kullback.install()
+    try:
+        assert torch_kl_divergence(p, q) == estimate.value
+    finally:
+        kullback.uninstall()
