@@ -11,14 +11,16 @@ from torch import Tensor
 from kullback.generators import KL, Divergence, behaves_as
 from kullback.generators.growth import growth_of
 from kullback.pairs.densities.base import Density
+from kullback.pairs.densities.composite import MixtureDensity
 from kullback.pairs.densities.own_scale import (
     components_in_own_scale,
     in_own_scale,
     is_far_and_narrow,
+    lives_everywhere,
     shares_in_own_scale,
 )
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
-from kullback.pairs.integration.f_divergence import Shares, integrate_divergence, sum_divergence
+from kullback.pairs.integration.f_divergence import integrate_divergence, sum_divergence
 from kullback.pairs.integration.kl_integrand import kl_terms
 from kullback.pairs.integration.quadrature import Integral
 from kullback.pairs.integration.shared_ends import widened
@@ -78,10 +80,13 @@ def _finite_elements(
         return _by_components(p, q, kind, shape, options)
 
     def finite(p: Density, q: Density, shape: torch.Size) -> Integral:
-        narrow = is_far_and_narrow(p, q)
+        of_p, of_q = is_far_and_narrow(p), is_far_and_narrow(q)
+        if not (p.is_splittable() and q.is_splittable()):
+            return in_absolute_numbers(p, q, shape)
         if behaves_as(kind, KL):
-            return _chosen(narrow, by_components, in_absolute_numbers, p, q, shape)
-        narrow = is_far_and_narrow(q, p) if narrow is None else narrow
+            of_p = of_p if isinstance(p, MixtureDensity) and lives_everywhere(q) else None
+            return _chosen(of_p, by_components, in_absolute_numbers, p, q, shape)
+        narrow = of_p if of_q is None else of_q if of_p is None else of_p | of_q
         return _chosen(narrow, in_absolute_numbers, in_absolute_numbers, p, q, shape)
 
     return _chosen(infinite, endless, finite, p, q, shape)
@@ -188,10 +193,12 @@ def _compute(
             return sum_divergence(p, q, DivergenceTerms(kind), shape, target)
 
         def integral(q: Density) -> Integral:
-            if behaves_as(kind, KL):
+            of_p, of_q = is_far_and_narrow(p), is_far_and_narrow(q)
+            if behaves_as(kind, KL) and (of_p is None or q.is_splittable()):
                 return integrate_kl(p, q, kl_terms, shape, target)
             # Where terms have a corner, as those of total variation, its place in a share has no exact derivative.
-            shares = None if growth_of(kind).corners else _shares(p, q)
+            is_whole = of_p is of_q is None or growth_of(kind).corners
+            shares = None if is_whole else shares_in_own_scale
             return integrate_divergence(p, q, DivergenceTerms(kind), shape, target, shares)
 
         found = integral(q)
@@ -201,17 +208,6 @@ def _compute(
         beside, value = integral(other[0]).value, found.value.detach()
         changes = ((value > other[1].squeeze(-1)) & value.isfinite() & beside.isfinite()).expand(shape)
         return found._replace(value=torch.where(changes, value + (beside - beside.detach()), found.value))
-
-
-def _shares(p: Density, q: Density) -> Shares | None:
-    """Return what cuts two densities at the narrow components of one of them; None if they stay whole."""
-    if not (p.is_splittable() and q.is_splittable()):
-        return None
-    if is_far_and_narrow(p, q) is not None:
-        return shares_in_own_scale
-    if is_far_and_narrow(q, p) is not None:
-        return lambda p, q: [(of_p, of_q) for of_q, of_p in shares_in_own_scale(q, p)]
-    return None
 
 
 def _needs_gradient(*densities: Density) -> bool:

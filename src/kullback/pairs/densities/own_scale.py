@@ -14,10 +14,16 @@ from torch import Tensor
 
 from kullback.pairs.densities.base import Density, Points, Tail
 from kullback.pairs.densities.composite import MixtureDensity
-from kullback.pairs.densities.real import LocationScaleDensity, StudentTDensity
+from kullback.pairs.densities.real import LocationScaleDensity, StudentTDensity, log_one_plus_square
 from kullback.pairs.densities.transformed import AffineDensity
 
-__all__ = ["components_in_own_scale", "in_own_scale", "is_far_and_narrow", "shares_in_own_scale"]
+__all__ = [
+    "components_in_own_scale",
+    "in_own_scale",
+    "is_far_and_narrow",
+    "lives_everywhere",
+    "shares_in_own_scale",
+]
 
 # The largest ratio of scales, or distance in units of a scale, of which squares are numbers.
 _WIDEST = 1e150
@@ -25,6 +31,10 @@ _WIDEST = 1e150
 _FARTHEST = 1e4
 # How many times narrower a density is that a change of the unit would move too far.
 _FAR_NARROWER = 100.0
+# At this many of its scales from 0, a component and the rest share the component's center equally.
+_SHARED = 1e3
+# Breakpoints where a share ends, in units of where it is half of what is there.
+_OUT = torch.exp(torch.linspace(-2, 2, 9, dtype=torch.float64, device="cpu"))
 
 
 def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Density]:
@@ -33,7 +43,7 @@ def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Densit
     Elements of a batch whose scales are too far apart stay as they are.
     """
     of_first, of_second = _location_and_scale(p), _location_and_scale(q)
-    if of_first is None or (of_second is None and not (of_p and _lives_everywhere(q))):
+    if of_first is None or (of_second is None and not (of_p and lives_everywhere(q))):
         return p, q
     loc, scale = of_first
     by_p = torch.ones_like(scale, dtype=torch.bool)
@@ -68,20 +78,38 @@ def _unit(loc: Tensor, scale: Tensor, densities: list[Density]) -> tuple[Tensor,
     return torch.where(is_fixed, loc.detach(), loc), torch.where(is_fixed, scale.detach(), scale), is_fixed
 
 
-def is_far_and_narrow(p: Density, q: Density) -> Tensor | None:
-    """Tell where P is a mixture of components so far from 0 and so narrow that absolute numbers lose their digits.
+def is_far_and_narrow(d: Density) -> Tensor | None:
+    """Tell where components are so far from 0 and so narrow that absolute numbers lose their digits.
 
-    None where that is so of no element, or components have no scale of their own.
+    A density that is no mixture is one component. None where that is so of no element, or components have no scale of
+    their own.
     """
-    if not (isinstance(p, MixtureDensity) and _lives_everywhere(q)):
-        return None
-    own = _location_and_scale(p.part.detached())
+    far = _far_components(d)
+    far = None if far is None else far.any(-1)
+    return far if far is not None and bool(far.any()) else None
+
+
+def _far_components(d: Density) -> Tensor | None:
+    """Tell which components, along one more dimension, are far from 0 in units of their scale."""
+    own = _components(d.detached())
     if own is None:
         return None
-    far = (own[0].abs() > _FARTHEST * own[1]) & (p.log_weights > -torch.inf)
-    usable = (own[1] > 0) & (own[0].abs().amax(-1, keepdim=True) < _WIDEST * own[1]) & own[0].isfinite()
-    far = far.any(-1) & usable.all(-1)
-    return far if bool(far.any()) else None
+    loc, scale = own
+    far = loc.abs() > _FARTHEST * scale
+    if isinstance(d, MixtureDensity):
+        far = far & (d.log_weights > -torch.inf)
+    usable = (scale > 0) & (loc.abs().amax(-1, keepdim=True) < _WIDEST * scale) & loc.isfinite()
+    return far & usable.all(-1, keepdim=True)
+
+
+def _components(d: Density) -> tuple[Tensor, Tensor] | None:
+    """Return the locations and scales of the components, along one more dimension."""
+    is_mixture = isinstance(d, MixtureDensity)
+    own = _location_and_scale(d.part if is_mixture else d)
+    if own is None:
+        return None
+    loc, scale = torch.broadcast_tensors(*own, *([d.log_weights] if is_mixture else []))[:2]
+    return (loc, scale) if is_mixture else (loc.unsqueeze(-1), scale.unsqueeze(-1))
 
 
 def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, Density, Density]:
@@ -108,40 +136,85 @@ def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, De
 
 
 def shares_in_own_scale(p: Density, q: Density) -> list[tuple[Density, Density]]:
-    """Return the parts of P and Q near each component of the mixture P, in its unit: they add up to P and Q."""
-    weights, part, whole, q = components_in_own_scale(p, q)
-    loc, scale = cast("tuple[Tensor, Tensor]", _location_and_scale(cast("MixtureDensity", whole).part))
-    heavy = torch.full_like(scale, 3.0)
-    near_any = MixtureDensity(torch.zeros_like(scale), StudentTDensity(heavy, loc, scale))
-    loc, scale = cast("tuple[Tensor, Tensor]", _location_and_scale(part))
-    near = StudentTDensity(torch.full_like(scale, 3.0), loc, scale)
-    both = [_Share(density, near, near_any) for density in (whole, q)]
+    """Return the parts of P and Q near each narrow component of either, in its unit, and the rest: they add up.
 
-    def of(k: int, density: Density) -> Density:
-        return density.mapped(lambda x: x[..., k if x.shape[-1] > 1 else 0])
+    A fixed point keeps its shares if a component moves, so that the rest, in absolute numbers, has only derivatives of
+    tails.
+    """
+    units: list[tuple[int, int, Tensor, Tensor]] = []
+    for side, density in enumerate((p, q)):
+        own, far = _components(density), _far_components(density)
+        if own is not None and far is not None:
+            used = far.flatten(0, -2).any(0).nonzero().flatten().tolist()
+            units += [(side, k, own[0][..., k], own[1][..., k]) for k in used]
+    loc, scale = _side_by_side([unit[2] for unit in units]), _side_by_side([unit[3] for unit in units])
+    log_size = 2 * torch.log(loc.abs() / scale / _SHARED).clamp(min=-300)
+    shares: list[tuple[Density, Density]] = []
+    for index, (side, k, center, unit) in enumerate(units):
+        apart = center.unsqueeze(-1), unit.unsqueeze(-1)
+        near = (loc - apart[0]) / apart[1], scale / apart[1], log_size, index
+        first, second = (_in_unit(d, center, unit, k if side == of else None) for of, d in enumerate((p, q)))
+        shares.append((_Share(first, *near), _Share(second, *near)))
+    return [*shares, (_Share(p, loc, scale, log_size), _Share(q, loc, scale, log_size))]
 
-    return [(of(k, both[0]), of(k, both[1])) for k in range(weights.shape[-1])]
+
+def _side_by_side(numbers: list[Tensor]) -> Tensor:
+    """Return numbers of several components along one more dimension, without derivatives."""
+    return torch.stack(torch.broadcast_tensors(*numbers), -1).detach()
+
+
+def _in_unit(d: Density, loc: Tensor, scale: Tensor, component: int | None) -> Density:
+    """Return the density of (x - loc) / scale, which is the unit of one of its components or of another density."""
+    if not isinstance(d, MixtureDensity):
+        return _moved(d, loc, scale, torch.full_like(scale, component is not None, dtype=torch.bool))
+    own = torch.arange(d.log_weights.shape[-1], device=loc.device) == (-1 if component is None else component)
+    return replace(d, part=_moved(d.part, loc.unsqueeze(-1), scale.unsqueeze(-1), own))
 
 
 @dataclass(frozen=True)
 class _Share(Density):
-    """A density times how near a point is to one place rather than to any of several."""
+    """A density times how near a point is to one of several places, or to none of them if there is no index."""
 
     part: Density
-    near: Density
-    near_any: Density
+    loc: Tensor
+    scale: Tensor
+    log_size: Tensor
+    index: int | None = None
+
+    def low(self) -> Tensor | None:
+        return self.part.low() if self.index is None else None
+
+    def high(self) -> Tensor | None:
+        return self.part.high() if self.index is None else None
 
     def log_density(self, at: Points) -> Tensor:
-        return self.part.log_density(at) + self.near.log_density(at) - self.near_any.log_density(at)
+        inside = torch.ones_like(at.x, dtype=torch.bool)
+        near = self.log_size - 2 * log_one_plus_square((at.x.unsqueeze(-1) - self.loc) / self.scale)
+        log_share = -torch.cat([near, torch.zeros_like(near[..., :1])], -1).logsumexp(-1)
+        if self.index is not None:
+            log_share = log_share + near[..., self.index]
+            low, high = self.part.low(), self.part.high()
+            inside = inside if low is None else at.x > low
+            inside = inside if high is None else inside & (at.x < high)
+            center = self.part.coordinate().points(self.part.center_and_width()[0]).x.detach()
+            at = Points(torch.where(inside, at.x, center))
+        return torch.where(inside, self.part.log_density(at) + log_share, -torch.inf)
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
-        return self.near.center_and_width()
+        if self.index is None:
+            return self.part.center_and_width()
+        return torch.zeros_like(self.loc[..., 0]), torch.ones_like(self.scale[..., 0])
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        return self.part.breakpoints(steps)
+        peaks = self.part.breakpoints(steps)
+        if self.index is None:
+            return peaks
+        reach = torch.exp(self.log_size[..., self.index] / 4)
+        return [*(self.part.coordinate().points(marks).x for marks in peaks), reach * _OUT, -reach * _OUT]
 
     def nonsmooth_points(self) -> list[Tensor]:
-        return self.part.nonsmooth_points()
+        ends = [] if self.index is None else [self.part.low(), self.part.high()]
+        return [*self.part.nonsmooth_points(), *(end for end in ends if end is not None)]
 
     def lower_tail(self) -> Tail:
         return self.part.lower_tail()
@@ -156,7 +229,8 @@ def _with_weight(x: Tensor, log_weights: Tensor) -> Tensor:
     return torch.where(log_weights > -torch.inf, x, largest)
 
 
-def _lives_everywhere(d: Density) -> bool:
+def lives_everywhere(d: Density) -> bool:
+    """Return whether the support is the whole line."""
     return d.low() is None and d.high() is None and not d.integer
 
 
@@ -190,4 +264,6 @@ def _moved(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
     if isinstance(d, MixtureDensity):
         apart = (x.unsqueeze(-1) for x in (loc, scale, own))
         return replace(d, part=_moved(d.part, *apart))
-    return AffineDensity(d, -loc / scale, 1 / scale, falls=False)
+    # In two steps, so that the distance of an end from the location keeps its digits.
+    moved = AffineDensity(d, -loc, torch.ones_like(scale), falls=False)
+    return AffineDensity(moved, torch.zeros_like(loc), 1 / scale, falls=False)

@@ -107,7 +107,7 @@ class DivergenceTerms(NamedTuple):
         return by_p, by_q
 
     def sensitivities(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how much each term changes with log p and with log q."""
+        """Return the derivatives of each term by log p and by log q."""
         alpha = self.order
         if alpha in (0.0, 1.0):
             by_p, by_q = self._additive().derivatives(_pair(log_p, log_q))
@@ -119,7 +119,7 @@ class DivergenceTerms(NamedTuple):
                 .clamp(max=_LARGEST_LOG_DERIVATIVE)
             )
             by_p, by_q = (power - p) / (alpha - 1), (q - power) / alpha
-        return by_p.abs(), by_q.abs()
+        return by_p, by_q
 
     def _power_derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """Return (A - p) / (alpha - 1) and (q - A) / alpha at A = p^alpha q^(1 - alpha), times the kind's factor."""

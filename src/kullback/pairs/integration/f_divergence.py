@@ -27,11 +27,14 @@ from kullback.pairs.integration.panels import (
     Line,
     Panels,
     breakpoints_on,
+    either_matters,
     first_edges,
     integrate_panels,
     panel_nodes,
     refine,
+    relative_errors,
     rounding_error,
+    runs_away,
     scan_points,
     span,
     without_ladders,
@@ -56,6 +59,8 @@ _BISECTIONS = 55
 _SAME = 1e-11
 # The scale of the line may exceed the width of a density by at most this factor.
 _NARROW = 1e4
+# The target error of derivatives near a narrow component, relative to the sum of their sizes, and the largest one.
+_AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
 # The relative error of a panel that contains the corner of |p - q|.
 _OF_A_CORNER = 0.03
 
@@ -230,7 +235,7 @@ def integrate_divergence(
     """
     shape = torch.Size([*batch_shape, 1])
     shares = shares or (lambda p, q: [(p, q)])
-    tracked, fixed = shares(p, q), shares(p.detached(), q.detached())
+    tracked, fixed, has_gradient = shares(p, q), shares(p.detached(), q.detached()), torch.is_grad_enabled()
     pieces: list[_Piece] = []
     parts: list[Panels] = []
     measures: list[Callable[[Tensor, Tensor], Panels]] = []
@@ -249,20 +254,30 @@ def integrate_divergence(
             first = _first_panels(piece, *fixed[share], breakpoints, terms)
 
             def measure(lower: Tensor, upper: Tensor, piece: _Piece = piece) -> Panels:
-                return Panels(lower, upper, _measured(piece, *fixed[piece.share], lower, upper, terms))
+                both = fixed[piece.share]
+                return Panels(lower, upper, _measured(piece, both, lower, upper, terms, len(fixed) > 1))
 
             pieces.append(piece)
             parts.append(measure(first.lower, first.upper))
             measures.append(measure)
             diverges, unseen, rest = diverges | first.diverges, unseen | first.is_lost, rest + first.rest
 
+        # The derivatives of a share in its own unit are small beside its value, and so have an error of their own.
+        in_units = [k for k, piece in enumerate(pieces) if piece.share < len(fixed) - 1]
+
+        def slope_error(parts: list[Panels]) -> Tensor:
+            errors = (relative_errors(*parts[k].columns[4:]).sum(-1) for k in in_units)
+            return sum(errors, torch.zeros_like(rest))
+
         def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
             value, error, mass_error, rounding = _sums(parts)
             met = mass_error <= MASS_ERROR
-            columns = [(part.columns[1], part.columns[2]) for part in parts]
-            return (target.is_met(value, SAFETY * error) | (error <= rounding)) & met, [
-                torch.where(met.unsqueeze(-1), errors, mass_errors) for errors, mass_errors in columns
-            ]
+            exact = (target.is_met(value, SAFETY * error) | (error <= rounding)) & met
+            priorities = [torch.where(met.unsqueeze(-1), *part.columns[1:3]) for part in parts]
+            for k in in_units:
+                slopes = relative_errors(*parts[k].columns[4:])
+                priorities[k] = torch.where(exact.unsqueeze(-1), slopes, priorities[k])
+            return exact & (slope_error(parts) <= _AIM_OF_SLOPES), priorities
 
         refine(parts, measures, assess, target.max_evaluations * len(fixed))
         for corner in terms.corners:
@@ -271,6 +286,7 @@ def integrate_divergence(
                 for piece, part, measure in zip(pieces, parts, measures, strict=True)
             ]
         _, error, _, rounding = _sums(parts)
+        unseen = unseen | ((slope_error(parts) > _LARGEST_OF_SLOPES) & has_gradient)
         error = torch.where(unseen, torch.inf, SAFETY * error + rounding + rest)
 
     def log_masses(density_p: Density, density_q: Density, needed: _Needed) -> tuple[Tensor, Tensor]:
@@ -366,7 +382,7 @@ def _log_ratio(piece: _Piece, densities: _Both, v: Tensor) -> Tensor:
 
 def _sums(parts: list[Panels]) -> Tensor:
     """Return the value, its error, the error of the masses and the rounding error, over all panels of all pieces."""
-    return torch.stack([torch.stack([x.sum(-1) for x in part.columns]) for part in parts]).sum(0)
+    return torch.stack([torch.stack([x.sum(-1) for x in part.columns[:4]]) for part in parts]).sum(0)
 
 
 def _placed(
@@ -420,11 +436,11 @@ def _first_panels(
     either = torch.maximum(log_p, log_q)
     there = known & (either > -torch.inf)
     log_size = torch.where(there, terms.log_size(log_p, log_q), -torch.inf)
-    diverges = _runs_away(log_size, there) | _runs_away(log_size.flip(-1), there.flip(-1))
+    diverges = runs_away(log_size, there) | runs_away(log_size.flip(-1), there.flip(-1))
     if bool(diverges.any()):  # possibly by rounding far out
         diverges = diverges & (not growth.is_bounded) & ~is_divergence_finite(p, q, growth).squeeze(-1)
     log_size = torch.where(diverges.unsqueeze(-1), either, log_size)
-    kept = _matters(log_size, either)
+    kept = either_matters(log_size, either)
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
     lost = (not terms.is_own) & (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1) & ~diverges
     if not (p.is_splittable() and q.is_splittable()):  # their densities are extrapolated far out
@@ -535,41 +551,32 @@ def _bisected(
     return upper
 
 
-def _matters(log_size: Tensor, either: Tensor) -> Tensor:
-    """Return which terms, or masses of P or Q, are not negligible."""
-    return (log_size > log_size.amax(-1, keepdim=True) - NEGLIGIBLE) | (either > -NEGLIGIBLE)
-
-
-def _runs_away(log_size: Tensor, there: Tensor) -> Tensor:
-    """Return where the terms do not fall up to the last point at which a density is known."""
-    log_size = torch.where(there, log_size, -torch.inf)
-    count = there.shape[-1]
-    last = count - 1 - there.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
-    end, before = (log_size.gather(-1, (last - k).clamp(min=0)).squeeze(-1) for k in (0, 12))
-    return (end >= before) & (end >= log_size.amax(-1) - NEGLIGIBLE) & there.any(-1)
-
-
 def _measured(
-    piece: _Piece, p: Density, q: Density, lower: Tensor, upper: Tensor, terms: DivergenceTerms
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the integral of the terms over panels, its error, the error of both masses, and the rounding error."""
+    piece: _Piece, both: _Both, lower: Tensor, upper: Tensor, terms: DivergenceTerms, with_slopes: bool
+) -> tuple[Tensor, ...]:
+    """Return the integral of the terms over panels, its error, the error of both masses, and the rounding error.
+
+    With slopes, also the errors and the sizes of the integrals of the derivatives by log p and by log q.
+    """
     v, half = panel_nodes(lower, upper)
-    logs = piece.log_densities(p, q, v.flatten(-2))
+    logs = piece.log_densities(*both, v.flatten(-2))
     log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in logs)
     f = terms.terms(log_p, log_q)
     values, errors = integrate_panels(f, half)
     for corner in terms.corners:  # both rules may miss a corner at a crossing
-        at_ends = piece.log_densities(p, q, torch.cat([lower, upper], -1))
+        at_ends = piece.log_densities(*both, torch.cat([lower, upper], -1))
         d = torch.cat([log_p - log_q, torch.stack((at_ends[0] - at_ends[1]).chunk(2, -1), -1)], -1)
         crosses = (d > corner.at + _SAME).any(-1) & (d < corner.at - _SAME).any(-1)
         errors = torch.where(crosses, torch.maximum(errors, _OF_A_CORNER * values), errors)
     masses = torch.stack([torch.exp(log_p), torch.exp(log_q)])
     mass_errors = integrate_panels(masses, half)[1].sum(0)
-    by_p, by_q = terms.sensitivities(log_p, log_q)
+    slopes = torch.stack(terms.sensitivities(log_p, log_q))
+    by_p, by_q = sizes = slopes.abs()
     line = Line(Coordinate(None, None), piece.center, piece.width)
     changes = [(by_p, log_p), (by_q, log_q), (f.abs(), log_jacobian)]
     roundings = rounding_error(line, f, changes, lower, upper)
-    return values, errors, mass_errors, roundings
+    more = (integrate_panels(slopes, half)[1], integrate_panels(sizes, half)[0]) if with_slopes else ()
+    return values, errors, mass_errors, roundings, *more
 
 
 # ---- On the integers.
@@ -612,9 +619,9 @@ def _window(
     there = either > -torch.inf
     log_size = torch.where(there, terms.log_size(log_p, log_q), -torch.inf)
     diverges = (
-        _runs_away(log_size, there & (x < 1e14)) & most.isinf().squeeze(-1) & (not terms.growth.is_bounded)
+        runs_away(log_size, there & (x < 1e14)) & most.isinf().squeeze(-1) & (not terms.growth.is_bounded)
     )
-    before, after = span(x, _matters(log_size, either))
+    before, after = span(x, either_matters(log_size, either))
     cap = 20 * max(target.max_evaluations, 100)
     count = int(torch.where(diverges.unsqueeze(-1), 0, after - before).amax().clamp(max=cap - 1)) + 1
     cut_off = (after - before).squeeze(-1) >= count

@@ -25,12 +25,15 @@ __all__ = [
     "Line",
     "Panels",
     "breakpoints_on",
+    "either_matters",
     "first_edges",
     "integrate_panels",
     "matters",
     "panel_nodes",
     "refine",
+    "relative_errors",
     "rounding_error",
+    "runs_away",
     "same_coordinate",
     "scan_points",
     "span",
@@ -202,12 +205,26 @@ def matters(log_f: Tensor) -> Tensor:
     return log_f > log_f.amax(-1, keepdim=True) - NEGLIGIBLE
 
 
+def either_matters(log_size: Tensor, either: Tensor) -> Tensor:
+    """Return which terms, or masses of P or Q, are not negligible."""
+    return (log_size > log_size.amax(-1, keepdim=True) - NEGLIGIBLE) | (either > -NEGLIGIBLE)
+
+
 def span(v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     """Return the last point before the kept points of a sorted grid, and the first point after them."""
     last = v.shape[-1] - 1
     first_kept = kept.to(torch.uint8).argmax(-1, keepdim=True)
     last_kept = last - kept.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
     return v.gather(-1, (first_kept - 1).clamp(min=0)), v.gather(-1, (last_kept + 1).clamp(max=last))
+
+
+def runs_away(log_size: Tensor, there: Tensor) -> Tensor:
+    """Return where the terms do not fall up to the last point at which a density is known."""
+    log_size = torch.where(there, log_size, -torch.inf)
+    count = there.shape[-1]
+    last = count - 1 - there.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+    end, before = (log_size.gather(-1, (last - k).clamp(min=0)).squeeze(-1) for k in (0, 12))
+    return (end >= before) & (end >= log_size.amax(-1) - NEGLIGIBLE) & there.any(-1)
 
 
 def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: int) -> tuple[Tensor, Tensor]:
@@ -266,6 +283,11 @@ def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     powered = size * (200 * difference / size.clamp(min=1e-300)) ** 1.5
     cornered = 100 * difference**2 / (other - fine).abs().clamp(min=1e-300)
     return fine, torch.minimum(difference, torch.maximum(powered, cornered)) + 2e-16 * size
+
+
+def relative_errors(errors: Tensor, sizes: Tensor) -> Tensor:
+    """Return the largest error of each panel in units of the sum of the sizes over all panels."""
+    return (errors / sizes.sum(-1, keepdim=True).clamp(min=1e-300)).amax(0)
 
 
 def rounding_error(
