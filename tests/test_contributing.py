@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.distributions import Distribution, Normal, constraints, kl_divergence as torch_kl_divergence
 
 import kullback
-from kullback import Counts, Logits, Probs, divergence, kl_divergence, kl_estimate, register_kl
+from kullback import Counts, Divergence, Logits, Probs, divergence, kl_divergence, kl_estimate, register_kl
 from kullback.errors import ArgumentValueError, NoRuleError
-from kullback.functional import distillation_loss
+from kullback.functional import distillation_loss, linear_distillation_loss
 from kullback.generators import parse
+from kullback.kernels import BACKENDS, RowDivergence, reference
+from kullback.kernels.backends import Backend
 
 # ---- A divergence: one class, in a module of another package.
 LE_CAM = '''
@@ -188,3 +190,65 @@ def test_a_pair_is_one_decorated_function() -> None:
         assert torch_kl_divergence(p, q) == estimate.value
     finally:
         kullback.uninstall()
+
+
+# ---- A backend: one object with the functions that kullback.kernels.backends lists.
+class Counting:
+    """The reference, which also counts the rows that it computes."""
+
+    NAME, SUMMARY, OPERATIONS, DTYPES = "counting", "counts rows", ("every divergence",), (torch.float32,)
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, int]] = []
+
+    def missing(self) -> None:
+        """Return None, because it always runs."""
+
+    def devices(self) -> tuple[str, ...]:
+        return ("cpu",)
+
+    def serves(self, kind: Divergence, p: Tensor, q: Tensor) -> bool:
+        return kind.name != "renyi:2" and p.dtype == q.dtype == torch.float32
+
+    def value_and_gradient(self, rows: RowDivergence, p: Tensor, q: Tensor, *arguments: Any) -> Any:
+        self.calls.append(("values", rows.kind.name, len(p)))
+        return reference.value_and_gradient(rows, p, q, *arguments)
+
+    def weighted_total(self, rows: RowDivergence, p: Tensor, q: Tensor, *arguments: Any) -> Any:
+        self.calls.append(("total", rows.kind.name, len(p)))
+        return reference.weighted_total(rows, p, q, *arguments)
+
+
+def test_a_backend_is_one_object() -> None:
+    student, teacher = OTHERS.float().requires_grad_(), ROWS.float()
+    settings = {"student": student, "teacher": teacher, "kind": "js:0.3"}
+    hidden = torch.eye(2, dtype=torch.float32)
+    head = {
+        "student": hidden,
+        "student_weight": OTHERS.float().T.clone().requires_grad_(),
+        "teacher": hidden,
+        "teacher_weight": ROWS.float().T,
+    }
+    before = distillation_loss(**settings)
+    (gradient,) = torch.autograd.grad(before, student)
+    backend = Counting()
+    BACKENDS.insert(0, backend)
+    try:
+        loss = distillation_loss(**settings)
+        torch.testing.assert_close(loss, before)
+        torch.testing.assert_close(torch.autograd.grad(loss, student)[0], gradient)
+        assert backend.calls == [("total", "js:0.3", 2)]
+        divergence(Logits(teacher), Logits(student), "tv").sum().backward()
+        assert backend.calls[1:] == [("values", "tv", 2), ("values", "tv", 2)]  # forward and backward
+        linear_distillation_loss(**head, kind="kl").backward()
+        assert backend.calls[3:] == [("values", "kl", 2)]
+        divergence(Logits(teacher), Logits(student), "renyi:2")
+        divergence(Logits(ROWS), Logits(OTHERS), "tv")
+        assert len(backend.calls) == 4
+        assert kullback.backends()[0] == Backend(
+            "counting", True, "counts rows", ("cpu",), ("float32",), ("every divergence",)
+        )
+        backend.missing = lambda: "no licence"
+        assert kullback.backends()[0].reason == "no licence"
+    finally:
+        BACKENDS.remove(backend)

@@ -78,7 +78,8 @@ LAYERS = {
         {"reference"},
         {"divergence_codes"},
         {"native", "triton"},
-        {"backends", "kl_div_terms", "selected", "whole_rows"},
+        {"backends", "kl_div_terms", "selected"},
+        {"whole_rows"},
         {"__init__"},
     ),
     "kullback.pairs": (

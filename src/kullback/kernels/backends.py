@@ -1,18 +1,33 @@
-"""The implementations of the kernels, and the reason why one cannot run."""
+"""The backends: implementations of the divergences of rows of logits.
+
+A backend is a module, or another object, with
+
+* ``serves(kind, p, q)``: whether it computes this divergence of these logits,
+* ``value_and_gradient`` and ``weighted_total``, as `kullback.kernels.reference` defines them,
+* ``NAME``, ``SUMMARY``, ``DTYPES``, ``OPERATIONS``, ``devices()`` and ``missing()``: why it cannot run, or None.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+from torch import Tensor
 
-from kullback.kernels.native import library, rows as native_rows
+from kullback.generators import Divergence
+from kullback.kernels import reference
+from kullback.kernels.native import rows as native_rows
 from kullback.kernels.triton import rows as triton_rows
 
-__all__ = ["Backend", "backends"]
+__all__ = ["BACKENDS", "Backend", "backend_for", "backends"]
 
-_KINDS = "KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation"
-_POWERS = "Alpha, ChiSquared, Renyi, SquaredHellinger"
+# In the order of preference. The reference, the last one, computes everything.
+BACKENDS: list[Any] = [native_rows, triton_rows, reference]
+
+
+def backend_for(kind: Divergence, p: Tensor, q: Tensor) -> Any:
+    """Return the first backend that serves the divergence of the logits."""
+    return next(backend for backend in BACKENDS if backend.serves(kind, p, q))
 
 
 @dataclass(frozen=True)
@@ -37,7 +52,7 @@ class Backend:
 
 
 def backends() -> list[Backend]:
-    """List the implementations of the kernels, the reference last.
+    """List the implementations of the kernels, in the order of preference.
 
     Returns:
         one `Backend` for each implementation; `reason` explains why one cannot run.
@@ -47,58 +62,13 @@ def backends() -> list[Backend]:
         >>> [(backend.name, "cpu" in backend.devices) for backend in kullback.backends() if backend.available]
         [...('reference', True)]
     """
-    return [_triton(), _native(), _reference()]
+    return [_described(backend) for backend in BACKENDS]
 
 
-def _reference() -> Backend:
-    return Backend(
-        name="reference",
-        available=True,
-        reason="plain torch: any device; computes in float64 (float32 on mps, which has no float64)",
-        devices=_devices(),
-        dtypes=("float64", "float32", "float16", "bfloat16", "integers (counts)"),
-        operations=("every divergence", "first and further derivatives"),
+def _described(backend: Any) -> Backend:
+    reason = backend.missing()
+    devices, dtypes, operations = (
+        (backend.devices(), backend.DTYPES, backend.OPERATIONS) if reason is None else ((), (), ())
     )
-
-
-def _native() -> Backend:
-    reason = library.missing()
-    return Backend(
-        name="native",
-        available=reason is None,
-        reason=reason
-        or "C++ of this install; computes in float32 (float64 for float64 logits) and sums in float64",
-        devices=("cpu",) if reason is None else (),
-        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in native_rows.DTYPES)
-        if reason is None
-        else (),
-        operations=(
-            f"{_KINDS}, {_POWERS} of logits",
-            "first derivatives",
-            "terms of kl_div",
-            "KL of probabilities",
-            "closed forms",
-        )
-        if reason is None
-        else (),
-    )
-
-
-def _triton() -> Backend:
-    reason = triton_rows.missing()
-    return Backend(
-        name="triton",
-        available=reason is None,
-        reason=reason or "for GPUs; computes in float32 and sums in float64",
-        devices=triton_rows.devices() if reason is None else (),
-        dtypes=tuple(str(dtype).removeprefix("torch.") for dtype in triton_rows.DTYPES)
-        if reason is None
-        else (),
-        operations=(f"{_KINDS} of logits", "first derivatives") if reason is None else (),
-    )
-
-
-def _devices() -> tuple[str, ...]:
-    """Return the kinds of device that torch finds."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+    dtypes = tuple(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return Backend(backend.NAME, reason is None, reason or backend.SUMMARY, devices, dtypes, operations)

@@ -30,6 +30,10 @@ __all__ = [
     "weighted_total",
 ]
 
+NAME = "reference"
+SUMMARY = "plain torch: any device; computes in float64 (float32 on mps, which has no float64)"
+OPERATIONS = ("every divergence", "first and further derivatives")
+DTYPES = ("float64", "float32", "float16", "bfloat16", "integers (counts)")
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 # Elements in a block. Its temporaries then fit in a core's cache.
 _BLOCK = 1 << 17
@@ -252,6 +256,22 @@ def _expanded(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
     for by, by_ahead, step in zip(there, on_the_way, steps, strict=True):
         value = value + (step * (by + 3 * by_ahead) / 4).sum(-1)
     return value
+
+
+def devices() -> tuple[str, ...]:
+    """Return the kinds of device that torch finds."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+
+
+def missing() -> None:
+    """Return None: it runs everywhere."""
+
+
+def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
+    """Return True: it computes every divergence."""
+    del kind, p, q
+    return True
 
 
 def value_and_gradient(

@@ -1,9 +1,8 @@
-"""Divergences of whole rows by the fastest implementation that supports them: native, Triton or the reference."""
+"""Divergences of whole rows by the first backend that serves them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +12,11 @@ from torch.autograd import forward_ad
 from kullback.generators import Divergence
 from kullback.inputs import recordable
 from kullback.kernels import reference
+from kullback.kernels.backends import backend_for
 from kullback.kernels.native import rows as native_rows
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Gradients, RowTotal, RowValues, overwritten
-from kullback.kernels.triton import rows as triton_rows
 from kullback.representations import Representation, can_inspect_all
 
 __all__ = [
@@ -36,14 +35,14 @@ class FastRows(NamedTuple):
 
     Attributes:
         rows: the divergence of the rows.
-        backend: the module with the kernels.
+        backend: the backend, an entry of `BACKENDS`.
         weights: the weight of each row in a total, a constant; None means 1.
         scale: the factor of a total.
         inplace: whether the gradient of a total overwrites Q.
     """
 
     rows: RowDivergence
-    backend: ModuleType
+    backend: Any
     weights: Tensor | None = None
     scale: float = 1.0
     inplace: bool = False
@@ -112,7 +111,7 @@ def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool =
         shape = batch_shape.numel(), p.shape[-1]
         p, q = p.reshape(shape), q.reshape(shape)
     tensors = (p, q) if rows.labels is None else (p, q, rows.labels.classes)
-    backend = reference if exact or not can_inspect_all(tensors) else _backend(rows.kind, p, q)
+    backend = reference if exact or not can_inspect_all(tensors) else backend_for(rows.kind, p, q)
     if backend is reference:
         values = reference.row_divergence(rows, p, q)
     elif _is_recorded(p, q):
@@ -145,7 +144,7 @@ def value_and_gradient(
     Returns:
         the values, shape (n,), in float32 or better, and the two gradients in the dtypes of the logits.
     """
-    return _backend(rows.kind, p, q).value_and_gradient(rows, p, q, weights, wanted, inplace)
+    return backend_for(rows.kind, p, q).value_and_gradient(rows, p, q, weights, wanted, inplace)
 
 
 def weighted_total(
@@ -177,7 +176,7 @@ def weighted_total(
     # A gradient of the forward pass is rounded before loss scaling multiplies it, so float16 might underflow.
     is_early = not inplace and torch.float16 not in (p.dtype, q.dtype)
     if is_constant and can_inspect_all(tensors):
-        operation = FastRows(rows, _backend(rows.kind, p, q), weights, scale, inplace)
+        operation = FastRows(rows, backend_for(rows.kind, p, q), weights, scale, inplace)
         if not is_early:
             p, q = recordable(p), recordable(q)
         return RowTotal.apply(operation, is_early and torch.is_grad_enabled(), p, q)
@@ -213,9 +212,3 @@ def _is_recorded(p: Tensor, q: Tensor) -> bool:
     """Return whether a derivative may be needed, by a later backward pass or by forward-mode differentiation."""
     by_backward = torch.is_grad_enabled() and (p.requires_grad or q.requires_grad)
     return by_backward or forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-
-
-def _backend(kind: Divergence, p: Tensor, q: Tensor) -> ModuleType:
-    if native_rows.serves(kind, p, q):
-        return native_rows
-    return triton_rows if triton_rows.serves(kind, p, q) else reference

@@ -17,9 +17,24 @@ from kullback.kernels.divergence_codes import Arguments, arguments_of
 from kullback.kernels.native import library
 from kullback.kernels.reference import RowDivergence
 
-__all__ = ["DTYPES", "serves", "value_and_gradient", "weighted_total"]
+__all__ = ["DTYPES", "devices", "missing", "serves", "value_and_gradient", "weighted_total"]
 
+NAME = "native"
+SUMMARY = "C++ of this install; computes in float32 (float64 for float64 logits) and sums in float64"
+OPERATIONS = (
+    "KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits",
+    "Alpha, ChiSquared, Renyi, SquaredHellinger of logits",
+    *("first derivatives", "terms of kl_div", "KL of probabilities", "closed forms"),
+)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def devices() -> tuple[str, ...]:
+    """Return the kinds of device that the kernels run on."""
+    return ("cpu",)
+
+
+missing = library.missing
 
 
 def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:

@@ -24,6 +24,9 @@ from kullback.optional import is_installed
 
 __all__ = ["DTYPES", "devices", "missing", "serves", "value_and_gradient", "weighted_total"]
 
+NAME = "triton"
+SUMMARY = "for GPUs; computes in float32 and sums in float64"
+OPERATIONS = ("KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits", "first derivatives")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # A thread has eight classes of a block. The smallest block fills one warp, so that no two threads share a class.
 # Otherwise a thread might read a logit after another thread has overwritten it with a gradient.
