@@ -84,7 +84,9 @@ LAYERS = {
     ),
     "kullback.pairs": (
         {"overrides", "torch_registry"},
-        {"clone", "numerics", "options", "registry"},
+        {"clone", "numerics", "options"},
+        {"native_forms"},
+        {"registry"},
         {"rounding", "sampling"},
         {"densities"},
         {"checks", "closed_forms", "scipy_adapter", "support"},

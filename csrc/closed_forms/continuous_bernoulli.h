@@ -199,11 +199,16 @@ struct UniformContinuousBernoulliForm {
   }
 };
 
-// Computed in kernel.cpp.
-template <class Given>
-struct BetaContinuousBernoulliForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Given::range};
-};
+using ContinuousBernoulliLogitsForm = ContinuousBernoulliForm<GivenLogits>;
+using ContinuousBernoulliProbsForm = ContinuousBernoulliForm<GivenProbs>;
+using ContinuousBernoulliLogitsExponentialForm = ContinuousBernoulliExponentialForm<GivenLogits>;
+using ContinuousBernoulliProbsExponentialForm = ContinuousBernoulliExponentialForm<GivenProbs>;
+using ContinuousBernoulliLogitsNormalForm = ContinuousBernoulliNormalForm<GivenLogits>;
+using ContinuousBernoulliProbsNormalForm = ContinuousBernoulliNormalForm<GivenProbs>;
+using ContinuousBernoulliLogitsUniformForm = ContinuousBernoulliUniformForm<GivenLogits>;
+using ContinuousBernoulliProbsUniformForm = ContinuousBernoulliUniformForm<GivenProbs>;
+using UniformContinuousBernoulliLogitsForm = UniformContinuousBernoulliForm<GivenLogits>;
+using UniformContinuousBernoulliProbsForm = UniformContinuousBernoulliForm<GivenProbs>;
 
 }  // namespace KULLBACK_ISA
 }  // namespace kullback

@@ -273,5 +273,8 @@ struct BinomialForm {
   }
 };
 
+using BinomialLogitsForm = BinomialForm<BernoulliLogitsForm, Range::kLogit>;
+using BinomialProbsForm = BinomialForm<BernoulliProbsForm, Range::kProbability>;
+
 }  // namespace KULLBACK_ISA
 }  // namespace kullback

@@ -1,4 +1,7 @@
 // Sweeps over the elements of a batch, in plain loops that the compiler vectorizes.
+#include <iterator>
+#include <utility>
+
 #include "../common/convert.h"
 #include "continuous_bernoulli.h"
 #include "elements.h"
@@ -18,10 +21,14 @@ struct Block {
   double* derivative[kMostParameters];
 };
 
+// The number of parameters of both sides.
+template <class Form>
+constexpr int kParameters = std::size(Form::ranges);
+
 // Computes a form with the same arithmetic for every element.
 template <class Form, bool with_derivatives>
 static void sweep_elements(const Block& block) {
-  constexpr int count = sizeof(Form::ranges) / sizeof(Range);
+  constexpr int count = kParameters<Form>;
   const double *a = block.parameter[0], *b = block.parameter[1];
   const double *c = block.parameter[count > 2 ? 2 : 0], *d = block.parameter[count > 3 ? 3 : 0];
   double *value = block.value, *by_a = block.derivative[0], *by_b = block.derivative[1];
@@ -79,140 +86,140 @@ static void compute_bregman(int64_t n, const double* a, const double* b, const d
 
 struct GammaForm {
   static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
-};
 
-template <bool with_derivatives>
-static void sweep_gamma(const Block& block) {
-  const double *a_p = block.parameter[0], *rate_p = block.parameter[1];
-  const double *a_q = block.parameter[2], *rate_q = block.parameter[3];
-  double distance[kElements];
+  template <bool with_derivatives>
+  static void sweep(const Block& block) {
+    const double *a_p = block.parameter[0], *rate_p = block.parameter[1];
+    const double *a_q = block.parameter[2], *rate_q = block.parameter[3];
+    double distance[kElements];
 #pragma omp simd
-  for (int64_t i = 0; i < block.size; ++i) distance[i] = a_q[i] - a_p[i];
-  StirlingBregmans remainders;
-  compute_bregman<with_derivatives>(block.size, a_p, a_q, distance, remainders);
-  double *value = block.value, *by_a_p = block.derivative[0], *by_rate_p = block.derivative[1];
-  double *by_a_q = block.derivative[2], *by_rate_q = block.derivative[3];
+    for (int64_t i = 0; i < block.size; ++i) distance[i] = a_q[i] - a_p[i];
+    StirlingBregmans remainders;
+    compute_bregman<with_derivatives>(block.size, a_p, a_q, distance, remainders);
+    double *value = block.value, *by_a_p = block.derivative[0], *by_rate_p = block.derivative[1];
+    double *by_a_q = block.derivative[2], *by_rate_q = block.derivative[3];
 #pragma omp simd
-  for (int64_t i = 0; i < block.size; ++i) {
-    const double rate_difference = rate_q[i] - rate_p[i];
-    const double determinant = determinant_of(a_p[i], rate_p[i], a_q[i], rate_q[i], distance[i], rate_difference);
-    const double log_means = log_quotient(a_p[i] * rate_q[i], a_q[i] * rate_p[i], determinant).value();
-    const Exponential e = exponential_of(log_means);
-    value[i] = a_q[i] * e.expm1_minus_x + remainders.value[i];
-    if constexpr (with_derivatives) {
-      const double by_log_rate = a_q[i] * e.expm1;
-      by_a_p[i] = by_log_rate / a_p[i] + remainders.by_a[i];
-      by_rate_p[i] = -by_log_rate / rate_p[i];
-      by_a_q[i] = remainders.by_b[i] - log_means;
-      by_rate_q[i] = by_log_rate / rate_q[i];
+    for (int64_t i = 0; i < block.size; ++i) {
+      const double rate_difference = rate_q[i] - rate_p[i];
+      const double determinant = determinant_of(a_p[i], rate_p[i], a_q[i], rate_q[i], distance[i], rate_difference);
+      const double log_means = log_quotient(a_p[i] * rate_q[i], a_q[i] * rate_p[i], determinant).value();
+      const Exponential e = exponential_of(log_means);
+      value[i] = a_q[i] * e.expm1_minus_x + remainders.value[i];
+      if constexpr (with_derivatives) {
+        const double by_log_rate = a_q[i] * e.expm1;
+        by_a_p[i] = by_log_rate / a_p[i] + remainders.by_a[i];
+        by_rate_p[i] = -by_log_rate / rate_p[i];
+        by_a_q[i] = remainders.by_b[i] - log_means;
+        by_rate_q[i] = by_log_rate / rate_q[i];
+      }
     }
   }
-}
+};
 
 struct BetaForm {
   static constexpr Range ranges[] = {Range::kPositive, Range::kPositive, Range::kPositive, Range::kPositive};
-};
 
-template <bool with_derivatives>
-static void sweep_beta(const Block& block) {
-  if (block.size < 1) return;  // no block is empty; without this check the compiler warns of uninitialized arrays
-  const double *a_p = block.parameter[0], *b_p = block.parameter[1];
-  const double *a_q = block.parameter[2], *b_q = block.parameter[3];
-  double a_difference[kElements], b_difference[kElements];
-  double total_p[kElements], total_q[kElements], total_difference[kElements];
+  template <bool with_derivatives>
+  static void sweep(const Block& block) {
+    if (block.size < 1) return;  // no block is empty; without this check the compiler warns of uninitialized arrays
+    const double *a_p = block.parameter[0], *b_p = block.parameter[1];
+    const double *a_q = block.parameter[2], *b_q = block.parameter[3];
+    double a_difference[kElements], b_difference[kElements];
+    double total_p[kElements], total_q[kElements], total_difference[kElements];
 #pragma omp simd
-  for (int64_t i = 0; i < block.size; ++i) {
-    a_difference[i] = a_q[i] - a_p[i];
-    b_difference[i] = b_q[i] - b_p[i];
-    total_difference[i] = a_difference[i] + b_difference[i];
-    total_p[i] = a_p[i] + b_p[i];
-    total_q[i] = a_q[i] + b_q[i];
-  }
-  StirlingBregmans of_a, of_b, of_total;
-  compute_bregman<with_derivatives>(block.size, a_p, a_q, a_difference, of_a);
-  compute_bregman<with_derivatives>(block.size, b_p, b_q, b_difference, of_b);
-  compute_bregman<with_derivatives>(block.size, total_p, total_q, total_difference, of_total);
-  double *value = block.value, *by_a_p = block.derivative[0], *by_b_p = block.derivative[1];
-  double *by_a_q = block.derivative[2], *by_b_q = block.derivative[3];
+    for (int64_t i = 0; i < block.size; ++i) {
+      a_difference[i] = a_q[i] - a_p[i];
+      b_difference[i] = b_q[i] - b_p[i];
+      total_difference[i] = a_difference[i] + b_difference[i];
+      total_p[i] = a_p[i] + b_p[i];
+      total_q[i] = a_q[i] + b_q[i];
+    }
+    StirlingBregmans of_a, of_b, of_total;
+    compute_bregman<with_derivatives>(block.size, a_p, a_q, a_difference, of_a);
+    compute_bregman<with_derivatives>(block.size, b_p, b_q, b_difference, of_b);
+    compute_bregman<with_derivatives>(block.size, total_p, total_q, total_difference, of_total);
+    double *value = block.value, *by_a_p = block.derivative[0], *by_b_p = block.derivative[1];
+    double *by_a_q = block.derivative[2], *by_b_q = block.derivative[3];
 #pragma omp simd
-  for (int64_t i = 0; i < block.size; ++i) {
-    const double determinant = determinant_of(a_p[i], b_p[i], a_q[i], b_q[i], a_difference[i], b_difference[i]);
-    const double log_a = log_quotient(a_p[i] * total_q[i], a_q[i] * total_p[i], determinant).value();
-    const double log_b = log_quotient(b_p[i] * total_q[i], b_q[i] * total_p[i], -determinant).value();
-    const double of_means = a_q[i] * exponential_of(log_a).expm1_minus_x + b_q[i] * exponential_of(log_b).expm1_minus_x;
-    value[i] = of_means + (of_a.value[i] + of_b.value[i]) - of_total.value[i];
-    if constexpr (with_derivatives) {
-      const double by_log_a = determinant / total_p[i];
-      by_a_p[i] = by_log_a / a_p[i] + (of_a.by_a[i] - of_total.by_a[i]);
-      by_b_p[i] = -by_log_a / b_p[i] + (of_b.by_a[i] - of_total.by_a[i]);
-      by_a_q[i] = (of_a.by_b[i] - of_total.by_b[i]) - log_a;
-      by_b_q[i] = (of_b.by_b[i] - of_total.by_b[i]) - log_b;
+    for (int64_t i = 0; i < block.size; ++i) {
+      const double determinant = determinant_of(a_p[i], b_p[i], a_q[i], b_q[i], a_difference[i], b_difference[i]);
+      const double log_a = log_quotient(a_p[i] * total_q[i], a_q[i] * total_p[i], determinant).value();
+      const double log_b = log_quotient(b_p[i] * total_q[i], b_q[i] * total_p[i], -determinant).value();
+      const double of_means = a_q[i] * exponential_of(log_a).expm1_minus_x + b_q[i] * exponential_of(log_b).expm1_minus_x;
+      value[i] = of_means + (of_a.value[i] + of_b.value[i]) - of_total.value[i];
+      if constexpr (with_derivatives) {
+        const double by_log_a = determinant / total_p[i];
+        by_a_p[i] = by_log_a / a_p[i] + (of_a.by_a[i] - of_total.by_a[i]);
+        by_b_p[i] = -by_log_a / b_p[i] + (of_b.by_a[i] - of_total.by_a[i]);
+        by_a_q[i] = (of_a.by_b[i] - of_total.by_b[i]) - log_a;
+        by_b_q[i] = (of_b.by_b[i] - of_total.by_b[i]) - log_b;
+      }
     }
   }
-}
-
-struct BetaUniformForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMild};
 };
 
 // KL to Beta(1, 1) plus the logarithm of the interval's width.
-template <bool with_derivatives>
-static void sweep_beta_uniform(const Block& block) {
-  double one[kElements];
-  const double *low = block.parameter[2], *high = block.parameter[3];
-  for (int64_t i = 0; i < block.size; ++i) one[i] = 1.0;
-  Block of_beta = block;
-  of_beta.parameter[2] = of_beta.parameter[3] = one;
-  sweep_beta<with_derivatives>(of_beta);
-  for (int64_t i = 0; i < block.size; ++i) {
-    const double margin = (high[i] - 1.0) - low[i];
-    const bool outside = (low[i] > 0.0) | (high[i] < 1.0);
-    block.value[i] = outside ? kInfinity : block.value[i] + log1p_of(margin).value();
-    if constexpr (with_derivatives) {
-      const double by_high = outside ? 0.0 : 1.0 / (1.0 + margin);
-      for (int j = 0; j < 2; ++j) block.derivative[j][i] = outside ? 0.0 : block.derivative[j][i];
-      block.derivative[2][i] = -by_high;
-      block.derivative[3][i] = by_high;
+struct BetaUniformForm {
+  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Range::kMild, Range::kMild};
+
+  template <bool with_derivatives>
+  static void sweep(const Block& block) {
+    double one[kElements];
+    const double *low = block.parameter[2], *high = block.parameter[3];
+    for (int64_t i = 0; i < block.size; ++i) one[i] = 1.0;
+    Block of_beta = block;
+    of_beta.parameter[2] = of_beta.parameter[3] = one;
+    BetaForm::sweep<with_derivatives>(of_beta);
+    for (int64_t i = 0; i < block.size; ++i) {
+      const double margin = (high[i] - 1.0) - low[i];
+      const bool outside = (low[i] > 0.0) | (high[i] < 1.0);
+      block.value[i] = outside ? kInfinity : block.value[i] + log1p_of(margin).value();
+      if constexpr (with_derivatives) {
+        const double by_high = outside ? 0.0 : 1.0 / (1.0 + margin);
+        for (int j = 0; j < 2; ++j) block.derivative[j][i] = outside ? 0.0 : block.derivative[j][i];
+        block.derivative[2][i] = -by_high;
+        block.derivative[3][i] = by_high;
+      }
     }
   }
-}
+};
 
 // KL to Beta(1, 1) plus A(l) - l times the mean.
-template <class Given, bool with_derivatives>
-static void sweep_beta_continuous_bernoulli(const Block& block) {
-  double one[kElements];
-  const double *a = block.parameter[0], *b = block.parameter[1], *q = block.parameter[2];
-  for (int64_t i = 0; i < block.size; ++i) one[i] = 1.0;
-  Block of_beta = block;
-  of_beta.parameter[2] = of_beta.parameter[3] = one;
-  sweep_beta<with_derivatives>(of_beta);
-  double *value = block.value, *by_a = block.derivative[0], *by_b = block.derivative[1], *by_q = block.derivative[2];
+template <class Given>
+struct BetaContinuousBernoulliForm {
+  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Given::range};
+
+  template <bool with_derivatives>
+  static void sweep(const Block& block) {
+    double one[kElements];
+    const double *a = block.parameter[0], *b = block.parameter[1], *q = block.parameter[2];
+    for (int64_t i = 0; i < block.size; ++i) one[i] = 1.0;
+    Block of_beta = block;
+    of_beta.parameter[2] = of_beta.parameter[3] = one;
+    BetaForm::sweep<with_derivatives>(of_beta);
+    double *value = block.value, *by_a = block.derivative[0], *by_b = block.derivative[1], *by_q = block.derivative[2];
 #pragma omp simd
-  for (int64_t i = 0; i < block.size; ++i) {
-    const double inverse = 1.0 / (a[i] + b[i]), below = a[i] * inverse, above = b[i] * inverse;
-    const double logit = Given::logit(q[i]);
-    const CrossEntropy cross = cross_entropy_of(logit, below, above);
-    value[i] += cross.value;
-    if constexpr (with_derivatives) {
-      by_a[i] -= logit * above * inverse;
-      by_b[i] += logit * below * inverse;
-      by_q[i] = cross.by_logit * Given::by_given(q[i]);
+    for (int64_t i = 0; i < block.size; ++i) {
+      const double inverse = 1.0 / (a[i] + b[i]), below = a[i] * inverse, above = b[i] * inverse;
+      const double logit = Given::logit(q[i]);
+      const CrossEntropy cross = cross_entropy_of(logit, below, above);
+      value[i] += cross.value;
+      if constexpr (with_derivatives) {
+        by_a[i] -= logit * above * inverse;
+        by_b[i] += logit * below * inverse;
+        by_q[i] = cross.by_logit * Given::by_given(q[i]);
+      }
     }
   }
-}
+};
+
+using BetaContinuousBernoulliLogitsForm = BetaContinuousBernoulliForm<GivenLogits>;
+using BetaContinuousBernoulliProbsForm = BetaContinuousBernoulliForm<GivenProbs>;
 
 template <class Form, bool with_derivatives>
 static void sweep(const Block& block) {
-  if constexpr (__is_same(Form, GammaForm)) {
-    sweep_gamma<with_derivatives>(block);
-  } else if constexpr (__is_same(Form, BetaForm)) {
-    sweep_beta<with_derivatives>(block);
-  } else if constexpr (__is_same(Form, BetaUniformForm)) {
-    sweep_beta_uniform<with_derivatives>(block);
-  } else if constexpr (__is_same(Form, BetaContinuousBernoulliForm<GivenLogits>)) {
-    sweep_beta_continuous_bernoulli<GivenLogits, with_derivatives>(block);
-  } else if constexpr (__is_same(Form, BetaContinuousBernoulliForm<GivenProbs>)) {
-    sweep_beta_continuous_bernoulli<GivenProbs, with_derivatives>(block);
+  if constexpr (requires { Form::template sweep<with_derivatives>(block); }) {
+    Form::template sweep<with_derivatives>(block);
   } else {
     sweep_elements<Form, with_derivatives>(block);
   }
@@ -226,15 +233,9 @@ static int64_t count_outside(int64_t n, const double* x) {
   return outside;
 }
 
-template <class Form, int i>
-static bool is_inside(const Block& block, const bool* constant) {
-  constexpr int count = sizeof(Form::ranges) / sizeof(Range);
-  if constexpr (i == count) {
-    return true;
-  } else {
-    if (count_outside<Form::ranges[i]>(constant[i] ? 1 : block.size, block.parameter[i])) return false;
-    return is_inside<Form, i + 1>(block, constant);
-  }
+template <class Form, size_t... i>
+static bool is_inside(const Block& block, const bool* constant, std::index_sequence<i...>) {
+  return (... && !count_outside<Form::ranges[i]>(constant[i] ? 1 : block.size, block.parameter[i]));
 }
 
 // A divergence is non-negative: negative rounding errors are stored as 0.
@@ -273,7 +274,7 @@ static int64_t store(Dtype dtype, bool are_values, int64_t n, const double* from
 
 template <class Form, bool with_derivatives>
 static bool run(const FormTask& task) {
-  constexpr int count = sizeof(Form::ranges) / sizeof(Range);
+  constexpr int count = kParameters<Form>;
   alignas(64) double parameters[count][kElements], values[kElements], derivatives[kMostParameters][kElements];
   Block block{};
   block.value = values;
@@ -293,7 +294,7 @@ static bool run(const FormTask& task) {
       const char* data = static_cast<const char*>(task.parameter[j].data) + start * size_of(task.dtype);
       block.parameter[j] = load(task.dtype, data, 1, block.size, parameters[j]);
     }
-    if (!is_inside<Form, 0>(block, constant)) return false;
+    if (!is_inside<Form>(block, constant, std::make_index_sequence<count>())) return false;
     sweep<Form, with_derivatives>(block);
     int64_t faults = store(task.dtype, true, block.size, values, task.values, start);
     for (int j = 0; with_derivatives && j < count; ++j) {
@@ -312,65 +313,24 @@ static bool run_form(const FormTask& task) {
   return with_derivatives ? run<Form, true>(task) : run<Form, false>(task);
 }
 
-bool compute_form(const FormTask& task) {
-  switch (task.form) {
-    case ElementForm::kNormal: return run_form<NormalForm>(task);
-    case ElementForm::kLaplace: return run_form<LaplaceForm>(task);
-    case ElementForm::kCauchy: return run_form<CauchyForm>(task);
-    case ElementForm::kGumbel: return run_form<GumbelForm>(task);
-    case ElementForm::kExponential: return run_form<ExponentialForm>(task);
-    case ElementForm::kGamma: return run_form<GammaForm>(task);
-    case ElementForm::kHalfNormal: return run_form<HalfNormalForm>(task);
-    case ElementForm::kHalfCauchy: return run_form<HalfCauchyForm>(task);
-    case ElementForm::kPareto: return run_form<ParetoForm>(task);
-    case ElementForm::kUniform: return run_form<UniformForm>(task);
-    case ElementForm::kBeta: return run_form<BetaForm>(task);
-    case ElementForm::kBernoulliLogits: return run_form<BernoulliLogitsForm>(task);
-    case ElementForm::kBernoulliProbs: return run_form<BernoulliProbsForm>(task);
-    case ElementForm::kBinomialLogits: return run_form<BinomialForm<BernoulliLogitsForm, Range::kLogit>>(task);
-    case ElementForm::kBinomialProbs: return run_form<BinomialForm<BernoulliProbsForm, Range::kProbability>>(task);
-    case ElementForm::kGeometricLogits: return run_form<GeometricLogitsForm>(task);
-    case ElementForm::kGeometricProbs: return run_form<GeometricProbsForm>(task);
-    case ElementForm::kPoisson: return run_form<PoissonForm>(task);
-    case ElementForm::kNormalLaplace: return run_form<NormalLaplaceForm>(task);
-    case ElementForm::kLaplaceNormal: return run_form<LaplaceNormalForm>(task);
-    case ElementForm::kNormalGumbel: return run_form<NormalGumbelForm>(task);
-    case ElementForm::kGumbelNormal: return run_form<GumbelNormalForm>(task);
-    case ElementForm::kUniformNormal: return run_form<UniformNormalForm>(task);
-    case ElementForm::kUniformExponential: return run_form<UniformExponentialForm>(task);
-    case ElementForm::kUniformGumbel: return run_form<UniformGumbelForm>(task);
-    case ElementForm::kUniformPareto: return run_form<UniformParetoForm>(task);
-    case ElementForm::kUniformGamma: return run_form<UniformGammaForm>(task);
-    case ElementForm::kUniformBeta: return run_form<UniformBetaForm>(task);
-    case ElementForm::kGammaNormal: return run_form<GammaNormalForm>(task);
-    case ElementForm::kGammaGumbel: return run_form<GammaGumbelForm>(task);
-    case ElementForm::kBetaGamma: return run_form<BetaGammaForm>(task);
-    case ElementForm::kBetaNormal: return run_form<BetaNormalForm>(task);
-    case ElementForm::kBetaUniform: return run_form<BetaUniformForm>(task);
-    case ElementForm::kParetoGamma: return run_form<ParetoGammaForm>(task);
-    case ElementForm::kParetoNormal: return run_form<ParetoNormalForm>(task);
-    case ElementForm::kBernoulliPoisson: return run_form<BernoulliPoissonForm>(task);
-    case ElementForm::kBernoulliLogitsPoisson: return run_form<BernoulliLogitsPoissonForm>(task);
-    case ElementForm::kExponentialGamma: return run_form<ExponentialGammaForm>(task);
-    case ElementForm::kExponentialNormal: return run_form<ExponentialNormalForm>(task);
-    case ElementForm::kExponentialGumbel: return run_form<ExponentialGumbelForm>(task);
-    case ElementForm::kGammaExponential: return run_form<GammaExponentialForm>(task);
-    case ElementForm::kBetaExponential: return run_form<BetaExponentialForm>(task);
-    case ElementForm::kParetoExponential: return run_form<ParetoExponentialForm>(task);
-    case ElementForm::kContinuousBernoulliLogits: return run_form<ContinuousBernoulliForm<GivenLogits>>(task);
-    case ElementForm::kContinuousBernoulliProbs: return run_form<ContinuousBernoulliForm<GivenProbs>>(task);
-    case ElementForm::kContinuousBernoulliLogitsExponential: return run_form<ContinuousBernoulliExponentialForm<GivenLogits>>(task);
-    case ElementForm::kContinuousBernoulliProbsExponential: return run_form<ContinuousBernoulliExponentialForm<GivenProbs>>(task);
-    case ElementForm::kContinuousBernoulliLogitsNormal: return run_form<ContinuousBernoulliNormalForm<GivenLogits>>(task);
-    case ElementForm::kContinuousBernoulliProbsNormal: return run_form<ContinuousBernoulliNormalForm<GivenProbs>>(task);
-    case ElementForm::kContinuousBernoulliLogitsUniform: return run_form<ContinuousBernoulliUniformForm<GivenLogits>>(task);
-    case ElementForm::kContinuousBernoulliProbsUniform: return run_form<ContinuousBernoulliUniformForm<GivenProbs>>(task);
-    case ElementForm::kUniformContinuousBernoulliLogits: return run_form<UniformContinuousBernoulliForm<GivenLogits>>(task);
-    case ElementForm::kUniformContinuousBernoulliProbs: return run_form<UniformContinuousBernoulliForm<GivenProbs>>(task);
-    case ElementForm::kBetaContinuousBernoulliLogits: return run_form<BetaContinuousBernoulliForm<GivenLogits>>(task);
-    case ElementForm::kBetaContinuousBernoulliProbs: return run_form<BetaContinuousBernoulliForm<GivenProbs>>(task);
+// Calls `use` with the class of a form.
+template <class Use>
+static auto with_form(ElementForm form, Use use) {
+  switch (form) {
+#define KULLBACK_CASE(name) \
+  case ElementForm::k##name: return use(name##Form{});
+    KULLBACK_ELEMENTFORMS(KULLBACK_CASE)
+#undef KULLBACK_CASE
   }
-  return false;
+  __builtin_unreachable();
+}
+
+int parameters_of(ElementForm form) {
+  return with_form(form, [](auto of) { return kParameters<decltype(of)>; });
+}
+
+bool compute_form(const FormTask& task) {
+  return with_form(task.form, [&](auto of) { return run_form<decltype(of)>(task); });
 }
 
 }  // namespace KULLBACK_ISA

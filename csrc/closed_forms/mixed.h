@@ -360,7 +360,7 @@ KULLBACK_INLINE Answer bernoulli_to_poisson(double p, double failure, double log
 }
 
 // Probabilities 0 and 1 are left to the reference in torch.
-struct BernoulliPoissonForm {
+struct BernoulliProbsPoissonForm {
   static constexpr Range ranges[] = {Range::kProbability, Range::kMildPositive};
 
   KULLBACK_INLINE Answer at(double p, double rate, double, double) {

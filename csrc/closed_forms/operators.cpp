@@ -36,16 +36,39 @@ void check_values(const Tensor& values) {
 
 int64_t number_of(Outcome outcome) { return static_cast<int64_t>(outcome); }
 
+template <class... Pointer>
+void move_all(int64_t bytes, Pointer&... pointers) {
+  ((pointers = moved(pointers, bytes)), ...);
+}
+
+// Computes a batch in parallel parts of at least `grain` elements. `compute_part` takes a copy of the task.
+template <class Task, class ComputePart>
+int64_t compute_in_parts(const Task& task, int64_t grain, ComputePart compute_part) {
+  std::atomic<bool> done = true;
+  const auto run = [&](int64_t begin, int64_t end) {
+    Task part = task;
+    part.size = end - begin;
+    if (!compute_part(part, begin)) done = false;
+  };
+  if (task.size <= grain) {
+    run(0, task.size);
+  } else {
+    torch::stable::parallel_for(0, task.size, grain, run);
+  }
+  return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
+}
+
 // Writes the divergence of each element, and its requested derivatives by the parameters. Returns an Outcome. The
 // results are not usable unless it is kDone.
 int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const Tensor& b, const Optional& c,
                     const Optional& d, const Optional& by_a, const Optional& by_b, const Optional& by_c,
                     const Optional& by_d) {
   static const auto compute = KULLBACK_BEST(compute_form);
+  static const auto count_parameters = KULLBACK_BEST(parameters_of);
   STD_TORCH_CHECK(form >= 0 && form < kElementForms, "kullback: no such closed form");
   FormTask task{};
   task.form = static_cast<ElementForm>(form);
-  task.parameters = parameters_of(task.form);
+  task.parameters = count_parameters(task.form);
   STD_TORCH_CHECK((task.parameters < 3 || c) && (task.parameters < 4 || d), "kullback: more parameters expected");
   check_values(values);
   task.dtype = dtype_of(values);
@@ -58,27 +81,21 @@ int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const T
   }
   const int64_t bytes = size_of(task.dtype);
   task.values = values.mutable_data_ptr();
-  if (task.size <= kGrain) return number_of(compute(task) ? Outcome::kDone : Outcome::kTooExtreme);
-  std::atomic<bool> done = true;
-  torch::stable::parallel_for(0, task.size, kGrain, [&](int64_t begin, int64_t end) {
-    FormTask mine = task;
-    mine.size = end - begin;
-    for (int i = 0; i < task.parameters; ++i) {
-      mine.parameter[i].data = moved(task.parameter[i].data, begin * task.parameter[i].step * bytes);
-      mine.derivatives[i] = moved(task.derivatives[i], begin * bytes);
+  return compute_in_parts(task, kGrain, [&](FormTask& part, int64_t begin) {
+    for (int i = 0; i < part.parameters; ++i) {
+      move_all(begin * part.parameter[i].step * bytes, part.parameter[i].data);
+      move_all(begin * bytes, part.derivatives[i]);
     }
-    mine.values = moved(task.values, begin * bytes);
-    if (!compute(mine)) done = false;
+    move_all(begin * bytes, part.values);
+    return compute(part);
   });
-  return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
 }
 
 // Writes the divergence of each row of parameters, and its requested derivatives. Returns an Outcome as above.
 int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p, const Tensor& q, const Optional& by_p,
                             const Optional& by_q) {
   static const auto compute = KULLBACK_BEST(compute_form_rows);
-  STD_TORCH_CHECK(form >= 0 && form < kRowForms,
-                  "kullback: no such closed form");
+  STD_TORCH_CHECK(form >= 0 && form < kRowForms, "kullback: no such closed form");
   check_values(values);
   STD_TORCH_CHECK(p.is_cpu() && q.is_cpu() && p.dim() > 0, "kullback: rows of parameters on the CPU expected");
   const ScalarType dtype = values.scalar_type();
@@ -89,7 +106,7 @@ int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p,
   FormRowTask task{};
   task.form = static_cast<RowForm>(form);
   task.dtype = dtype_of(values);
-  task.rows = values.numel();
+  task.size = values.numel();
   task.classes = p.size(p.dim() - 1);
   STD_TORCH_CHECK(p.dim() == values.dim() + 1 && begins_with_shape_of(p, values),
                   "kullback: a value for each row expected");
@@ -98,25 +115,12 @@ int64_t closed_form_of_rows(int64_t form, const Tensor& values, const Tensor& p,
   task.values = values.mutable_data_ptr();
   task.by_p = write_like(by_p, p);
   task.by_q = write_like(by_q, q);
-  const int64_t bytes = size_of(task.dtype), grain = 1 + kGrain / (task.classes + 1);
-  std::atomic<bool> done = true;
-  const auto run = [&](int64_t begin, int64_t end) {
-    FormRowTask mine = task;
-    const int64_t skipped = begin * task.classes * bytes;
-    mine.rows = end - begin;
-    mine.p = moved(task.p, skipped);
-    mine.q = moved(task.q, skipped);
-    mine.values = moved(task.values, begin * bytes);
-    mine.by_p = moved(task.by_p, skipped);
-    mine.by_q = moved(task.by_q, skipped);
-    if (!compute(mine)) done = false;
-  };
-  if (task.rows <= grain) {
-    run(0, task.rows);
-  } else {
-    torch::stable::parallel_for(0, task.rows, grain, run);
-  }
-  return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
+  const int64_t bytes = size_of(task.dtype);
+  return compute_in_parts(task, 1 + kGrain / (task.classes + 1), [&](FormRowTask& part, int64_t begin) {
+    move_all(begin * task.classes * bytes, part.p, part.q, part.by_p, part.by_q);
+    move_all(begin * bytes, part.values);
+    return compute(part);
+  });
 }
 
 // Writes the divergence of each pair of multivariate normals, from means and matrices of the MatrixKinds, and its
@@ -155,29 +159,13 @@ int64_t closed_form_of_normals(int64_t kind_p, int64_t kind_q, const Tensor& val
   task.by_root_p = write_like(by_root_p, root_p);
   task.by_loc_q = write_like(by_loc_q, loc_p);
   task.by_root_q = write_like(by_root_q, root_p);
-  const int64_t d = task.dimensions, bytes = size_of(task.dtype), grain = 1 + 8 * kGrain / (d * d * d + 1);
-  std::atomic<bool> done = true;
-  const auto run = [&](int64_t begin, int64_t end) {
-    NormalsTask mine = task;
-    const int64_t means = begin * d * bytes, matrices = means * d;
-    mine.size = end - begin;
-    mine.loc_p = moved(task.loc_p, means);
-    mine.root_p = moved(task.root_p, matrices);
-    mine.loc_q = moved(task.loc_q, means);
-    mine.root_q = moved(task.root_q, matrices);
-    mine.values = moved(task.values, begin * bytes);
-    mine.by_loc_p = moved(task.by_loc_p, means);
-    mine.by_root_p = moved(task.by_root_p, matrices);
-    mine.by_loc_q = moved(task.by_loc_q, means);
-    mine.by_root_q = moved(task.by_root_q, matrices);
-    if (!compute(mine)) done = false;
-  };
-  if (task.size <= grain) {
-    run(0, task.size);
-  } else {
-    torch::stable::parallel_for(0, task.size, grain, run);
-  }
-  return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
+  const int64_t d = task.dimensions, bytes = size_of(task.dtype);
+  return compute_in_parts(task, 1 + 8 * kGrain / (d * d * d + 1), [&](NormalsTask& part, int64_t begin) {
+    move_all(begin * d * bytes, part.loc_p, part.loc_q, part.by_loc_p, part.by_loc_q);
+    move_all(begin * d * d * bytes, part.root_p, part.root_q, part.by_root_p, part.by_root_q);
+    move_all(begin * bytes, part.values);
+    return compute(part);
+  });
 }
 
 // Reads one side of a pair. With `variances`, `matrix` is a low-rank factor; without, it is a Cholesky factor.
@@ -215,25 +203,15 @@ int64_t closed_form_of_factors(const Tensor& values, const Tensor& loc_p, const 
   task.dimensions = loc_p.size(values.dim());
   task.values = values.mutable_data_ptr();
   const int64_t d = task.dimensions, bytes = size_of(task.dtype);
-  const int64_t columns = task.p.rank + task.q.rank + 1, grain = 1 + 8 * kGrain / (d * columns * columns + 1);
-  std::atomic<bool> done = true;
-  const auto run = [&](int64_t begin, int64_t end) {
-    GaussiansTask mine = task;
-    mine.size = end - begin;
-    for (GaussianTask* x : {&mine.p, &mine.q}) {
-      x->mean = moved(x->mean, begin * d * bytes);
-      x->matrix = moved(x->matrix, begin * d * x->rank * bytes);
-      x->variances = moved(x->variances, begin * d * bytes);
+  const int64_t columns = task.p.rank + task.q.rank + 1;
+  return compute_in_parts(task, 1 + 8 * kGrain / (d * columns * columns + 1), [&](GaussiansTask& part, int64_t begin) {
+    for (GaussianTask* x : {&part.p, &part.q}) {
+      move_all(begin * d * bytes, x->mean, x->variances);
+      move_all(begin * d * x->rank * bytes, x->matrix);
     }
-    mine.values = moved(task.values, begin * bytes);
-    if (!compute(mine)) done = false;
-  };
-  if (task.size <= grain) {
-    run(0, task.size);
-  } else {
-    torch::stable::parallel_for(0, task.size, grain, run);
-  }
-  return number_of(done ? Outcome::kDone : Outcome::kTooExtreme);
+    move_all(begin * bytes, part.values);
+    return compute(part);
+  });
 }
 
 template <typename Real>

@@ -278,10 +278,10 @@ template <class Form, bool with_derivatives>
 static bool run_rows(const FormRowTask& task) {
   alignas(64) double buffer_p[kElements], buffer_q[kElements], columns_p[kElements], columns_q[kElements];
   alignas(64) double values[kElements], by_p[kElements], by_q[kElements];
-  const bool are_short = task.classes <= 2 * kRowLanes && task.rows >= kRowLanes;
+  const bool are_short = task.classes <= 2 * kRowLanes && task.size >= kRowLanes;
   const int64_t fitting = kElements / task.classes, most = are_short ? fitting / kRowLanes * kRowLanes : fitting;
-  for (int64_t start = 0; start < task.rows; start += most) {
-    const int64_t rows = task.rows - start < most ? task.rows - start : most;
+  for (int64_t start = 0; start < task.size; start += most) {
+    const int64_t rows = task.size - start < most ? task.size - start : most;
     const int64_t lanes = (rows + kRowLanes - 1) / kRowLanes * kRowLanes;
     const int64_t first = start * task.classes, n = rows * task.classes;
     const int64_t offset = first * size_of(task.dtype);
@@ -320,9 +320,10 @@ static bool run_rows_of(const FormRowTask& task) {
 bool compute_form_rows(const FormRowTask& task) {
   if (task.classes < 1 || task.classes > kElements) return false;
   switch (task.form) {
-    case RowForm::kDirichlet: return run_rows_of<DirichletForm>(task);
-    case RowForm::kCategoricalLogits: return run_rows_of<CategoricalLogitsForm>(task);
-    case RowForm::kCategoricalProbs: return run_rows_of<CategoricalProbsForm>(task);
+#define KULLBACK_CASE(name) \
+  case RowForm::k##name: return run_rows_of<name##Form>(task);
+    KULLBACK_ROWFORMS(KULLBACK_CASE)
+#undef KULLBACK_CASE
   }
   return false;
 }

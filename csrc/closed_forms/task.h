@@ -29,7 +29,7 @@ struct FormTask {
 struct FormRowTask {
   RowForm form;
   Dtype dtype;
-  int64_t rows, classes;
+  int64_t size, classes;
   const void *p, *q;
   void *values, *by_p, *by_q;
 };
@@ -58,40 +58,7 @@ struct GaussiansTask {
 };
 
 // The number of parameters of both sides.
-constexpr int parameters_of(ElementForm form) {
-  switch (form) {
-    case ElementForm::kExponential:
-    case ElementForm::kHalfNormal:
-    case ElementForm::kHalfCauchy:
-    case ElementForm::kBernoulliLogits:
-    case ElementForm::kBernoulliProbs:
-    case ElementForm::kGeometricLogits:
-    case ElementForm::kGeometricProbs:
-    case ElementForm::kPoisson:
-    case ElementForm::kBernoulliPoisson:
-    case ElementForm::kBernoulliLogitsPoisson:
-    case ElementForm::kContinuousBernoulliLogits:
-    case ElementForm::kContinuousBernoulliProbs:
-    case ElementForm::kContinuousBernoulliLogitsExponential:
-    case ElementForm::kContinuousBernoulliProbsExponential: return 2;
-    case ElementForm::kUniformExponential:
-    case ElementForm::kExponentialGamma:
-    case ElementForm::kExponentialNormal:
-    case ElementForm::kExponentialGumbel:
-    case ElementForm::kGammaExponential:
-    case ElementForm::kBetaExponential:
-    case ElementForm::kParetoExponential:
-    case ElementForm::kContinuousBernoulliLogitsNormal:
-    case ElementForm::kContinuousBernoulliProbsNormal:
-    case ElementForm::kContinuousBernoulliLogitsUniform:
-    case ElementForm::kContinuousBernoulliProbsUniform:
-    case ElementForm::kUniformContinuousBernoulliLogits:
-    case ElementForm::kUniformContinuousBernoulliProbs:
-    case ElementForm::kBetaContinuousBernoulliLogits:
-    case ElementForm::kBetaContinuousBernoulliProbs: return 3;
-    default: return 4;
-  }
-}
+KULLBACK_DECLARE_VARIANTS(int parameters_of(ElementForm))
 
 // All return false if a parameter is NaN or so extreme that the results are not usable.
 KULLBACK_DECLARE_VARIANTS(bool compute_form(const FormTask&))

@@ -14,10 +14,12 @@ lines = [
 lines += ["namespace kullback {", "", f"constexpr int64_t kInterface = {codes['INTERFACE']};"]
 for name in codes["__all__"]:
     if name != "INTERFACE":
-        members = ", ".join(
-            f"k{code.name.title().replace('_', '').replace('Kl', 'KL')} = {code.value}"
-            for code in codes[name]
-        )
-        lines.append(f"enum class {name} : int64_t {{ {members} }};")
-        lines.append(f"constexpr int64_t k{name}s = {len(codes[name])};")
+        members = {
+            code.name.title().replace("_", "").replace("Kl", "KL"): code.value for code in codes[name]
+        }
+        values = ", ".join(f"k{member} = {value}" for member, value in members.items())
+        lines.append(f"enum class {name} : int64_t {{ {values} }};")
+        lines.append(f"constexpr int64_t k{name}s = {len(members)};")
+        # A list of all members, for a macro that takes one of them.
+        lines.append(f"#define KULLBACK_{name.upper()}S(X) {' '.join(f'X({member})' for member in members)}")
 Path(sys.argv[2]).write_text("\n".join([*lines, "", "}  // namespace kullback", ""]))

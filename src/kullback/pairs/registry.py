@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch.distributions import Distribution, Independent, MixtureSameFamily, Tr
 
 from kullback.errors import NoRuleError, RegistrationError, explain, invalid_type, safe_repr
 from kullback.estimate import Estimate
+from kullback.kernels.codes import ElementForm, RowForm
+from kullback.kernels.native.closed_forms import Form as KernelForm
+from kullback.pairs.native_forms import Code, NativeForm, Shortcut
 from kullback.pairs.overrides import class_overrides_density
 from kullback.pairs.torch_registry import (
     PLANS,
@@ -28,10 +31,12 @@ __all__ = [
     "closed_form",
     "closed_forms",
     "Plan",
+    "native_form",
     "on_registration",
     "plan_for",
     "reduction",
     "register_kl",
+    "shortcut",
     "user_pairs",
 ]
 
@@ -47,12 +52,14 @@ FormT = TypeVar("FormT", bound=Form)
 class ClosedForm(NamedTuple):
     """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
 
-    The bound is a function of P, Q and the value. None means the common bound, `kullback.pairs.rounding`.
+    The bound is a function of P, Q and the value. None means the common bound, `kullback.pairs.rounding`. `native`
+    computes the same in C++.
     """
 
     function: Form
     method: str
     error: Callable[..., Tensor] | None = None
+    native: Shortcut | None = None
 
 
 class UserRule(NamedTuple):
@@ -69,6 +76,7 @@ ReductionT = TypeVar("ReductionT", bound=Reduction)
 _REDUCTIONS: dict[TypePair, Reduction] = {}
 _USER_RULES: dict[TypePair, Rule] = {}
 _CLOSED_FORMS: dict[TypePair, ClosedForm] = {}
+_SHORTCUTS: dict[TypePair, Shortcut] = {}
 _LISTENERS: list[Callable[[TypePair], None]] = []
 
 
@@ -78,19 +86,40 @@ def closed_form(
     *,
     method: str = "closed_form",
     error: Callable[..., Tensor] | None = None,
+    native: Code | Shortcut | None = None,
+    parameters: str | tuple[str, str] = "",
 ) -> Callable[[FormT], FormT]:
     """Register a closed form for a pair of types; it serves their subclasses too, unless those have their own.
 
     The function takes the two distributions and reads their parameters through `upcast`. It returns a float64 tensor
     that broadcasts to the batch shape, or None if it does not apply to the parameters. The caller checks supports,
-    event shapes and dtypes.
+    event shapes and dtypes. If C++ computes the closed form too, `native` and `parameters` name the kernels and the
+    attributes that they read, as in `NativeForm`. `native` may also be a function that calls the kernels.
     """
 
     def enter(function: FormT) -> FormT:
         if (type_p, type_q) in _CLOSED_FORMS:
             raise RegistrationError(f"two closed forms for {_names(type_p, type_q)}")
-        _CLOSED_FORMS[type_p, type_q] = ClosedForm(function, method, error)
+        kernel = (
+            NativeForm(function, native, parameters) if isinstance(native, ElementForm | RowForm) else native
+        )
+        _CLOSED_FORMS[type_p, type_q] = ClosedForm(function, method, error, kernel)
         forget_plans()
+        return function
+
+    return enter
+
+
+def native_form(type_p: type, type_q: type) -> KernelForm:
+    """Return the kernel of a closed form."""
+    return cast(NativeForm, _CLOSED_FORMS[type_p, type_q].native).form
+
+
+def shortcut(*types: type) -> Callable[[Shortcut], Shortcut]:
+    """Register a function that computes the divergence of exactly these two types without other checks."""
+
+    def enter(function: Shortcut) -> Shortcut:
+        _SHORTCUTS[types[0], types[1]] = function
         return function
 
     return enter
@@ -132,8 +161,8 @@ class Plan:
         third_party_first: whether `third_party` is more specific than the rules of `register_kl`.
         closed_form: the formula. It is also None for a class that overrides the `log_prob` of its family.
         reduction: the function that turns the pair into other pairs.
-        families: the types of the registered formula; their compiled kernel serves the pair. None if a
-            subclass changes the support, or if another package has a rule for a subclass.
+        shortcut: the closed form in C++, or another function that computes the divergence without further checks. None
+            if a subclass changes the support, or if there is a rule of a user, or of another package for a subclass.
         is_plain: whether both are classes of torch that wrap no other distribution. Only then do the types decide the
             next two.
         is_comparable: whether a pair of these types has passed the check that both are densities over one space.
@@ -144,7 +173,7 @@ class Plan:
     third_party: ThirdPartyRule | None
     third_party_first: bool
     closed_form: ClosedForm | None
-    families: TypePair | None
+    shortcut: Shortcut | None
     reduction: Reduction | None
     is_plain: bool
     is_comparable: bool = False
@@ -180,15 +209,19 @@ def plan_for(type_p: type, type_q: type) -> Plan:
 def _made_plan(types: TypePair) -> Plan:
     own = tuple(UserRule(_USER_RULES[pair], pair) for pair in _most_specific(_USER_RULES, *types))
     third_party = third_party_rule(types)
-    form, reduction = (_most_specific(rules, *types) for rules in (_CLOSED_FORMS, _REDUCTIONS))
-    serves = len(form) == 1 and not any(map(class_overrides_density, types))
+    forms, reduction = (_most_specific(rules, *types) for rules in (_CLOSED_FORMS, _REDUCTIONS))
+    serves = len(forms) == 1 and not any(map(class_overrides_density, types))
+    form = _CLOSED_FORMS[forms[0]] if serves else None
     has_own = third_party is not None and third_party.for_own_class
+    direct = _SHORTCUTS.get(types)
+    if form is not None and form.native and not has_own and all(map(_keeps_support, types, forms[0])):
+        direct = form.native
     return Plan(
         own,
         third_party,
         third_party is not None and _precedes(third_party, own),
-        _CLOSED_FORMS[form[0]] if serves else None,
-        form[0] if serves and not has_own and all(map(_keeps_support, types, form[0])) else None,
+        form,
+        None if own else direct,
         _REDUCTIONS[reduction[0]] if reduction else None,
         all(map(is_plain, types)),
     )

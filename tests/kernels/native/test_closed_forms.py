@@ -36,6 +36,7 @@ from torch.distributions import (
 
 from kullback import kl_divergence, kl_estimate, register_kl
 from kullback.kernels.native import library
+from kullback.pairs import native_forms
 from kullback.pairs.closed_forms import native as closed_forms
 
 if library.missing() is not None:
@@ -157,7 +158,7 @@ def with_gradients(name: str, p: list[Tensor], q: list[Tensor]) -> tuple[Tensor,
 
 
 def plainly(name: str, p: list[Tensor], q: list[Tensor]) -> tuple[Tensor, ...]:
-    with patch.object(closed_forms, "_is_available", lambda: False):
+    with patch.object(native_forms, "_is_available", lambda: False):
         return with_gradients(name, p, q)
 
 
@@ -274,7 +275,7 @@ def test_what_leaves_the_range_of_float64_is_left_to_plain_torch(number: float) 
     q = Normal(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64))
     assert not is_fused(p, q)
     assert not is_fused(q, p)
-    with patch.object(closed_forms, "_is_available", lambda: False):
+    with patch.object(native_forms, "_is_available", lambda: False):
         expected = kl_divergence(p, q)
     torch.testing.assert_close(kl_divergence(p, q), expected, equal_nan=True)
 

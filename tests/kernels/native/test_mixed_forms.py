@@ -28,6 +28,7 @@ from torch.distributions import (
 
 from kullback import kl_divergence, register_kl
 from kullback.kernels.native import library
+from kullback.pairs import native_forms
 from kullback.pairs.closed_forms import native as closed_forms
 
 if library.missing() is not None:
@@ -165,7 +166,7 @@ def answered(name: str, at: list[list[Tensor]]) -> tuple[Tensor, ...]:
 
 
 def plainly(name: str, at: list[list[Tensor]]) -> tuple[Tensor, ...]:
-    with patch.object(closed_forms, "_is_available", lambda: False):
+    with patch.object(native_forms, "_is_available", lambda: False):
         return answered(name, at)
 
 
@@ -244,7 +245,7 @@ def test_an_interval_that_begins_at_0_has_the_finite_part_of_its_gradient() -> N
         for is_available in (True, False):
             ends = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
             low, high = (x.requires_grad_() for x in ends)
-            with patch.object(closed_forms, "_is_available", lambda is_available=is_available: is_available):
+            with patch.object(native_forms, "_is_available", lambda is_available=is_available: is_available):
                 value = kl_divergence(Uniform(low, high), q)
             gradients.append(torch.stack(torch.autograd.grad(value.sum(), (low, high))))
         torch.testing.assert_close(*gradients)

@@ -15,7 +15,9 @@ from torch.distributions import MultivariateNormal
 
 from kullback import kl_divergence
 from kullback.kernels.native import library
+from kullback.pairs import native_forms
 from kullback.pairs.closed_forms import native as closed_forms
+from kullback.pairs.closed_forms.multivariate_normal import MATRICES
 
 if library.missing() is not None:
     pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)
@@ -48,7 +50,7 @@ def answered(p: Side, q: Side) -> tuple[Tensor, ...]:
 
 
 def plainly(p: Side, q: Side) -> tuple[Tensor, ...]:
-    with patch.object(closed_forms, "_is_available", lambda: False):
+    with patch.object(native_forms, "_is_available", lambda: False):
         return answered(p, q)
 
 
@@ -148,7 +150,7 @@ def true_value_and_derivatives(mean_p: Tensor, p: Any, mean_q: Tensor, q: Any) -
 
 
 @pytest.mark.parametrize("relative", [None, 1e-6])
-@pytest.mark.parametrize("names", list(itertools.product(closed_forms._MATRICES, repeat=2)), ids="-".join)  # pyright: ignore[reportPrivateUsage]
+@pytest.mark.parametrize("names", list(itertools.product(MATRICES, repeat=2)), ids="-".join)
 def test_matrices_of_any_kind_have_all_digits(names: tuple[str, str], relative: float | None) -> None:
     """Values, and derivatives by covariances and precisions, of ordinary, nearly equal and ill-conditioned pairs."""
     (loc_p, root_p), (loc_q, root_q) = drawn((3,), 4)

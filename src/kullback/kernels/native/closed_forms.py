@@ -12,33 +12,33 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.kernels.codes import MatrixKind, Outcome
+from kullback.kernels.codes import Outcome
 from kullback.representations import can_inspect
 
-__all__ = ["Form", "Operator", "Parameters", "divergence", "required_gradients"]
+__all__ = ["Form", "Gradients", "Operator", "Parameters", "divergence", "required_gradients"]
 
 # In this order: for scalar parameters; for rows of parameters; for means and matrices; for means and low-rank
 # covariances on one side or both, which returns values only.
 Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals", "closed_form_of_factors"]
 
 Parameters = tuple[Tensor, ...]
+Gradients = Callable[[Parameters, Tensor], Parameters | None]
 _DTYPES = (torch.float32, torch.float64)
 _TENSORS = (Tensor, torch.nn.Parameter)
 _DONE, _TOO_EXTREME = Outcome.DONE.value, Outcome.TOO_EXTREME.value
 
 
 class Form(NamedTuple):
-    """A closed form: its operator and code, its reference in plain torch, and whether it may be infinite.
+    """A closed form: its operator, the codes that the operator takes first, and its reference in plain torch.
 
     If the operator has no derivatives, `gradients` computes in plain torch the gradients by the parameters from the
     gradient of the values. It returns None where the reference's gradients are better.
     """
 
     operator: Operator
-    code: int
+    codes: tuple[int, ...]
     reference: Callable[[Parameters], Tensor]
-    may_be_infinite: bool
-    gradients: Callable[[Parameters, Tensor], tuple[Tensor, ...] | None] | None = None
+    gradients: Gradients | None = None
 
 
 def required_gradients(parameters: Parameters) -> list[bool] | None:
@@ -98,18 +98,14 @@ def _compute(
         torch.empty_like(first if of_numbers else x, memory_format=torch.contiguous_format) if want else None
         for want, x in zip(wanted, parameters, strict=bool(wanted))
     ]
-    if form.operator == "closed_form_of_normals":
-        kinds = divmod(form.code, len(MatrixKind))
-        outcome = _operators().closed_form_of_normals(*kinds, values, *parameters, *derivatives)
-    elif form.operator == "closed_form_of_factors":
-        outcome = _operators().closed_form_of_factors(values, *_with_variances(form.code, parameters))
-    elif form.operator == "closed_form_of_rows":
-        outcome = _operators().closed_form_of_rows(form.code, values, *parameters, *derivatives)
-    elif derivatives:
+    operator = getattr(_operators(), form.operator)
+    if form.operator == "closed_form_of_factors":
+        outcome = operator(values, *_with_variances(parameters))
+    elif of_numbers and derivatives:
         missing = (None,) * (4 - len(parameters))
-        outcome = _operators().closed_form(form.code, values, *parameters, *missing, *derivatives)
+        outcome = operator(*form.codes, values, *parameters, *missing, *derivatives)
     else:
-        outcome = _operators().closed_form(form.code, values, *parameters)
+        outcome = operator(*form.codes, values, *parameters, *derivatives)
     if outcome == _DONE:
         return values, derivatives
     if outcome == _TOO_EXTREME:
@@ -118,13 +114,10 @@ def _compute(
     return _compute(form, tuple(x.contiguous() for x in _of_one_shape(form, parameters)), wanted)
 
 
-def _with_variances(low_rank: int, parameters: Parameters) -> tuple[Tensor | None, ...]:
-    """Return mean, matrix and variances of P and of Q; the variances are None for a side without low-rank covariance.
-
-    `low_rank` is a bit mask: 1 if P's covariance is low-rank, plus 2 if Q's covariance is.
-    """
-    count = 3 if low_rank & 1 else 2
-    p, q = parameters[:count], parameters[count:]
+def _with_variances(parameters: Parameters) -> tuple[Tensor | None, ...]:
+    """Return mean, matrix and variances of P and of Q; the variances of a full covariance are None."""
+    start = 2 if parameters[2].dim() < parameters[3].dim() else 3  # Q's mean comes before Q's matrix
+    p, q = parameters[:start], parameters[start:]
     return *p, *(None,) * (3 - len(p)), *q, *(None,) * (3 - len(q))
 
 
@@ -174,9 +167,10 @@ def _reference_gradients(
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         value = form.reference(parameters)
-        if form.may_be_infinite:
-            values = _compute(form, tuple(x.detach() for x in parameters), ())[0]
-            value = torch.where(values.isinf(), torch.inf, value)
+        values = _compute(form, tuple(x.detach() for x in parameters), ())[0]
+        # The reference leaves it to its caller to set +inf where P has mass outside Q's support.
+        is_infinite = values.isinf() & value.detach().to(values.dtype).isfinite()
+        value = torch.where(is_infinite, torch.inf, value)
         by = [x for x, need in zip(parameters, needed, strict=True) if need]
         gradients = iter(
             torch.autograd.grad(value.to(grad.dtype), by, grad, create_graph=again, materialize_grads=True)

@@ -5,6 +5,7 @@ from kullback.pairs.closed_forms import (
     bounded_mixed as bounded_mixed,
     dirichlet as dirichlet,
     discrete as discrete,
+    infinite as infinite,
     matrix_variate as matrix_variate,
     multivariate_normal as multivariate_normal,
     positive as positive,

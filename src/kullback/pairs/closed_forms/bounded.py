@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import ContinuousBernoulli, Uniform, VonMises
 
+from kullback.kernels.codes import ElementForm
 from kullback.numeric import upcast
 from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.registry import closed_form
@@ -16,7 +17,7 @@ from kullback.special import bregman_by_quadrature, log1p_quotient, log_ratio, l
 __all__: list[str] = []
 
 
-@closed_form(Uniform, Uniform)
+@closed_form(Uniform, Uniform, native=ElementForm.UNIFORM, parameters="low high")
 def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
     """Return log(1 + room / width), with P's width and the room between its ends and Q's.
 
@@ -27,7 +28,12 @@ def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
     return log1p_quotient(torch.where(room > 0, room, 0), high - low)
 
 
-@closed_form(ContinuousBernoulli, ContinuousBernoulli)
+@closed_form(
+    ContinuousBernoulli,
+    ContinuousBernoulli,
+    native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS,
+    parameters="logits|probs",
+)
 def kl_continuous_bernoulli(p: ContinuousBernoulli, q: ContinuousBernoulli) -> Tensor:
     """Return Bregman's divergence, from P's logit to Q's, of A(l) = log((e^l - 1) / l).
 

@@ -20,6 +20,7 @@ from torch.distributions import (
     Uniform,
 )
 
+from kullback.kernels.codes import ElementForm
 from kullback.numeric import upcast
 from kullback.pairs.closed_forms.bounded import (
     continuous_bernoulli_divergence,
@@ -85,7 +86,7 @@ def _relative(low: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # Uniform || ...
 
 
-@closed_form(Uniform, Normal)
+@closed_form(Uniform, Normal, native=ElementForm.UNIFORM_NORMAL, parameters=("low high", "loc scale"))
 def kl_uniform_normal(p: Uniform, q: Normal) -> Tensor:
     """Return log(2 pi s^2) / 2 - log w + (w^2 / 12 + d^2) / (2 s^2), with width w and d from the middle to m."""
     scale = upcast(q.scale)
@@ -120,7 +121,7 @@ def kl_uniform_laplace(p: Uniform, q: Laplace) -> Tensor:
     return distance / scale + math.log(2) - log_ratio(end - start, scale)
 
 
-@closed_form(Uniform, Gumbel)
+@closed_form(Uniform, Gumbel, native=ElementForm.UNIFORM_GUMBEL, parameters=("low high", "loc scale"))
 def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
     """Return log(s / w) + E z + E e^-z, where E e^-z = e^-z_low (1 - e^-y) / y with y = w / s."""
     start, end, scale = upcast(p.low), upcast(p.high), upcast(q.scale)
@@ -128,7 +129,7 @@ def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
     return low + width / 2 + bounded_exp(log_mean_decay(width) - low) - log_ratio(end - start, scale)
 
 
-@closed_form(Uniform, Exponential)
+@closed_form(Uniform, Exponential, native=ElementForm.UNIFORM_EXPONENTIAL, parameters=("low high", "rate"))
 def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
     """Return r (low + high) / 2 - log(r w)."""
     start, rate = upcast(p.low), upcast(q.rate)
@@ -136,7 +137,7 @@ def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
     return start * rate + width * rate / 2 - log_product(width, rate)
 
 
-@closed_form(Uniform, Gamma)
+@closed_form(Uniform, Gamma, native=ElementForm.UNIFORM_GAMMA, parameters=("low high", "concentration rate"))
 def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
     """Return a (x - 1 - log x) - (a - 1) E log(X / E X) + lgamma(a) - a log a + a - log(w / E X), x = E X / mean_Q."""
     low, high = _ends(p, least=0.0)
@@ -151,7 +152,7 @@ def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
     )
 
 
-@closed_form(Uniform, Pareto)
+@closed_form(Uniform, Pareto, native=ElementForm.UNIFORM_PARETO, parameters=("low high", "scale alpha"))
 def kl_uniform_pareto(p: Uniform, q: Pareto) -> Tensor:
     """Return (alpha + 1) E log X - alpha log s - log(alpha w)."""
     low, high = _ends(p, least=0.0)
@@ -164,7 +165,9 @@ def kl_uniform_pareto(p: Uniform, q: Pareto) -> Tensor:
     )
 
 
-@closed_form(Uniform, Beta)
+@closed_form(
+    Uniform, Beta, native=ElementForm.UNIFORM_BETA, parameters=("low high", "concentration1 concentration0")
+)
 def kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
     """Return log B(a, b) - log w - (a - 1) E log X - (b - 1) E log(1 - X).
 
@@ -186,7 +189,12 @@ def kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
     return value.clamp(min=0)
 
 
-@closed_form(Uniform, ContinuousBernoulli)
+@closed_form(
+    Uniform,
+    ContinuousBernoulli,
+    native=ElementForm.UNIFORM_CONTINUOUS_BERNOULLI_LOGITS,
+    parameters=("low high", "logits|probs"),
+)
 def kl_uniform_continuous_bernoulli(p: Uniform, q: ContinuousBernoulli) -> Tensor:
     """Return A(l) - l E X - log w, with A(l) = log((e^l - 1) / l)."""
     low, high = upcast(p.low), upcast(p.high)
@@ -213,13 +221,20 @@ def _from_beta_to_unit(p: Beta) -> Tensor:
     return dirichlet_divergence(own, torch.ones_like(own))
 
 
-@closed_form(Beta, Uniform)
+@closed_form(
+    Beta, Uniform, native=ElementForm.BETA_UNIFORM, parameters=("concentration1 concentration0", "low high")
+)
 def kl_beta_uniform(p: Beta, q: Uniform) -> Tensor:
     """Return KL to Beta(1, 1), plus log(high - low)."""
     return _from_beta_to_unit(p) + _log_room(q)
 
 
-@closed_form(Beta, ContinuousBernoulli)
+@closed_form(
+    Beta,
+    ContinuousBernoulli,
+    native=ElementForm.BETA_CONTINUOUS_BERNOULLI_LOGITS,
+    parameters=("concentration1 concentration0", "logits|probs"),
+)
 def kl_beta_continuous_bernoulli(p: Beta, q: ContinuousBernoulli) -> Tensor:
     """Return KL to Beta(1, 1), plus A(l) - l E X."""
     a, b = upcast(p.concentration1), upcast(p.concentration0)
@@ -254,13 +269,23 @@ def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, 
     return logits, torch.where(down, from_end, 1 - from_end), negative_entropy
 
 
-@closed_form(ContinuousBernoulli, Uniform)
+@closed_form(
+    ContinuousBernoulli,
+    Uniform,
+    native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_UNIFORM,
+    parameters=("logits|probs", "low high"),
+)
 def kl_continuous_bernoulli_uniform(p: ContinuousBernoulli, q: Uniform) -> Tensor:
     """Return KL to the ContinuousBernoulli of logit 0, plus log(high - low)."""
     return _mean_and_negative_entropy(p)[2] + _log_room(q)
 
 
-@closed_form(ContinuousBernoulli, Normal)
+@closed_form(
+    ContinuousBernoulli,
+    Normal,
+    native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_NORMAL,
+    parameters=("logits|probs", "loc scale"),
+)
 def kl_continuous_bernoulli_normal(p: ContinuousBernoulli, q: Normal) -> Tensor:
     """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X)."""
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
@@ -270,7 +295,12 @@ def kl_continuous_bernoulli_normal(p: ContinuousBernoulli, q: Normal) -> Tensor:
     return spread / 2 + torch.log(scale) + HALF_LOG_2PI + negative_entropy
 
 
-@closed_form(ContinuousBernoulli, Exponential)
+@closed_form(
+    ContinuousBernoulli,
+    Exponential,
+    native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_EXPONENTIAL,
+    parameters=("logits|probs", "rate"),
+)
 def kl_continuous_bernoulli_exponential(p: ContinuousBernoulli, q: Exponential) -> Tensor:
     """Return r E X - log r - H(X)."""
     _, mean, negative_entropy = _mean_and_negative_entropy(p)

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Beta, Dirichlet
 
+from kullback.kernels.codes import ElementForm, RowForm
+from kullback.kernels.native.closed_forms import required_gradients
 from kullback.numeric import upcast
+from kullback.pairs.native_forms import NativeForm, divergence_of, is_ordinary_call
 from kullback.pairs.numerics.parameters import is_transformed
 from kullback.pairs.registry import closed_form
 from kullback.special import log_ratio, scaled_expm1mx, stirling_bregman
@@ -18,6 +21,10 @@ __all__ = ["concentrations", "dirichlet_divergence"]
 
 # The number of concentrations in a block: the series for lgamma needs hundreds of numbers for each.
 _BLOCK = 2**15
+# The largest number of classes in one row of the kernel.
+_LONGEST_ROW = 256
+# The rounded differences of totals may be at most this many times as large as KL.
+_DIGITS_OF_TOTALS = 1e3
 
 
 def rounding_error(p: Beta | Dirichlet, q: Beta | Dirichlet, value: Tensor) -> Tensor:
@@ -36,13 +43,25 @@ def concentrations(d: Any) -> Tensor:
     return upcast(d.concentration)
 
 
-@closed_form(Beta, Beta, error=rounding_error)
+@closed_form(
+    Beta, Beta, error=rounding_error, native=ElementForm.BETA, parameters="concentration1 concentration0"
+)
 def kl_beta_beta(p: Beta, q: Beta) -> Tensor:
     """Return KL of Dirichlet distributions over two classes."""
     return dirichlet_divergence(concentrations(p), concentrations(q))
 
 
-@closed_form(Dirichlet, Dirichlet, error=rounding_error)
+def _by_kernel(p: Dirichlet, q: Dirichlet) -> Tensor | None:
+    """Return KL by the kernel; None where the kernel declines."""
+    if p.concentration.shape[-1] <= _LONGEST_ROW:
+        return _KERNEL(p, q)
+    parameters = p.concentration, q.concentration
+    if parameters[0].shape[-1] != parameters[1].shape[-1] or required_gradients(parameters) is None:
+        return None
+    return _in_groups(*parameters) if is_ordinary_call() else None
+
+
+@closed_form(Dirichlet, Dirichlet, error=rounding_error, native=_by_kernel)
 def kl_dirichlet_dirichlet(p: Dirichlet, q: Dirichlet) -> Tensor:
     """Return A_q KL(mean_Q || mean_P) + sum_i R(a_i) - R(A), with A the totals and R of `stirling_bregman`.
 
@@ -113,3 +132,36 @@ def _dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor) -> Tensor:
         + stirling_bregman(p, q, distance).sum(-1)
         - stirling_bregman(total_p, total_q, total_distance)
     )
+
+
+_KERNEL = NativeForm(kl_dirichlet_dirichlet, RowForm.DIRICHLET, "concentration")
+
+
+def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:
+    """Return KL over more classes than a row of the kernel has; None where the kernel declines.
+
+    The totals of groups of classes have a Dirichlet distribution too. So do, independently, the shares within each
+    group. KL is the sum of their divergences, none of which is negative.
+    """
+    form, dtype = _KERNEL.form, p.dtype
+    a, b = torch.broadcast_tensors(upcast(p), upcast(q))
+    whole = a.shape[-1] // _LONGEST_ROW * _LONGEST_ROW
+    sides = [[x[..., :whole].unflatten(-1, (-1, _LONGEST_ROW)), x[..., whole:].unsqueeze(-2)] for x in (a, b)]
+    value: Tensor | None = torch.zeros(a.shape[:-1], dtype=a.dtype, device="cpu")
+    totals: list[tuple[Tensor, Tensor, Tensor]] = []
+    for part_p, part_q in zip(*sides, strict=True):
+        if part_p.shape[-1] == 0:
+            continue
+        totals.append((part_p.sum(-1), part_q.sum(-1), (part_q - part_p).sum(-1)))
+        if part_p.shape[-1] > 1:
+            inside = divergence_of(form, (part_p.contiguous(), part_q.contiguous()))
+            if inside is None:
+                return None
+            value = value + inside.sum(-1)
+    total_p, total_q, distance = (torch.cat(x, -1) for x in zip(*totals, strict=True))
+    is_short = total_p.shape[-1] <= _LONGEST_ROW
+    if is_short and bool((distance.detach().abs().sum(-1) < _DIGITS_OF_TOTALS * value.detach()).all()):
+        of_totals = divergence_of(form, (total_p.contiguous(), total_q.contiguous()))
+    else:
+        of_totals = dirichlet_divergence(total_p, total_q, distance)
+    return None if of_totals is None else (value + of_totals).clamp(min=0).to(dtype)

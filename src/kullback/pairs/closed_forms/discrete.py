@@ -21,6 +21,7 @@ from torch.distributions import (
 from kullback.generators import KL
 from kullback.generators.base import finite
 from kullback.kernels import reference
+from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.reference import RowDivergence
 from kullback.numeric import upcast
 from kullback.pairs.numerics.bernoulli import (
@@ -56,13 +57,13 @@ def _one_trial(p: Probabilities, q: Probabilities) -> Tensor:
     return of_success + generalized_kl(p.failure, q.failure, failure)
 
 
-@closed_form(Bernoulli, Bernoulli)
+@closed_form(Bernoulli, Bernoulli, native=ElementForm.BERNOULLI_LOGITS, parameters="logits|probs")
 def kl_bernoulli_bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
     """Return p log(p / q) + (1 - p) log((1 - p) / (1 - q))."""
     return _one_trial(probabilities_of(p), probabilities_of(q))
 
 
-@closed_form(Binomial, Binomial)
+@closed_form(Binomial, Binomial, native=ElementForm.BINOMIAL_LOGITS, parameters="total_count logits|probs")
 def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
     """Return n times KL of one trial if the counts are equal; otherwise there is no closed form."""
     counts = upcast(p.total_count), upcast(q.total_count)
@@ -71,7 +72,7 @@ def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
     return counts[0] * _one_trial(probabilities_of(p), probabilities_of(q))
 
 
-@closed_form(Geometric, Geometric)
+@closed_form(Geometric, Geometric, native=ElementForm.GEOMETRIC_LOGITS, parameters="logits|probs")
 def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     """Return KL of one trial times the mean number of trials, 1 / p."""
     a, b = probabilities_of(p), probabilities_of(q)
@@ -122,14 +123,16 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
     return expm1mx(-last) + generalized_kl(odds, odds_of_q, others) * torch.exp(beyond)
 
 
-@closed_form(Poisson, Poisson)
+@closed_form(Poisson, Poisson, native=ElementForm.POISSON, parameters="rate")
 def kl_poisson_poisson(p: Poisson, q: Poisson) -> Tensor:
     """Return a log(a / b) - a + b for the rates a and b."""
     a, b = rate_of(p), rate_of(q)
     return generalized_kl_of(a, b, _log_ratio)
 
 
-@closed_form(Bernoulli, Poisson)
+@closed_form(
+    Bernoulli, Poisson, native=ElementForm.BERNOULLI_LOGITS_POISSON, parameters=("logits|probs", "rate")
+)
 def kl_bernoulli_poisson(p: Bernoulli, q: Poisson) -> Tensor:
     """Return p log(p / b) - p + b and (1 - p) log(1 - p) + p, for the rate b."""
     probabilities, rate = probabilities_of(p), rate_of(q)
@@ -160,8 +163,13 @@ def _log_ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(near, torch.log1p(fraction), far)
 
 
-@closed_form(Categorical, Categorical)
-@closed_form(OneHotCategorical, OneHotCategorical)
+@closed_form(Categorical, Categorical, native=RowForm.CATEGORICAL_LOGITS, parameters="logits|probs")
+@closed_form(
+    OneHotCategorical,
+    OneHotCategorical,
+    native=RowForm.CATEGORICAL_LOGITS,
+    parameters="_categorical.logits|probs",
+)
 def kl_categorical_categorical(p: Classes, q: Classes) -> Tensor:
     """Return the sum of p log(p / q) over the classes."""
     return _rows(p, q)

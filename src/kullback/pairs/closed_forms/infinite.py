@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from itertools import product
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,56 +26,33 @@ from torch.distributions import (
     Uniform,
 )
 
-from kullback.pairs.registry import plan_for
+from kullback.pairs.native_forms import Reader, Shortcut, reader_of
+from kullback.pairs.registry import shortcut
 from kullback.pairs.torch_registry import TypePair
 from kullback.representations import can_inspect
 
-__all__ = ["ALWAYS_INFINITE", "infinite_divergence"]
+__all__ = ["ALWAYS_INFINITE"]
 
-Read = Callable[[Any], tuple[Tensor, ...]]
-
-
-def _reader(name: str, *others: str) -> Read:
-    if others:
-        return attrgetter(name, *others)
-    get: Callable[[Any], Tensor] = attrgetter(name)
-    return lambda d: (get(d),)
-
-
-_REAL = dict.fromkeys((Normal, Laplace, Cauchy, Gumbel), _reader("loc", "scale"))
+_REAL = dict.fromkeys((Normal, Laplace, Cauchy, Gumbel), reader_of("loc", "scale"))
 _POSITIVE = {
-    Exponential: _reader("rate"),
-    Gamma: _reader("concentration", "rate"),
-    **dict.fromkeys((HalfNormal, HalfCauchy), _reader("base_dist.scale")),
+    Exponential: reader_of("rate"),
+    Gamma: reader_of("concentration", "rate"),
+    **dict.fromkeys((HalfNormal, HalfCauchy), reader_of("base_dist.scale")),
 }
-_UNIT = {Beta: _reader("concentration1", "concentration0"), ContinuousBernoulli: _reader("_param")}
+_UNIT = {Beta: reader_of("concentration1", "concentration0"), ContinuousBernoulli: reader_of("_param")}
 _UNIT_OF_Q = {
     **_UNIT,
-    Beta: _reader("_dirichlet.concentration"),
+    Beta: reader_of("_dirichlet.concentration"),
 }  # both parameters at once, without a view of each
-_LATER = {Pareto: _reader("scale", "alpha")}  # its support begins above 0
-_FINITE = {Uniform: _reader("low", "high")}
-_COUNTS = {Poisson: _reader("rate")}
-_AT_MOST = {Bernoulli: _reader("_param"), Binomial: _reader("total_count", "_param")}
-
-# The readers of the parameters of P and Q. A Poisson distribution of rate 0 has no mass above 0.
-ALWAYS_INFINITE: dict[TypePair, tuple[Read, Read]] = {
-    (p, q): (read_p, read_q)
-    for these, those in (
-        (_REAL, _POSITIVE | _LATER | _UNIT_OF_Q | _FINITE),
-        (_POSITIVE, _LATER | _UNIT_OF_Q | _FINITE),
-        (_LATER, _UNIT_OF_Q | _FINITE),
-        (_UNIT, _LATER),
-        (_COUNTS, _AT_MOST),
-    )
-    for (p, read_p), (q, read_q) in product(these.items(), those.items())
-}
+_LATER = {Pareto: reader_of("scale", "alpha")}  # its support begins above 0
+_FINITE = {Uniform: reader_of("low", "high")}
+_COUNTS = {Poisson: reader_of("rate")}
+_AT_MOST = {Bernoulli: reader_of("_param"), Binomial: reader_of("total_count", "_param")}
 
 
-def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
-    """Return +inf, with a gradient of 0, for a pair of `ALWAYS_INFINITE`; None if other rules have to decide."""
+def infinite_divergence(read_p: Reader, read_q: Reader, p: Any, q: Any) -> Tensor | None:
+    """Return +inf, with a gradient of 0, for families that are always infinite; None if other rules have to decide."""
     # These lines are written for speed: ten of them take the time of one lookup of a constant in torch.
-    read_p, read_q = ALWAYS_INFINITE[types]
     parameters = read_p(p) + read_q(q)
     first = parameters[0]
     shape = p._batch_shape  # noqa: SLF001 - faster than the property
@@ -88,13 +64,11 @@ def infinite_divergence(types: TypePair, p: Any, q: Any) -> Tensor | None:
             return None
         if x.requires_grad:
             requires_grad = True
-    if plan_for(*types).user_rules:
-        return None
-    if types[0] is Poisson and not (can_inspect(first) and _least(first) > 0):
+    if type(p) is Poisson and not (can_inspect(first) and _least(first) > 0):
         return None
     # Parameters that torch has validated are not NaN.
     if (
-        not (p._validate_args and q._validate_args)  # noqa: SLF001 - torch has no public name for it
+        not (p._validate_args and q._validate_args)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         and can_inspect(first)
         and any(bool(x.isnan().any()) for x in parameters)
     ):
@@ -117,3 +91,19 @@ def _with_gradients_of_0(value: Tensor, parameters: tuple[Tensor, ...]) -> Tenso
             unused = x if x.shape == value.shape else x[..., 0]  # both parameters of a Beta are in one tensor
             value = torch.where(torch.ones((), dtype=torch.bool, device=x.device), value, unused)
     return value
+
+
+# A Poisson distribution of rate 0 has no mass above 0.
+ALWAYS_INFINITE: dict[TypePair, Shortcut] = {
+    (p, q): partial(infinite_divergence, read_p, read_q)
+    for these, those in (
+        (_REAL, _POSITIVE | _LATER | _UNIT_OF_Q | _FINITE),
+        (_POSITIVE, _LATER | _UNIT_OF_Q | _FINITE),
+        (_LATER, _UNIT_OF_Q | _FINITE),
+        (_UNIT, _LATER),
+        (_COUNTS, _AT_MOST),
+    )
+    for (p, read_p), (q, read_q) in product(these.items(), those.items())
+}
+for _types, _rule in ALWAYS_INFINITE.items():
+    shortcut(*_types)(_rule)

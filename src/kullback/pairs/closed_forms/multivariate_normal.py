@@ -8,8 +8,8 @@ B = U M^(-1/2). The minimum of |v - U z|^2 + |z|^2 over z is v^T (1 - B B^T) v, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,13 @@ from torch.distributions import (
     LowRankMultivariateNormal,
     MultivariateNormal,
     Normal,
+    Wishart,
 )
 
+from kullback.inputs import recordable
+from kullback.kernels.native.closed_forms import Form, Gradients, Parameters, divergence, required_gradients
 from kullback.numeric import upcast
+from kullback.pairs.native_forms import Shortcut, divergence_of, is_ordinary_call, reader_of
 from kullback.pairs.numerics.cholesky import (
     Covariance,
     covariance_of,
@@ -39,17 +43,12 @@ from kullback.representations import can_inspect
 from kullback.special import bregman_by_quadrature, itakura_saito
 
 __all__ = [
+    "LARGE_MATRIX",
     "FactorModel",
     "factor_model_divergence",
-    "full_to_low_rank_divergence",
-    "full_to_low_rank_gradients",
-    "low_rank_divergence",
-    "low_rank_gradients",
-    "low_rank_to_full_divergence",
-    "low_rank_to_full_gradients",
+    "form_of_normals",
+    "matrix_of",
     "moments",
-    "root_of_matrix",
-    "roots_suffice",
 ]
 
 # The smallest number of dimensions at which low-rank covariances are not formed.
@@ -62,6 +61,11 @@ _NEAR = 0.00125
 _LARGEST_GROWTH, _FAR_APART = 200.0, 0.01
 # The norm may exceed its estimate from three images by this factor.
 _SPREAD_OF_ESTIMATE = 8.0
+
+# The matrix parameters of a multivariate normal, in the order of `MatrixKind`.
+MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")
+# From this many dimensions on, torch is faster than the kernel: for Cholesky factors, and for other matrices.
+_LARGE_ROOT, LARGE_MATRIX = 512, 128
 
 Gaussian = MultivariateNormal | LowRankMultivariateNormal | Independent[Normal]
 
@@ -77,7 +81,63 @@ def rounding_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     return 4 * (relative_error + 1e-13) * (value + dimensions) + 1e-15
 
 
-@closed_form(MultivariateNormal, MultivariateNormal, error=rounding_error)
+def matrix_of(d: MultivariateNormal | Wishart) -> str | None:
+    """Return the name of the matrix that the user passed."""
+    return first_given(d, MATRICES)
+
+
+@functools.cache
+def form_of_normals(name_p: str, name_q: str) -> Form:
+    """Return the kernel for the matrices of these names."""
+
+    def reference(parameters: Parameters) -> Tensor:
+        p, q = (
+            MultivariateNormal(loc, **{name: matrix}, validate_args=False)  # pyright: ignore[reportArgumentType]
+            for name, loc, matrix in zip((name_p, name_q), parameters[::2], parameters[1::2], strict=True)
+        )
+        return kl_multivariate_normal_multivariate_normal(p, q)
+
+    return Form("closed_form_of_normals", (MATRICES.index(name_p), MATRICES.index(name_q)), reference)
+
+
+def _by_kernel(p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
+    """Return KL by the kernel, from the matrices that the user passed."""
+    name_p, name_q = matrix_of(p), matrix_of(q)
+    if name_p is None or name_q is None or not is_ordinary_call():
+        return None
+    of_roots = name_p == name_q == "scale_tril"
+    if p.event_shape[0] >= (_LARGE_ROOT if of_roots else LARGE_MATRIX):
+        return _by_roots(p, q)
+    parameters = p.loc, getattr(p, name_p), q.loc, getattr(q, name_q)
+    if p.loc.shape != q.loc.shape:
+        return None
+    return divergence_of(form_of_normals(name_p, name_q), parameters)
+
+
+def _by_roots(p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
+    """Return KL in many dimensions from the Cholesky factors that torch computed from covariances or precisions.
+
+    The result is None if the factors are less accurate than the matrices: if these are nearly equal or ill-conditioned.
+    """
+    if p.loc.shape != q.loc.shape or p.loc.dtype is not q.loc.dtype:
+        return None
+    of_p, of_q = root_of_matrix(p), root_of_matrix(q)
+    if of_p is None or of_q is None:
+        return None
+    mean_p, mean_q = (upcast(d.loc) for d in (p, q))
+    root_p, root_q = (x.root.expand(*p.batch_shape, -1, -1) for x in (of_p, of_q))
+    parameters = tuple(map(recordable, (mean_p, root_p, mean_q, root_q)))
+    form, required = form_of_normals("scale_tril", "scale_tril"), required_gradients(parameters)
+    value = None
+    if required is not None:
+        is_large = p.event_shape[0] >= _LARGE_ROOT
+        value = form.reference(parameters) if is_large else divergence(form, parameters, required)
+    if value is None or not roots_suffice(of_p, of_q, (mean_p - mean_q).detach(), value.detach()):
+        return None
+    return value.to(p.loc.dtype)
+
+
+@closed_form(MultivariateNormal, MultivariateNormal, error=rounding_error, native=_by_kernel)
 def kl_multivariate_normal_multivariate_normal(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
     """Return (tr M M^T - d - log det M M^T + |K^-1 (m_p - m_q)|^2) / 2 for M = K^-1 L.
 
@@ -150,12 +210,6 @@ def _root_of_precision(matrix: Tensor) -> Tensor:
     return solve_lower(root, torch.eye(root.shape[-1], dtype=root.dtype, device=root.device))
 
 
-@closed_form(LowRankMultivariateNormal, LowRankMultivariateNormal)
-def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNormal) -> Tensor | None:
-    """Return KL for covariances W W^T + D, which are not formed if that saves work."""
-    return low_rank_divergence((*factor_model_of(p), *factor_model_of(q)))
-
-
 def low_rank_divergence(parameters: tuple[Tensor, ...]) -> Tensor:
     """Return KL for the means, factors and variances of P and of Q."""
     p, q = FactorModel(*map(upcast, parameters[:3])), FactorModel(*map(upcast, parameters[3:]))
@@ -179,18 +233,6 @@ def full_to_low_rank_divergence(parameters: tuple[Tensor, ...]) -> Tensor:
 def _is_formed(*sides: FactorModel) -> bool:
     size = sides[0].mean.shape[-1]
     return size < _MANY or size < 4 * max(x.factors.shape[-1] for x in sides)
-
-
-@closed_form(LowRankMultivariateNormal, MultivariateNormal, error=rounding_error)
-@closed_form(MultivariateNormal, LowRankMultivariateNormal, error=rounding_error)
-@closed_form(Independent, MultivariateNormal, error=rounding_error)
-@closed_form(MultivariateNormal, Independent, error=rounding_error)
-@closed_form(Independent, LowRankMultivariateNormal, error=rounding_error)
-@closed_form(LowRankMultivariateNormal, Independent, error=rounding_error)
-def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
-    """Return KL for covariances of any form; None if the dimensions are independent but not normal."""
-    left, right = moments(p), moments(q)
-    return None if left is None or right is None else _divergence_of_moments(left, right)
 
 
 def _divergence_of_moments(left: tuple[Tensor, Covariance], right: tuple[Tensor, Covariance]) -> Tensor:
@@ -446,3 +488,54 @@ def _times(found: Sequence[Tensor], grad: Tensor, parameters: tuple[Tensor, ...]
         (by * upcast(grad)[(..., *(None,) * (by.dim() - grad.dim()))]).to(x.dtype)
         for by, x in zip(found, parameters, strict=True)
     )
+
+
+def _by_factors(reference: Callable[[Parameters], Tensor], gradients: Gradients) -> Shortcut:
+    """Return a shortcut by the kernel of low-rank covariances. A full covariance has to be given by its root."""
+    form = Form("closed_form_of_factors", (), reference, gradients)
+
+    def by_kernel(p: Any, q: Any) -> Tensor | None:
+        is_full = isinstance(p, MultivariateNormal), isinstance(q, MultivariateNormal)
+        if not is_ordinary_call() or any(
+            full and matrix_of(d) != "scale_tril" for full, d in zip(is_full, (p, q), strict=True)
+        ):
+            return None
+        of_p, of_q = _READERS[is_full[0]](p), _READERS[is_full[1]](q)
+        return divergence_of(form, of_p + of_q) if of_p[0].shape == of_q[0].shape else None
+
+    return by_kernel
+
+
+_READERS = reader_of("loc", "cov_factor", "cov_diag"), reader_of("loc", "scale_tril")
+
+
+@closed_form(
+    LowRankMultivariateNormal,
+    LowRankMultivariateNormal,
+    native=_by_factors(low_rank_divergence, low_rank_gradients),
+)
+def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNormal) -> Tensor | None:
+    """Return KL for covariances W W^T + D, which are not formed if that saves work."""
+    return low_rank_divergence((*factor_model_of(p), *factor_model_of(q)))
+
+
+@closed_form(
+    LowRankMultivariateNormal,
+    MultivariateNormal,
+    error=rounding_error,
+    native=_by_factors(low_rank_to_full_divergence, low_rank_to_full_gradients),
+)
+@closed_form(
+    MultivariateNormal,
+    LowRankMultivariateNormal,
+    error=rounding_error,
+    native=_by_factors(full_to_low_rank_divergence, full_to_low_rank_gradients),
+)
+@closed_form(Independent, MultivariateNormal, error=rounding_error)
+@closed_form(MultivariateNormal, Independent, error=rounding_error)
+@closed_form(Independent, LowRankMultivariateNormal, error=rounding_error)
+@closed_form(LowRankMultivariateNormal, Independent, error=rounding_error)
+def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
+    """Return KL for covariances of any form; None if the dimensions are independent but not normal."""
+    left, right = moments(p), moments(q)
+    return None if left is None or right is None else _divergence_of_moments(left, right)

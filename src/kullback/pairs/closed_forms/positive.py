@@ -19,6 +19,7 @@ from torch.distributions import (
     Weibull,
 )
 
+from kullback.kernels.codes import ElementForm
 from kullback.numeric import upcast
 from kullback.pairs.closed_forms.real import cauchy_divergence, gumbel_divergence
 from kullback.pairs.registry import closed_form
@@ -41,14 +42,16 @@ from kullback.special import (
 __all__: list[str] = []
 
 
-@closed_form(Exponential, Exponential)
+@closed_form(Exponential, Exponential, native=ElementForm.EXPONENTIAL, parameters="rate")
 def kl_exponential_exponential(p: Exponential, q: Exponential) -> Tensor:
     """Return x - 1 - log x at x = r_q / r_p."""
     return itakura_saito(upcast(q.rate), upcast(p.rate))
 
 
-@closed_form(Gamma, Gamma)
-@closed_form(InverseGamma, InverseGamma)
+@closed_form(Gamma, Gamma, native=ElementForm.GAMMA, parameters="concentration rate")
+@closed_form(
+    InverseGamma, InverseGamma, native=ElementForm.GAMMA, parameters="base_dist.concentration base_dist.rate"
+)
 def kl_gamma_gamma(p: Gamma | InverseGamma, q: Gamma | InverseGamma) -> Tensor:
     """Return a_q (x - 1 - log x) at x = mean_P / mean_Q, plus Bregman's divergence of lgamma(a) - a log a + a.
 
@@ -57,14 +60,18 @@ def kl_gamma_gamma(p: Gamma | InverseGamma, q: Gamma | InverseGamma) -> Tensor:
     return gamma_divergence(upcast(p.concentration), upcast(p.rate), upcast(q.concentration), upcast(q.rate))
 
 
-@closed_form(Gamma, Exponential)
+@closed_form(
+    Gamma, Exponential, native=ElementForm.GAMMA_EXPONENTIAL, parameters=("concentration rate", "rate")
+)
 def kl_gamma_exponential(p: Gamma, q: Exponential) -> Tensor:
     """Return KL to the Gamma distribution of concentration 1."""
     a = upcast(p.concentration)
     return gamma_divergence(a, upcast(p.rate), torch.ones_like(a), upcast(q.rate))
 
 
-@closed_form(Exponential, Gamma)
+@closed_form(
+    Exponential, Gamma, native=ElementForm.EXPONENTIAL_GAMMA, parameters=("rate", "concentration rate")
+)
 def kl_exponential_gamma(p: Exponential, q: Gamma) -> Tensor:
     """Return KL from the Gamma distribution of concentration 1."""
     a = upcast(q.concentration)
@@ -127,7 +134,7 @@ def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
     return (means + torch.where(sharp, far, shapes)).clamp(min=0)
 
 
-@closed_form(HalfNormal, HalfNormal)
+@closed_form(HalfNormal, HalfNormal, native=ElementForm.HALF_NORMAL, parameters="base_dist.scale")
 def kl_half_normal_half_normal(p: HalfNormal, q: HalfNormal) -> Tensor:
     """Return (r^2 - 1) / 2 - log r at r = s_p / s_q, as for Normal distributions with mean 0."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
@@ -135,13 +142,13 @@ def kl_half_normal_half_normal(p: HalfNormal, q: HalfNormal) -> Tensor:
     return more * more / 2 + itakura_saito(scale_p, scale_q)
 
 
-@closed_form(HalfCauchy, HalfCauchy)
+@closed_form(HalfCauchy, HalfCauchy, native=ElementForm.HALF_CAUCHY, parameters="base_dist.scale")
 def kl_half_cauchy_half_cauchy(p: HalfCauchy, q: HalfCauchy) -> Tensor:
     """Return log((s_p + s_q)^2 / (4 s_p s_q)), as for Cauchy distributions with location 0."""
     return cauchy_divergence(0.0, upcast(p.scale), upcast(q.scale))
 
 
-@closed_form(Pareto, Pareto)
+@closed_form(Pareto, Pareto, native=ElementForm.PARETO, parameters="scale alpha")
 def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
     """Return x - 1 - log x at x = alpha_q / alpha_p, plus alpha_q log(s_p / s_q).
 

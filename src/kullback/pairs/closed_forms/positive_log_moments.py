@@ -31,6 +31,7 @@ from torch.distributions import (
     Weibull,
 )
 
+from kullback.kernels.codes import ElementForm
 from kullback.numeric import upcast
 from kullback.pairs.closed_forms.log_moments import (
     Exact,
@@ -271,6 +272,26 @@ _INFINITE: set[tuple[type[Distribution], type[Distribution]]] = {
 }
 
 
+# The kernels of pairs, and the attributes that they read.
+_PARAMETERS: dict[type[Distribution], str] = {
+    Gamma: "concentration rate",
+    Exponential: "rate",
+    Beta: "concentration1 concentration0",
+    Pareto: "scale alpha",
+    Normal: "loc scale",
+}
+_NATIVE: dict[tuple[type[Distribution], type[Distribution]], ElementForm] = {
+    (Gamma, Normal): ElementForm.GAMMA_NORMAL,
+    (Exponential, Normal): ElementForm.EXPONENTIAL_NORMAL,
+    (Beta, Gamma): ElementForm.BETA_GAMMA,
+    (Beta, Exponential): ElementForm.BETA_EXPONENTIAL,
+    (Beta, Normal): ElementForm.BETA_NORMAL,
+    (Pareto, Gamma): ElementForm.PARETO_GAMMA,
+    (Pareto, Exponential): ElementForm.PARETO_EXPONENTIAL,
+    (Pareto, Normal): ElementForm.PARETO_NORMAL,
+}
+
+
 def _enter(family: type[Distribution], target: type[Distribution]) -> None:
     moments_of, divergence = _MOMENTS[family], _TARGETS[target]
 
@@ -278,7 +299,8 @@ def _enter(family: type[Distribution], target: type[Distribution]) -> None:
         return divergence(moments_of(p), q).clamp(min=0)
 
     kl_by_log_moments.__doc__ = divergence.__doc__
-    closed_form(family, target)(kl_by_log_moments)
+    names = _PARAMETERS.get(family, ""), _PARAMETERS.get(target, "")
+    closed_form(family, target, native=_NATIVE.get((family, target)), parameters=names)(kl_by_log_moments)
 
 
 for _family in _MOMENTS:
@@ -287,13 +309,13 @@ for _family in _MOMENTS:
             _enter(_family, _target)
 
 
-@closed_form(Gamma, Gumbel)
+@closed_form(Gamma, Gumbel, native=ElementForm.GAMMA_GUMBEL, parameters=("concentration rate", "loc scale"))
 def kl_gamma_gumbel(p: Gamma, q: Gumbel) -> Tensor:
     """Return log s + E z + E e^-z - H(X), where E e^(-x / s) = (1 + 1 / (r s))^-a."""
     return _gamma_to_gumbel(upcast(p.concentration), upcast(p.rate), q)
 
 
-@closed_form(Exponential, Gumbel)
+@closed_form(Exponential, Gumbel, native=ElementForm.EXPONENTIAL_GUMBEL, parameters=("rate", "loc scale"))
 def kl_exponential_gumbel(p: Exponential, q: Gumbel) -> Tensor:
     """Return KL from the Gamma distribution of concentration 1."""
     rate = upcast(p.rate)

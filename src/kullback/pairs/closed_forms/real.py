@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Cauchy, Gumbel, Laplace, LogNormal, Normal, StudentT, Weibull
 
+from kullback.kernels.codes import ElementForm
 from kullback.numeric import tensor_of, upcast
 from kullback.pairs.registry import closed_form
 from kullback.special import (
@@ -30,8 +31,8 @@ from kullback.special import (
 __all__: list[str] = []
 
 
-@closed_form(Normal, Normal)
-@closed_form(LogNormal, LogNormal)
+@closed_form(Normal, Normal, native=ElementForm.NORMAL, parameters="loc scale")
+@closed_form(LogNormal, LogNormal, native=ElementForm.NORMAL, parameters="base_dist.loc base_dist.scale")
 def kl_normal_normal(p: Normal | LogNormal, q: Normal | LogNormal) -> Tensor:
     """Return (d / s_q)^2 / 2 + (r^2 - 1) / 2 - log r, with d the difference of the means and r = s_p / s_q."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
@@ -40,7 +41,7 @@ def kl_normal_normal(p: Normal | LogNormal, q: Normal | LogNormal) -> Tensor:
     return (shift * shift + more * more) / 2 + itakura_saito(scale_p, scale_q)
 
 
-@closed_form(Laplace, Laplace)
+@closed_form(Laplace, Laplace, native=ElementForm.LAPLACE, parameters="loc scale")
 def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y the distance of the medians in units of s_p.
 
@@ -57,7 +58,7 @@ def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     return scaled + torch.where(far, -log_ratio(scale_p, scale_q) - 1, near)
 
 
-@closed_form(Cauchy, Cauchy)
+@closed_form(Cauchy, Cauchy, native=ElementForm.CAUCHY, parameters="loc scale")
 def kl_cauchy_cauchy(p: Cauchy, q: Cauchy) -> Tensor:
     """Return log(1 + ((s_p - s_q)^2 + d^2) / (4 s_p s_q)).
 
@@ -83,7 +84,7 @@ def cauchy_divergence(shift: Tensor | float, scale_p: Tensor, scale_q: Tensor) -
     return torch.where(near, torch.log1p(squares / 4), far)
 
 
-@closed_form(Gumbel, Gumbel)
+@closed_form(Gumbel, Gumbel, native=ElementForm.GUMBEL, parameters="loc scale")
 def kl_gumbel_gumbel(p: Gumbel, q: Gumbel) -> Tensor:
     """Return `gumbel_divergence` at ratio s_p / s_q and shift (m_q - m_p) / s_q."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
@@ -137,7 +138,7 @@ def _lgamma_beyond_two(z: Tensor) -> Tensor:
     return torch.where(small == z, small * polynomial(series, small), torch.lgamma(2 + z))
 
 
-@closed_form(Normal, Laplace)
+@closed_form(Normal, Laplace, native=ElementForm.NORMAL_LAPLACE, parameters="loc scale")
 def kl_normal_laplace(p: Normal, q: Laplace) -> Tensor:
     """Return log(2 b) - log(2 pi e s^2) / 2 + E|x - m| / b.
 
@@ -152,7 +153,7 @@ def kl_normal_laplace(p: Normal, q: Laplace) -> Tensor:
     return folded - log_ratio(scale_p, scale_q) + (math.log(2) - HALF_LOG_2PI - 0.5)
 
 
-@closed_form(Laplace, Normal)
+@closed_form(Laplace, Normal, native=ElementForm.LAPLACE_NORMAL, parameters="loc scale")
 def kl_laplace_normal(p: Laplace, q: Normal) -> Tensor:
     """Return log(2 pi s^2) / 2 + (2 b^2 + d^2) / (2 s^2) - 1 - log(2 b)."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
@@ -161,7 +162,7 @@ def kl_laplace_normal(p: Laplace, q: Normal) -> Tensor:
     return ratio * ratio - log_ratio(scale_p, scale_q) + shift * shift / 2 + (HALF_LOG_2PI - 1 - math.log(2))
 
 
-@closed_form(Normal, Gumbel)
+@closed_form(Normal, Gumbel, native=ElementForm.NORMAL_GUMBEL, parameters="loc scale")
 def kl_normal_gumbel(p: Normal, q: Gumbel) -> Tensor:
     """Return t + e^(r^2 / 2 - t) - log r - log(2 pi e) / 2, with t = (m_p - m_q) / s_q and r = s_p / s_q."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
@@ -170,7 +171,7 @@ def kl_normal_gumbel(p: Normal, q: Gumbel) -> Tensor:
     return shift + bounded_exp(ratio * ratio / 2 - shift) - log_ratio(scale_p, scale_q) - (HALF_LOG_2PI + 0.5)
 
 
-@closed_form(Gumbel, Normal)
+@closed_form(Gumbel, Normal, native=ElementForm.GUMBEL_NORMAL, parameters="loc scale")
 def kl_gumbel_normal(p: Gumbel, q: Normal) -> Tensor:
     """Return log(2 pi) / 2 - log r - gamma - 1 + (pi^2 r^2 / 6 + t^2) / 2, with t = (E_P x - m) / s_q."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)

@@ -1,0 +1,133 @@
+"""The closed forms that C++ kernels compute from the parameters of P and Q, without copying them.
+
+What the kernels do not accept goes to the functions in plain torch: other devices, tensors of torch.func, second
+derivatives, and parameters so extreme that the arithmetic would leave float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch._C import (
+    _functorch,  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    _len_torch_dispatch_stack,  # pyright: ignore[reportPrivateUsage]
+)
+from torch.autograd import forward_ad
+
+from kullback.inputs import recordable
+from kullback.kernels.codes import ElementForm, RowForm
+from kullback.kernels.native import library
+from kullback.kernels.native.closed_forms import Form, Parameters, divergence, required_gradients
+from kullback.pairs.numerics.parameters import given_logits
+
+__all__ = ["NativeForm", "Reader", "Shortcut", "divergence_of", "is_ordinary_call", "reader_of"]
+
+# Computes the divergence of P and Q; returns None if other rules have to compute it.
+Shortcut = Callable[[Any, Any], Tensor | None]
+Reader = Callable[[Any], Parameters]
+Function = Callable[[Any, Any], Tensor | None]
+Code = ElementForm | RowForm
+
+_is_available = cache(library.is_available)
+# Stands for the parameter that the user passed. The name of the kernel for probabilities has PROBS in place of LOGITS.
+_CHOICE = "logits|probs"
+
+
+class _Variant(NamedTuple):
+    """The parameters that a kernel reads from P and from Q, and the kernel."""
+
+    read_p: Reader
+    read_q: Reader
+    form: Form
+
+
+class NativeForm:
+    """The kernel of a closed form, or a kernel for logits and another for probabilities.
+
+    Arguments:
+        function: the closed form in plain torch, which computes second derivatives.
+        code: the kernel; with ``logits|probs`` among the parameters, the kernel for logits.
+        parameters: the attributes that the kernel reads, separated by spaces; a pair if those of P and Q differ.
+    """
+
+    def __init__(self, function: Function, code: Code, parameters: str | tuple[str, str]) -> None:
+        names = (parameters, parameters) if isinstance(parameters, str) else parameters
+        self._has_choice = _CHOICE in names[0], _CHOICE in names[1]
+        self._of_logits = _variant(function, code, names, "logits")
+        self._of_probs = None
+        if any(self._has_choice):
+            of_probs = type(code)[code.name.replace("LOGITS", "PROBS")]
+            self._of_probs = _variant(function, of_probs, names, "probs")
+        self._is_of_rows = isinstance(code, RowForm)
+        self.form = self._of_logits.form
+
+    def __call__(self, p: Any, q: Any) -> Tensor | None:
+        """Return the divergence; None if the kernel does not support P and Q."""
+        if not is_ordinary_call():
+            return None
+        variant = self._of_logits if self._of_probs is None else self._variant_of(p, q)
+        if variant is None:
+            return None
+        parameters = variant.read_p(p) + variant.read_q(q)
+        if self._is_of_rows and parameters[0].shape[-1] != parameters[1].shape[-1]:
+            return None
+        required = required_gradients(parameters)
+        if required is None:
+            return divergence_of(variant.form, parameters)
+        return divergence(variant.form, parameters, required)
+
+    def _variant_of(self, p: Any, q: Any) -> _Variant | None:
+        """Return the variant for the parameters that the user passed; None if P has logits and Q probabilities."""
+        in_logits = {
+            given_logits(getattr(d, "_categorical", d))
+            for d, has_choice in zip((p, q), self._has_choice, strict=True)
+            if has_choice
+        }
+        return None if len(in_logits) > 1 else self._of_logits if True in in_logits else self._of_probs
+
+
+def _variant(function: Function, code: Code, parameters: tuple[str, str], choice: str) -> _Variant:
+    names_p, names_q = (names.replace(_CHOICE, choice).split() for names in parameters)
+
+    def reference(parameters: Parameters) -> Tensor:
+        sides = (names_p, parameters[: len(names_p)]), (names_q, parameters[len(names_p) :])
+        p, q = (
+            SimpleNamespace(**{name.rpartition(".")[2]: x for name, x in zip(names, side, strict=True)})
+            for names, side in sides
+        )
+        return function(p, q)  # pyright: ignore[reportReturnType]
+
+    operator = "closed_form_of_rows" if isinstance(code, RowForm) else "closed_form"
+    return _Variant(reader_of(*names_p), reader_of(*names_q), Form(operator, (code.value,), reference))
+
+
+def reader_of(name: str, *others: str) -> Reader:
+    """Return a function that reads attributes of a distribution."""
+    if others:
+        return attrgetter(name, *others)
+    get: Callable[[Any], Tensor] = attrgetter(name)
+    return lambda distribution: (get(distribution),)
+
+
+def divergence_of(form: Form, parameters: Parameters) -> Tensor | None:
+    """Return the divergence by a kernel, in the dtype of the parameters; None if the kernel does not support them."""
+    required = required_gradients(parameters)
+    if required is None and any(isinstance(x, Tensor) and x.is_inference() for x in parameters):
+        parameters = tuple(map(recordable, parameters))  # autograd saves no tensor of inference mode
+        required = required_gradients(parameters)
+    return None if required is None else divergence(form, parameters, required)
+
+
+def is_ordinary_call() -> bool:
+    """Return whether there are kernels, and no transform of torch.func or similar changes how operators run."""
+    return (
+        _is_available()
+        and _functorch.peek_interpreter_stack() is None
+        and not _len_torch_dispatch_stack()
+        and forward_ad._current_level < 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    )
