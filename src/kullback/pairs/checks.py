@@ -28,6 +28,9 @@ _ROUNDING = 1e-6
 # Parameters that have to be finite and, except for the location, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")
 
+# The distribution that has a parameter, the parameter's name, and the parameter.
+_Parameter = tuple[Distribution, str, Tensor]
+
 
 def check_domains(call: str, p: Distribution, q: Distribution) -> None:
     """Raise if a transform is applied to mass outside its domain, such as the logarithm to a Normal."""
@@ -112,8 +115,10 @@ def _name(step: Transform) -> str:
 
 def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
     """Raise if a sum or an integral cannot read the values of the parameters, or if a parameter is invalid."""
-    parameters = [x for d in (p, q) for _, _, x in _parameters(d)]
-    if not can_inspect_all(parameters) and any(not can_inspect(x) and is_batched(x) for x in parameters):
+    sides = ("p", _parameters(p)), ("q", _parameters(q))
+    parameters = [x for _, side in sides for _, _, x in side]
+    are_readable = can_inspect_all(parameters)
+    if not are_readable and any(not can_inspect(x) and is_batched(x) for x in parameters):
         raise NoRuleError(
             explain(
                 call,
@@ -123,16 +128,22 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
                 instead=f"{call}(p, q) without vmap for distributions with a batch shape",
             )
         )
-    failure = invalid_parameter(call, p, q)
+    failure = _invalid_among(call, sides, are_readable=are_readable)
     if failure is not None:
         raise failure
 
 
 def invalid_parameter(call: str, p: Distribution, q: Distribution) -> KullbackError | None:
     """Return the error for an infinite location or scale, or a scale that is not positive; None if all are valid."""
-    for argument, d in (("p", p), ("q", q)):
-        for owner, name, x in _parameters(d):
-            if name not in _NUMBERS or not can_inspect(x):
+    return _invalid_among(call, (("p", _parameters(p)), ("q", _parameters(q))), are_readable=False)
+
+
+def _invalid_among(
+    call: str, sides: tuple[tuple[str, list[_Parameter]], ...], *, are_readable: bool
+) -> KullbackError | None:
+    for argument, parameters in sides:
+        for owner, name, x in parameters:
+            if name not in _NUMBERS or not (are_readable or can_inspect(x)):
                 continue
             wrong, wanted = x.isinf(), "a finite"
             is_free = isinstance(owner, GeneralizedPareto) and name == "concentration"
@@ -154,9 +165,9 @@ def invalid_parameter(call: str, p: Distribution, q: Distribution) -> KullbackEr
     return None
 
 
-def _parameters(d: Distribution) -> list[tuple[Distribution, str, Tensor]]:
+def _parameters(d: Distribution) -> list[_Parameter]:
     """Return the parameters with their owners and names, also from the distributions inside."""
-    parameters: list[tuple[Distribution, str, Tensor]] = []
+    parameters: list[_Parameter] = []
     for name, x in vars(d).items():
         if isinstance(x, Tensor) and x.is_floating_point():
             parameters.append((d, name, x))

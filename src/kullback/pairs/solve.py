@@ -99,10 +99,10 @@ def estimate(
         result = _by_rule_of_users(pair, options)
         if result is not None:
             return result
-    check_comparable(call, p, q)
+    check_comparable(call, p, q, plan)
     if not plan.is_plain:
         check_domains(call, p, q)
-        if _is_masked(p) or _is_masked(q):
+        if "MaskedDistribution" in (type(p).__name__, type(q).__name__) and (_is_masked(p) or _is_masked(q)):
             return _by_mask(pair, kind, options)
     if is_kl and options.method == "monte_carlo":
         return monte_carlo.estimate(call, p, q, options)
@@ -460,17 +460,11 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
         rounding = 0 if dtype == torch.float64 else torch.finfo(dtype).eps * size
         error = (error + rounding).to(dtype).expand(shape)
     value = value.to(dtype)
-    if (
-        torch.is_grad_enabled()
-        and not value.requires_grad
-        and _requires_grad([*pair.parameters_p, *pair.parameters_q] or parameters_of(p, q))
-    ):
-        value = value + zero_of_parameters(p, q).to(dtype)  # an infinite value has a gradient of 0
+    if torch.is_grad_enabled() and not value.requires_grad:
+        parameters = [*pair.parameters_p, *pair.parameters_q] or parameters_of(p, q)
+        if any([x.requires_grad for x in parameters]):  # noqa: C419 - a generator costs a call for each
+            value = value + zero_of_parameters(p, q).to(dtype)  # an infinite value has a gradient of 0
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
-
-
-def _requires_grad(tensors: list[Tensor]) -> bool:
-    return any([x.requires_grad for x in tensors])  # noqa: C419 - a generator costs a call for each
 
 
 def _checked(pair: Pair, found: Estimate, kind: Divergence, options: Options) -> Estimate:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from kullback.errors import invalid_value
 from kullback.generators.growth import End, Growth
 from kullback.numeric import tensor_of
 from kullback.pairs.densities.base import Density, Tail
-from kullback.pairs.registry import plan_for
+from kullback.pairs.registry import Plan, plan_for
 
 __all__ = [
     "check_comparable",
@@ -36,7 +36,7 @@ _SURFACES: dict[type, str] = {
 }
 
 
-def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
+def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | None = None) -> None:
     """Raise unless P and Q are distributions over the same space, with batch shapes that broadcast."""
     if isinstance(p, Categorical) and isinstance(q, Categorical):
         classes = [d.param_shape[-1] for d in (p, q)]
@@ -56,10 +56,10 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
             got=_event(q),
             instead="Independent(d, 1) to make the last batch dimension an event dimension, or as many classes in both",
         )
-    plan = plan_for(type(p), type(q))
+    plan = plan or plan_for(type(p), type(q))
     if plan.is_comparable and p.batch_shape == q.batch_shape:
         return
-    discrete = [_is_discrete(d) for d in (p, q)]
+    discrete = _is_discrete(p), _is_discrete(q)
     if None not in discrete and discrete[0] != discrete[1]:
         names = ["a discrete distribution" if d else "a continuous one" for d in discrete]
         raise invalid_value(
@@ -69,7 +69,7 @@ def check_comparable(call: str, p: Distribution, q: Distribution) -> None:
             got=f"{names[0]}, {type(p).__name__}, and {names[1]}, {type(q).__name__}",
             instead="a discretized or relaxed version of one of them",
         )
-    spaces = [_space(d) for d in (p, q)]
+    spaces = _space(p), _space(q)
     if spaces[0] != spaces[1]:
         raise invalid_value(
             call,
@@ -123,8 +123,11 @@ def is_infinite(p: Density, q: Density) -> Tensor | None:
 
 def _any(*tests: Tensor | None) -> Tensor | None:
     """Return where at least one test is true; None if all tests are None."""
-    masks = [test for test in tests if test is not None]
-    return functools.reduce(torch.logical_or, masks) if masks else None
+    mask: Tensor | None = None
+    for test in tests:
+        if test is not None:
+            mask = test if mask is None else mask | test
+    return mask
 
 
 def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
@@ -132,26 +135,26 @@ def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
 
     It is infinite where P's tail or -log q is not a power of the distance, and None if this holds for all elements.
     """
+    lower, upper = p.lower_tail(), p.upper_tail()
+    may_be = [isinstance(tail.level, Tensor) or tail.level == 1.0 for tail in (lower, upper)]
     return (
-        _margin(p.low(), q.low(), p.lower_tail(), q.lower_tail()),
-        _margin(p.high(), q.high(), p.upper_tail(), q.upper_tail()),
+        _margin(p.low, q.low, lower, q.lower_tail()) if may_be[0] else None,
+        _margin(p.high, q.high, upper, q.upper_tail()) if may_be[1] else None,
     )
 
 
-def _margin(end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail) -> Tensor | None:
-    if not (_may_be(tail.level, 1.0) and _may_be(other.level, 0.0)):
+def _margin(
+    end_p: Callable[[], Tensor | None], end_q: Callable[[], Tensor | None], tail: Tail, other: Tail
+) -> Tensor | None:
+    if not isinstance(other.level, Tensor) and other.level != 0.0:
         return None
-    both = _same_end(end_p, end_q)
+    both = _same_end(end_p(), end_q())
     if both is None:
         return None
     is_power = tensor_of(
         (tensor_of(tail.level) == 1) & (tensor_of(tail.power) == 1) & (tensor_of(other.level) == 0)
     )
     return torch.where(both & is_power, tensor_of(tail.coefficient - other.power, torch.float64), torch.inf)
-
-
-def _may_be(x: Tensor | float, value: float) -> bool:
-    return isinstance(x, Tensor) or x == value
 
 
 def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> Tensor | None:

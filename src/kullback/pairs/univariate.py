@@ -132,45 +132,58 @@ def _in_blocks(p: Density, q: Density, kind: Divergence, shape: torch.Size, opti
     """Sum or integrate block by block over the batch."""
     if shape.numel() == 0:
         return Integral(*(torch.zeros(shape, dtype=torch.float64, device="cpu"),) * 3)
+    is_kl = behaves_as(kind, KL)
     if not (p.is_splittable() and q.is_splittable()):
         p, q = (density.mapped(lambda x: x.unsqueeze(-1)) for density in (p, q))
-        p, q = in_own_scale(p, q, of_p=behaves_as(kind, KL))
+        p, q = in_own_scale(p, q, of_p=is_kl)
         return _compute(p, q, kind, shape, options, options.max_evaluations)
-    p, q = (density.mapped(lambda x: x.expand(shape).reshape(-1, 1)) for density in (p, q))
-    p, q = in_own_scale(p, q, of_p=behaves_as(kind, KL))
+
+    def in_column(x: Tensor) -> Tensor:
+        return x.expand(shape).reshape(-1, 1)
+
+    p, q = in_own_scale(p.mapped(in_column), q.mapped(in_column), of_p=is_kl)
+    if shape.numel() == 1:
+        return Integral(*[x.reshape(shape) for x in _in_two_rounds(p, q, kind, 1, options)])
     parts: list[Integral] = []
     with progress_bar("pairs", show=shape.numel() > _BLOCK) as update:
         # Mixtures have as many numbers each as components.
-        numbers = max([shape.numel(), *(x.numel() for x in (*p.tensors(), *q.tensors()))])
+        numbers = max(shape.numel(), *map(torch.numel, (*p.tensors(), *q.tensors())))
         size = max(1, _BLOCK * shape.numel() // numbers)
         for start in range(0, shape.numel(), size):
             block = torch.arange(start, min(start + size, shape.numel()), device="cpu")
-            parts.append(_in_two_rounds(p, q, kind, block, options))
+            is_whole = len(block) == shape.numel()
+            part_p, part_q = (p, q) if is_whole else (_elements(p, block), _elements(q, block))
+            parts.append(_in_two_rounds(part_p, part_q, kind, len(block), options))
             if update:
                 update(start + len(block), shape.numel())
-    return Integral(*(torch.cat(column).reshape(shape) for column in zip(*parts, strict=True)))
+    return Integral(*[torch.cat(column).reshape(shape) for column in zip(*parts, strict=True)])
 
 
-def _in_two_rounds(p: Density, q: Density, kind: Divergence, block: Tensor, options: Options) -> Integral:
+def _elements(density: Density, elements: Tensor) -> Density:
+    return density.mapped(lambda x: x[elements])
+
+
+def _in_two_rounds(p: Density, q: Density, kind: Divergence, size: int, options: Options) -> Integral:
     """Give all elements of a block a few nodes, and those that need more as many as there may be."""
 
     def attempt(elements: Tensor, evaluations: int) -> Integral:
-        part_p, part_q = (density.mapped(lambda x: x[elements]) for density in (p, q))
+        part_p, part_q = _elements(p, elements), _elements(q, elements)
         return _compute(part_p, part_q, kind, elements.shape, options, evaluations)
 
-    found = attempt(block, min(_FIRST_EVALUATIONS, options.max_evaluations))
+    evaluations = min(_FIRST_EVALUATIONS, options.max_evaluations)
+    found = _compute(p, q, kind, torch.Size([size]), options, evaluations)
     enough = options.target().is_met(found.value, found.error) & (found.unintegrated <= 10 * MASS_ERROR)
     short = (~enough).nonzero().squeeze(-1)
     if short.numel() and options.max_evaluations > _FIRST_EVALUATIONS:
-        more = attempt(block[short], options.max_evaluations)
+        more = attempt(short, options.max_evaluations)
         found = Integral(*(x.index_copy(0, short, y) for x, y in zip(found, more, strict=True)))
-        if len(block) > 1:  # an element is not refused for what the others of its batch need
+        if size > 1:  # an element is not refused for what the others of its batch need
             refused = (
                 ~options.is_accepted(found.value.detach(), found.error) & found.value.detach().isfinite()
             )
             for index in refused.nonzero().flatten()[:_ALONE].tolist():
                 element = torch.tensor([index], device="cpu")
-                one = attempt(block[element], options.max_evaluations)
+                one = attempt(element, options.max_evaluations)
                 found = Integral(*(x.index_copy(0, element, y) for x, y in zip(found, one, strict=True)))
     if not (is_tracked(found.value) and bool(found.value.isinf().any())):
         return found
@@ -178,7 +191,7 @@ def _in_two_rounds(p: Density, q: Density, kind: Divergence, block: Tensor, opti
     finite = (~found.value.isinf()).nonzero().squeeze(-1)
     value = found.value.detach()
     if finite.numel():
-        value = value.index_copy(0, finite, attempt(block[finite], options.max_evaluations).value)
+        value = value.index_copy(0, finite, attempt(finite, options.max_evaluations).value)
     return found._replace(value=value)
 
 
@@ -210,9 +223,9 @@ def _compute(
         return found._replace(value=torch.where(changes, value + (beside - beside.detach()), found.value))
 
 
-def _needs_gradient(*densities: Density) -> bool:
+def _needs_gradient(p: Density, q: Density) -> bool:
     """Tell whether a parameter requires a gradient; of a distribution known by its density alone it may."""
-    tensors = [x for density in densities for x in density.tensors()]
-    if any(x.requires_grad for x in tensors) or (tensors and is_tracked(tensors[0])):
+    tensors = [*p.tensors(), *q.tensors()]
+    if True in [x.requires_grad for x in tensors] or (tensors and is_tracked(tensors[0])):
         return True
-    return not all(density.is_splittable() for density in densities)
+    return not (p.is_splittable() and q.is_splittable())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -147,10 +147,10 @@ def kl_mixture(p: Distribution, q: Distribution, kl: SolvePair) -> Estimate | No
 
 
 def _collapsed(d: Distribution) -> Distribution:
-    if not isinstance(d, MixtureSameFamily) or overrides_density(d.component_distribution):
+    parts = getattr(d, "component_distribution", None) if isinstance(d, MixtureSameFamily) else None
+    if not isinstance(parts, Categorical | OneHotCategorical | Bernoulli) or overrides_density(parts):
         return d
-    parts = d.component_distribution
-    log_weights = log_weights_of(d)
+    log_weights = log_weights_of(cast("MixtureSameFamily", d))
     if isinstance(parts, Categorical | OneHotCategorical):
         family = OneHotCategorical if isinstance(parts, OneHotCategorical) else Categorical
         if not given_logits(getattr(parts, "_categorical", parts)):
@@ -159,12 +159,8 @@ def _collapsed(d: Distribution) -> Distribution:
         return family(
             logits=safe_logsumexp(log_weights.unsqueeze(-1) + upcast(parts.logits), -2), validate_args=False
         )
-    if isinstance(parts, Bernoulli):
-        if not given_logits(parts):
-            return Bernoulli(
-                probs=(torch.exp(log_weights) * upcast(parts.probs)).sum(-1), validate_args=False
-            )
-        logits = upcast(parts.logits)
-        sides = (safe_logsumexp(log_weights + logsigmoid(x), -1) for x in (logits, -logits))
-        return Bernoulli(logits=next(sides) - next(sides), validate_args=False)
-    return d
+    if not given_logits(parts):
+        return Bernoulli(probs=(torch.exp(log_weights) * upcast(parts.probs)).sum(-1), validate_args=False)
+    logits = upcast(parts.logits)
+    sides = (safe_logsumexp(log_weights + logsigmoid(x), -1) for x in (logits, -logits))
+    return Bernoulli(logits=next(sides) - next(sides), validate_args=False)

@@ -200,29 +200,39 @@ class Density(ABC):
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         """Return the density with `change` applied to every parameter, for example to its shape."""
-        parameters = {
-            name: change(x) if isinstance(x, Tensor) else _mapped(x, change) for name, x in vars(self).items()
-        }
+        parameters = dict(vars(self))
+        for name, x in parameters.items():
+            parameters[name] = change(x) if isinstance(x, Tensor) else _mapped(x, change)
         return replace(self, **parameters)
 
     def tensors(self) -> list[Tensor]:
         """Return the parameters that `mapped` changes."""
         tensors: list[Tensor] = []
         for x in vars(self).values():
-            tensors += [x] if isinstance(x, Tensor) else _tensors_of(x)
+            tensors += (
+                [x] if isinstance(x, Tensor) else x.tensors() if isinstance(x, Density) else _tensors_of(x)
+            )
         return tensors
 
     def detached(self) -> Density:
         """Return the density with the same values, without derivatives by the parameters, forward or backward."""
-        parameters = {
-            name: x.detach() if isinstance(x, Tensor) else _detached(x) for name, x in vars(self).items()
-        }
+        parameters = dict(vars(self))
+        for name, x in parameters.items():
+            parameters[name] = (
+                x.detach()
+                if isinstance(x, Tensor)
+                else x.detached()
+                if isinstance(x, Density)
+                else _detached(x)
+            )
         return replace(self, **parameters)
 
     def is_splittable(self) -> bool:
         """Return whether `mapped` may cut the batch into parts."""
-        parts = [part for part in vars(self).values() if isinstance(part, Density)]
-        return not parts or all(part.is_splittable() for part in parts)
+        for part in vars(self).values():  # noqa: SIM110 - a generator costs a call for each
+            if isinstance(part, Density) and not part.is_splittable():
+                return False
+        return True
 
     def low(self) -> Tensor | None:
         """Return the lower end of the support, None for -inf."""

@@ -52,8 +52,10 @@ class MixtureDensity(Density):
         return torch.where(self.log_weights == -torch.inf, otherwise, x)
 
     def log_density(self, at: Points) -> Tensor:
-        rest = [None if x is None else x.unsqueeze(-1) if x.ndim else x for x in at[1:]]
-        apart = Points(at.x.unsqueeze(-1), *rest)
+        apart = Points(at.x.unsqueeze(-1))
+        if at.low is not None or at.high is not None:
+            rest = [None if x is None else x.unsqueeze(-1) if x.ndim else x for x in at[1:]]
+            apart = Points(apart.x, *rest)
         low, high = self.part.low(), self.part.high()
         outside = torch.zeros_like(apart.x, dtype=torch.bool)
         if low is not None and low.ndim:
@@ -75,30 +77,37 @@ class MixtureDensity(Density):
         return center, torch.sqrt(variance)
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        peaks = self.part.breakpoints(steps.unsqueeze(-1))
-        peaks = [torch.broadcast_tensors(marks, self.log_weights)[0] for marks in peaks]
-        return [of_part for marks in peaks for of_part in self._own(marks).unbind(-1)]
+        peaks: list[Tensor] = []
+        for marks in self.part.breakpoints(steps.unsqueeze(-1)):
+            peaks += self._own(torch.broadcast_tensors(marks, self.log_weights)[0]).unbind(-1)
+        return peaks
 
     def nonsmooth_points(self) -> list[Tensor]:
-        ends = [end for end in (self.part.low(), self.part.high()) if end is not None and end.ndim]
-        return [x for point in (*self.part.nonsmooth_points(), *ends) for x in point.unbind(-1)]
+        points: list[Tensor] = []
+        for point in (*self.part.nonsmooth_points(), self.part.low(), self.part.high()):
+            points += [] if point is None or not point.ndim else point.unbind(-1)
+        return points
 
     def lower_tail(self) -> Tail:
-        return self._slowest(self.part.lower_tail(), self.part.low(), self.low())
+        return self._slowest(self.part.lower_tail(), self.part.low(), self.low)
 
     def upper_tail(self) -> Tail:
-        return self._slowest(self.part.upper_tail(), self.part.high(), self.high())
+        return self._slowest(self.part.upper_tail(), self.part.high(), self.high)
 
-    def _slowest(self, tail: Tail, ends: Tensor | None, end: Tensor | None) -> Tail:
+    def _slowest(self, tail: Tail, ends: Tensor | None, end_of_all: Callable[[], Tensor | None]) -> Tail:
         """Return the slowest tail among the components that reach the end of the support."""
-        has_own_ends = ends is not None and end is not None and ends.ndim > 0
-        if not has_own_ends and not any([isinstance(x, Tensor) and x.ndim for x in tail]):  # noqa: C419 - see below
-            return tail  # equal for all components, as in most families; `any` of a generator costs four more calls
+        end = end_of_all() if ends is not None and ends.ndim else None
+        has_own_ends = end is not None
+        if not (has_own_ends or isinstance(tail.level, Tensor) or isinstance(tail.power, Tensor)):
+            if not isinstance(tail.coefficient, Tensor) or not tail.coefficient.ndim:
+                return tail
+            used = torch.where(self.log_weights > -torch.inf, tail.coefficient, torch.inf)
+            return Tail(tail.level, tail.power, used.amin(-1))
         level, power, coefficient, log_weights = torch.broadcast_tensors(
-            *(tensor_of(x, torch.float64) for x in tail), self.log_weights
+            *[tensor_of(x, torch.float64) for x in tail], self.log_weights
         )
         used = log_weights > -torch.inf
-        if ends is not None and end is not None and ends.ndim:
+        if ends is not None and end is not None:
             used = used & (ends == end.unsqueeze(-1))
         slowest: list[Tensor] = []
         for x in (-level, power, coefficient):  # NaN counts as the smallest

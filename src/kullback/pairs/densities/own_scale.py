@@ -262,8 +262,7 @@ def _moved(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
             scale=torch.where(own, -1.0 if d.falls else 1.0, d.scale / scale),
         )
     if isinstance(d, MixtureDensity):
-        apart = (x.unsqueeze(-1) for x in (loc, scale, own))
-        return replace(d, part=_moved(d.part, *apart))
+        return replace(d, part=_moved(d.part, loc.unsqueeze(-1), scale.unsqueeze(-1), own.unsqueeze(-1)))
     # In two steps, so that the distance of an end from the location keeps its digits.
     moved = AffineDensity(d, -loc, torch.ones_like(scale), falls=False)
     return AffineDensity(moved, torch.zeros_like(loc), 1 / scale, falls=False)

@@ -125,8 +125,10 @@ def refine(parts: list[Panels], measures: list[Measure], assess: Assess, max_eva
     """Split panels of all parts, in place, until every element is exact enough or has the maximum number of nodes."""
     while True:
         enough, priorities = assess(parts)
+        if bool(enough.all()):
+            return
         panels = sum(part.lower.shape[-1] for part in parts) + _SPLITS * len(parts)
-        if bool(enough.all()) or panels * NODES.numel() > max_evaluations:
+        if panels * NODES.numel() > max_evaluations:
             return
         for index, (measure, priority) in enumerate(zip(measures, priorities, strict=True)):
             parts[index] = parts[index].split(priority, measure)
@@ -141,10 +143,9 @@ def breakpoints_on(coordinate: Coordinate, densities: tuple[Density, ...], shape
     for density in densities:
         own = density.coordinate()
         is_same = same_coordinate(own, coordinate)
-        breakpoints += [
-            marks if is_same else coordinate.of(own.points(marks).x) for marks in density.breakpoints(_STEPS)
-        ]
-        breakpoints += [coordinate.of(point) for point in density.nonsmooth_points()]
+        peaks = density.breakpoints(_STEPS)
+        breakpoints += peaks if is_same else [coordinate.of(own.points(marks).x) for marks in peaks]
+        breakpoints += map(coordinate.of, density.nonsmooth_points())
     return [marks.expand(*shape[:-1], marks.shape[-1] if marks.ndim else 1) for marks in breakpoints]
 
 

@@ -56,7 +56,9 @@ def is_transformed() -> bool:
 
 def is_tracked(x: Tensor) -> bool:
     """Return whether this tensor may need a derivative: by backward mode, forward mode or torch.func."""
-    return x.requires_grad or is_transformed() or forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    if x.requires_grad or _functorch.peek_interpreter_stack() is not None:
+        return True
+    return forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def is_batched(x: Tensor) -> bool:
