@@ -14,9 +14,7 @@ lines = [
 lines += ["namespace kullback {", "", f"constexpr int64_t kInterface = {codes['INTERFACE']};"]
 for name in codes["__all__"]:
     if name != "INTERFACE":
-        members = {
-            code.name.title().replace("_", "").replace("Kl", "KL"): code.value for code in codes[name]
-        }
+        members = {code.name.title().replace("_", "").replace("Kl", "KL"): code.value for code in codes[name]}
         values = ", ".join(f"k{member} = {value}" for member, value in members.items())
         lines.append(f"enum class {name} : int64_t {{ {values} }};")
         lines.append(f"constexpr int64_t k{name}s = {len(members)};")
