@@ -80,12 +80,14 @@ def _finite_elements(
         return _by_components(p, q, kind, shape, options)
 
     def finite(p: Density, q: Density, shape: torch.Size) -> Integral:
-        of_p, of_q = is_far_and_narrow(p), is_far_and_narrow(q)
-        if not (p.is_splittable() and q.is_splittable()):
+        is_kl = behaves_as(kind, KL)
+        if (is_kl and not isinstance(p, MixtureDensity)) or not (p.is_splittable() and q.is_splittable()):
             return in_absolute_numbers(p, q, shape)
-        if behaves_as(kind, KL):
-            of_p = of_p if isinstance(p, MixtureDensity) and lives_everywhere(q) else None
+        of_p = is_far_and_narrow(p)
+        if is_kl:
+            of_p = of_p if lives_everywhere(q) else None
             return _chosen(of_p, by_components, in_absolute_numbers, p, q, shape)
+        of_q = is_far_and_narrow(q)
         narrow = of_p if of_q is None else of_q if of_p is None else of_p | of_q
         return _chosen(narrow, in_absolute_numbers, in_absolute_numbers, p, q, shape)
 
@@ -136,7 +138,7 @@ def _in_blocks(p: Density, q: Density, kind: Divergence, shape: torch.Size, opti
     if not (p.is_splittable() and q.is_splittable()):
         p, q = (density.mapped(lambda x: x.unsqueeze(-1)) for density in (p, q))
         p, q = in_own_scale(p, q, of_p=is_kl)
-        return _compute(p, q, kind, shape, options, options.max_evaluations)
+        return _compute(p, q, kind, shape, options)
 
     def in_column(x: Tensor) -> Tensor:
         return x.expand(shape).reshape(-1, 1)
@@ -166,16 +168,15 @@ def _elements(density: Density, elements: Tensor) -> Density:
 def _in_two_rounds(p: Density, q: Density, kind: Divergence, size: int, options: Options) -> Integral:
     """Give all elements of a block a few nodes, and those that need more as many as there may be."""
 
-    def attempt(elements: Tensor, evaluations: int) -> Integral:
-        part_p, part_q = _elements(p, elements), _elements(q, elements)
-        return _compute(part_p, part_q, kind, elements.shape, options, evaluations)
+    def attempt(elements: Tensor) -> Integral:
+        return _compute(_elements(p, elements), _elements(q, elements), kind, elements.shape, options)
 
-    evaluations = min(_FIRST_EVALUATIONS, options.max_evaluations)
-    found = _compute(p, q, kind, torch.Size([size]), options, evaluations)
+    few = options._replace(max_evaluations=min(_FIRST_EVALUATIONS, options.max_evaluations))
+    found = _compute(p, q, kind, torch.Size([size]), few)
     enough = options.target().is_met(found.value, found.error) & (found.unintegrated <= 10 * MASS_ERROR)
     short = (~enough).nonzero().squeeze(-1)
     if short.numel() and options.max_evaluations > _FIRST_EVALUATIONS:
-        more = attempt(short, options.max_evaluations)
+        more = attempt(short)
         found = Integral(*(x.index_copy(0, short, y) for x, y in zip(found, more, strict=True)))
         if size > 1:  # an element is not refused for what the others of its batch need
             refused = (
@@ -183,7 +184,7 @@ def _in_two_rounds(p: Density, q: Density, kind: Divergence, size: int, options:
             )
             for index in refused.nonzero().flatten()[:_ALONE].tolist():
                 element = torch.tensor([index], device="cpu")
-                one = attempt(element, options.max_evaluations)
+                one = attempt(element)
                 found = Integral(*(x.index_copy(0, element, y) for x, y in zip(found, one, strict=True)))
     if not (is_tracked(found.value) and bool(found.value.isinf().any())):
         return found
@@ -191,14 +192,12 @@ def _in_two_rounds(p: Density, q: Density, kind: Divergence, size: int, options:
     finite = (~found.value.isinf()).nonzero().squeeze(-1)
     value = found.value.detach()
     if finite.numel():
-        value = value.index_copy(0, finite, attempt(finite, options.max_evaluations).value)
+        value = value.index_copy(0, finite, attempt(finite).value)
     return found._replace(value=value)
 
 
-def _compute(
-    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options, evaluations: int
-) -> Integral:
-    target = options.target()._replace(max_evaluations=evaluations)
+def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options) -> Integral:
+    target = options.target()
     with torch.set_grad_enabled(torch.is_grad_enabled() and _needs_gradient(p, q)):
         if p.integer and behaves_as(kind, KL):  # small sums of few terms are as exact as large ones
             return sum_terms(p, q, kl_terms, shape, target._replace(atol=options.atol))
@@ -206,11 +205,10 @@ def _compute(
             return sum_divergence(p, q, DivergenceTerms(kind), shape, target)
 
         def integral(q: Density) -> Integral:
-            of_p, of_q = is_far_and_narrow(p), is_far_and_narrow(q)
-            if behaves_as(kind, KL) and (of_p is None or q.is_splittable()):
+            if behaves_as(kind, KL) and (q.is_splittable() or is_far_and_narrow(p) is None):
                 return integrate_kl(p, q, kl_terms, shape, target)
             # Where terms have a corner, as those of total variation, its place in a share has no exact derivative.
-            is_whole = of_p is of_q is None or growth_of(kind).corners
+            is_whole = is_far_and_narrow(p) is is_far_and_narrow(q) is None or growth_of(kind).corners
             shares = None if is_whole else shares_in_own_scale
             return integrate_divergence(p, q, DivergenceTerms(kind), shape, target, shares)
 

@@ -78,8 +78,10 @@ class MixtureDensity(Density):
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
         peaks: list[Tensor] = []
+        moves_ends = self._moves_ends()
         for marks in self.part.breakpoints(steps.unsqueeze(-1)):
-            peaks += self._own(torch.broadcast_tensors(marks, self.log_weights)[0]).unbind(-1)
+            of_parts = torch.broadcast_tensors(marks, self.log_weights)[0]
+            peaks += (self._own(of_parts) if moves_ends else of_parts).unbind(-1)
         return peaks
 
     def nonsmooth_points(self) -> list[Tensor]:
@@ -123,8 +125,6 @@ class MixtureDensity(Density):
 
     def _own(self, marks: Tensor) -> Tensor:
         """Convert coordinates of the components to the coordinate of the mixture, whose ends may be further out."""
-        if not self._moves_ends():
-            return marks
         own = Coordinate(
             *(None if x is None else x.unsqueeze(-1) if x.ndim else x for x in (self.low(), self.high()))
         )

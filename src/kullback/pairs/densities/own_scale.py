@@ -91,10 +91,10 @@ def is_far_and_narrow(d: Density) -> Tensor | None:
 
 def _far_components(d: Density) -> Tensor | None:
     """Tell which components, along one more dimension, are far from 0 in units of their scale."""
-    own = _components(d.detached())
+    own = _components(d)
     if own is None:
         return None
-    loc, scale = own
+    loc, scale = own[0].detach(), own[1].detach()
     far = loc.abs() > _FARTHEST * scale
     if isinstance(d, MixtureDensity):
         far = far & (d.log_weights > -torch.inf)

@@ -108,7 +108,8 @@ def integrate(
     """
     fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
-        center, width = [x.expand(*batch_shape, 1) for x in fixed_p.center_and_width()]
+        center, width = fixed_p.center_and_width()
+        center, width = center.expand(*batch_shape, 1), width.expand(*batch_shape, 1)
         pair = _Pair(fixed_p, fixed_q, Line(fixed_p.coordinate(), center, width))
         same_ends = _same_ends(fixed_p, fixed_q).squeeze(-1)
         tails = slow_tails(fixed_p, fixed_q, pair.line)
