@@ -20,6 +20,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 ORDER = ["rows", "kinds", "overhead", "scaling", "head", "head_top_k", "gpu"]
 KINDS = ["KL", "reverse KL", "JS"]
 WAYS = ["kullback", "kullback in place", "eager", "torch.compile", "TRL", "torchtune"]
+NATIVE_SIZES = (1, 1_000, 1_000_000)
 PLOTS = {"rows": plot_rows, "scaling": plot_scaling, "head": plot_head}
 
 INTRODUCTION = """\
@@ -131,6 +132,48 @@ distances between part of them; `nearest_neighbors` and `two_sample_test` state 
 {rows}"""
 
 
+NATIVE_FORMS = """\
+## Closed forms in C++
+
+How many times longer the same call takes in plain torch, with the kernels switched off: the value, and the value with
+the gradients by all parameters, for 1, 1,000 and 1,000,000 elements in float64
+(`python benchmarks/bench_native_forms.py`). The processor's time on one thread, both in turns. Multivariate families
+stop at 1,000 elements. A form between two families, and a factor model, stays in C++ only if the geometric mean of its
+gains is at least 2.
+
+{machine}
+{rows}"""
+
+
+def native_forms(document: Result) -> str:
+    """What each closed form gains in C++, with the geometric mean of all gains."""
+    rows: list[list[str]] = []
+    for name in dict.fromkeys(row["pair"] for row in document["rows"]):
+        of_pair = {row["size"]: row for row in document["rows"] if row["pair"] == name}
+        gains = [
+            [
+                of_pair[n][kind]["python"] / of_pair[n][kind]["cpp"] if n in of_pair else None
+                for n in NATIVE_SIZES
+            ]
+            for kind in ("value", "gradient")
+        ]
+        known = [x for each in gains for x in each if x is not None]
+        mean = math.exp(sum(map(math.log, known)) / len(known))
+        cells = ["–" if x is None else three_digits(x) for each in gains for x in each]
+        times = [three_digits(of_pair[1][kind]["cpp"]) for kind in ("value", "gradient")]
+        rows.append([name, *times, *cells, three_digits(mean)])
+    sizes = [f"{n:,}" for n in NATIVE_SIZES]
+    headings = [
+        "pair",
+        "µs of 1 value",
+        "with gradient",
+        *(f"value × {n}" for n in sizes),
+        *(f"gradient × {n}" for n in sizes),
+        "mean gain",
+    ]
+    return NATIVE_FORMS.format(machine=describe(document["machine"]), rows=table(headings, rows))
+
+
 def growth(document: Result) -> str:
     """How the time of each entry point grows, with the exponent between its last two sizes."""
     rows: list[list[str]] = []
@@ -207,6 +250,9 @@ def page(folder: Path) -> str:
     if known:
         parts.append(targets(judge([documents[name] for name in known])))
     parts += [section(name, documents[name]) for name in known]
+    compiled = folder / "native_forms.json"
+    if compiled.exists():
+        parts.append(native_forms(json.loads(compiled.read_text())))
     grown = folder / "growth.json"
     if grown.exists():
         parts.append(growth(json.loads(grown.read_text())))

@@ -185,7 +185,9 @@ def _by_native(pair: Pair, kind: Divergence, options: Options) -> Estimate | Non
 
 def _by_nan(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     """Return NaN, without a gradient, for the elements of a batch with a parameter that is NaN."""
-    if not can_inspect_all([*pair.parameters_p, *pair.parameters_q]):
+    parameters = [*pair.parameters_p, *pair.parameters_q]
+    sums = map(torch.sum, map(torch.detach, parameters))  # the sum of numbers is NaN if one of them is
+    if not can_inspect_all(parameters) or not any(map(math.isnan, sums)):
         return None
     lost: Tensor | None = None
     for d, parameters in ((pair.p, pair.parameters_p), (pair.q, pair.parameters_q)):
