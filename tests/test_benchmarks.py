@@ -242,6 +242,23 @@ def test_every_public_call_has_its_growth_measured() -> None:
             assert script("render").exponent(row) < 1.4, row["name"]
 
 
+def test_every_closed_form_in_cpp_is_measured_and_at_least_twice_as_fast_as_in_python() -> None:
+    """As committed; a form between two families or a factor model that gains less leaves C++."""
+    bench, document = (
+        script("bench_native_forms"),
+        json.loads((SCRIPTS / "results" / "native_forms.json").read_text()),
+    )
+    names = list(dict.fromkeys(row["pair"] for row in document["rows"]))
+    assert names == [name for name in bench.CLOSED_FORMS if bench.is_in_cpp(name)]
+    page = script("render").native_forms(document)
+    for name in names:
+        assert bench.gain([row for row in document["rows"] if row["pair"] == name]) >= bench.LEAST_GAIN
+        assert f"| {name} |" in page
+    row = bench.measure("Normal ‖ Laplace", 1, quick=True)
+    assert min(row["value"].values()) > 0
+    assert min(row["gradient"].values()) > 0
+
+
 def test_the_smallest_sizes_of_growth_run() -> None:
     for entry in script("bench_growth").ENTRIES:
         if entry.name.startswith(("divergence", "distillation", "kl_from", "metrics", "compare_tables")):
