@@ -1,7 +1,7 @@
 """The closed forms that C++ kernels compute from the parameters of P and Q, without copying them.
 
-What the kernels do not accept goes to the functions in plain torch: other devices, tensors of torch.func, second
-derivatives, and parameters so extreme that the arithmetic would leave float64.
+The plain torch functions compute the other cases: other devices, tensors of torch.func, second derivatives, and
+parameters so extreme that the arithmetic would leave the range of float64.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Function = Callable[[Any, Any], Tensor | None]
 Code = ElementForm | RowForm
 
 _is_available = cache(library.is_available)
-# Stands for the parameter that the user passed. The name of the kernel for probabilities has PROBS in place of LOGITS.
+# The parameter that the user passed. The name of the kernel for probabilities has PROBS in place of LOGITS.
 _CHOICE = "logits|probs"
 
 

@@ -141,7 +141,7 @@ def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:
     """Return KL over more classes than a row of the kernel has; None where the kernel declines.
 
     The totals of groups of classes have a Dirichlet distribution too. So do, independently, the shares within each
-    group. KL is the sum of their divergences, none of which is negative.
+    group. KL is the sum of their divergences, which are non-negative.
     """
     form, dtype = _KERNEL.form, p.dtype
     a, b = torch.broadcast_tensors(upcast(p), upcast(q))
