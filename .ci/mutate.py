@@ -5,7 +5,7 @@
 
 The mutants are Cosmic Ray's. Of the ones at the same place one is drawn, so that every place is tried once. This
 process has imported PyTorch; each mutant is tested by a fork of it, in a copy of the sources without native kernels.
-What came out is kept in `benchmarks/results/mutation.json`, and `docs/mutation.md` shows it.
+The outcomes are kept in `benchmarks/results/mutation.json`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ import torch.distributions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "mutation.json"
-PAGE = ROOT / "docs" / "mutation.md"
 LONGEST = 120  # seconds for the tests of one mutant; a mutant that never ends is killed
 GENERATORS = [
     "tests/generators",
@@ -161,52 +160,6 @@ def one_mutant(
         return {"line": mutation.start_pos[0], "change": changed, "outcome": outcome_of(tests)}
 
 
-def render(held: dict[str, dict[str, object]]) -> str:
-    """The page of what was tried and what survived."""
-    lines = [
-        "# Mutation testing",
-        "",
-        "A test suite is worth what it notices. `make mutate` changes one place of the code at a time (a number, an",
-        "operator, a comparison, a condition), by the mutants of Cosmic Ray, and runs the tests of that part: a mutant",
-        "is killed where one fails. Of the mutants at one place one is drawn, and places are taken in a random order,",
-        "so that what was tried stands for all. The reference kernels are tested without the native ones. Lines are",
-        "those of the file when it was tried: `make mutate` tries again what changed since.",
-        "",
-        "| part | file | places | tried | killed | survived |",
-        "|---|---|---|---|---|---|",
-    ]
-    for part, known in held.items():
-        outcomes = [each["outcome"] for each in known["tried"].values()]
-        survived = outcomes.count("survived")
-        cells = [
-            part,
-            f"`{known['file']}`",
-            known["places"],
-            len(outcomes),
-            len(outcomes) - survived,
-            survived,
-        ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    lines += ["", "## Survivors", ""]
-    lines += [
-        "Each is explained. One that told of a missing test got that test, and is counted as killed.",
-        "",
-    ]
-    for part, known in held.items():
-        for each in known["tried"].values():
-            if each["outcome"] == "survived":
-                changes = "\n".join(line[0] + " " + line[1:].strip() for line in each["change"])
-                lines += [
-                    f"**{part}, line {each['line']}.** {each.get('why', '')}",
-                    "",
-                    "```diff",
-                    changes,
-                    "```",
-                    "",
-                ]
-    return "\n".join(lines).rstrip() + "\n"
-
-
 def try_part(part: str, folder: Path, held: dict[str, dict[str, object]], end: float, *, again: bool) -> None:
     """Try the mutants of a part that have not been tried, or those that survived `again`, until `end`."""
     file, tests = PARTS[part]
@@ -260,7 +213,6 @@ def main() -> None:
         os.environ["PYTHONPATH"] = f"{name}/src"
         for part in options.parts:
             try_part(part, Path(name), held, end, again=options.again)
-    PAGE.write_text(render(held))
 
 
 if __name__ == "__main__":

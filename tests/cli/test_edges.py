@@ -184,7 +184,6 @@ def test_convert_writes_to_what_a_path_leads_to(predictions, target):
             for option in ("--json", "--html", "--save-batch", "--profile")
         ),
         ("convert", "scored.npy", "pipe", "--as", "logits", "--tokens", "tokens.npy", "--n-ctx", "6"),
-        ("fit", "Normal", "--to", "Normal(0, 1)", "--json", "pipe"),
         ("record", "model", "--text", "ref.csv", "-o", "pipe"),
     ],
 )

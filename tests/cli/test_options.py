@@ -12,7 +12,10 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
+from kullback import dispatch
 from kullback.cli.commands import kullback
+from kullback.errors import ArgumentValueError
+from kullback.generators import parse
 from tests.cli.test_edges import one_line
 
 
@@ -48,18 +51,6 @@ CONVERT = "convert p.npy o.kld --as logits --tokens tokens.npy"
         (f"{TABLE} --columns a --weights a", "besides those", "--columns b", f"{TABLE} --columns b --weights a"),
         (f"{TABLE} --columns a --cluster a", "besides those", "--columns b", f"{TABLE} --columns b --cluster a"),
         ("watch p.csv --columns a --weights a", "besides", "--columns b", "watch p.csv --columns b --weights a"),
-        (
-            "fit 'Normal(0, 1)' --to 'Gamma(2, 1)' --fixed loc,scale",
-            "Q, --fixed: wanted a parameter that is free",
-            "no --fixed or fewer names in it",
-            "fit 'Normal(0, 1)' --to 'Gamma(2, 1)'",
-        ),
-        (
-            "fit 'Normal(0, 1)' --to 'Gamma(2, 1)' --fixed rate",
-            "--fixed: wanted names of parameters",
-            "--fixed loc",
-            "fit 'Normal(0, 1)' --to 'Gamma(2, 1)' --fixed loc",
-        ),
         ("compare p.csv q.csv --text text", "P, Q: wanted a model", "--as without --text", TABLE),
         (f"{CONVERT} --n-ctx 20", "SRC: wanted 18 rows", "--all-positions", f"{CONVERT} --n-ctx 20 --all-positions"),
         (f"{CONVERT} --n-ctx 7", "--tokens: wanted whole", "--n-ctx N", f"{CONVERT} --n-ctx 10 --all-positions"),
@@ -131,3 +122,33 @@ def test_one_is_singular(rows, classes, text):
         in run("compare p.npy q.npy --as logits --cluster cluster.npy").stdout
     )
     assert not re.search(r"\b1 (rows|classes|clusters|columns)\b", printed)
+
+
+SPELLINGS = {
+    "kl": "kl", "reverse_kl": "reverse_kl", "reverse-kl": "reverse_kl", "Reverse_KL": "reverse_kl",
+    "jeffreys": "jeffreys", "js": "js:0.5", "js:0.1": "js:0.1", "skew:0.1": "skew:0.1", "tv": "tv",
+    "total-variation": "tv", "hellinger": "hellinger", "chi2": "chi2", "alpha:0.5": "alpha:0.5", "renyi:2": "renyi:2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spelling", "name"), SPELLINGS.items())
+def test_kinds_have_the_same_names_on_the_command_line_as_in_the_library(spelling, name, monkeypatch):
+    taken = []
+
+    def take(*_: object, kind: object, **__: object) -> None:
+        taken.append(kind)
+        raise ArgumentValueError("taken")
+
+    monkeypatch.setattr(dispatch, "divergence", lambda p, q, kind, **_: take(kind=kind))
+    monkeypatch.setattr(dispatch, "kl_estimate", lambda p, q, **_: take(kind=parse("kl")))
+    one_line(run(f"calc 'Normal(0, 1)' 'Normal(0, 1)' --kind {spelling}"), "taken")
+    assert taken == [parse(name)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"), {"reverse": "reverse_kl", "renyi": "renyi:2", "foo": "kl"}.items()
+)
+def test_a_kind_that_does_not_exist_is_refused_with_a_remedy_that_works(wrong, remedy):
+    line = one_line(run(f"calc 'Poisson(1)' 'Poisson(2)' --kind {wrong}"), "--kind: wanted")
+    assert f"Write: --kind {remedy}" in line
+    assert run(f"calc 'Poisson(1)' 'Poisson(2)' --kind {remedy}").exit_code == 0

@@ -17,7 +17,6 @@ from kullback.cli.backends import backends
 from kullback.cli.calc import calc
 from kullback.cli.compare import compare, refuse_workers
 from kullback.cli.convert import convert
-from kullback.cli.fit import fit
 from kullback.cli.pairs import pairs
 from kullback.cli.record import record
 from kullback.cli.streams import discard_unwritable, print_error
@@ -102,5 +101,5 @@ def kullback(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (compare, record, watch, convert, calc, fit, pairs, backends):
+for command in (compare, record, watch, convert, calc, pairs, backends):
     kullback.add_command(command)

@@ -18,7 +18,7 @@ from torch.distributions import Distribution, Transform
 from kullback.errors import ArgumentValueError, KullbackError
 from kullback.representations import Counts, Logits, LogProbs, Probs
 
-__all__ = ["parse_distribution", "parse_family"]
+__all__ = ["parse_distribution"]
 
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -76,19 +76,6 @@ def parse_distribution(text: str) -> Operand:
     if not isinstance(value, Operand):
         raise _refusal(text, "it is no distribution")
     return value
-
-
-def parse_family(text: str) -> Operand | type[Distribution]:
-    """Parse a distribution that is a start, or the name of a class of torch.distributions.
-
-    Example:
-        >>> parse_family("Normal").__name__, parse_family("Normal(0, 1)")
-        ('Normal', Normal(loc: 0.0, scale: 1.0))
-    """
-    found = _constructors().get(text.strip())
-    if found is not None and issubclass(found, Distribution):
-        return found
-    return parse_distribution(text)
 
 
 def _refusal(text: str, reason: str) -> ArgumentValueError:

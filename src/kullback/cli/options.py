@@ -40,7 +40,6 @@ __all__ = [
     "finish",
     "given_limits",
     "split_groups",
-    "split_names",
 ]
 
 
@@ -80,16 +79,11 @@ MARKDOWN = click.option(
 HTML = click.option("--html", "html_path", type=FILE, help="Write a self-contained page with plots to FILE.")
 
 
-def split_names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
-    """Split comma-separated names."""
-    return value.split(",") if value else None if value is None else []
-
-
 def split_columns(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
     """Split the names of columns, of which none may be empty."""
     if value is not None and not all(value.split(",")):
         raise _wrong_names("--columns", value, "names of columns", "an empty name")
-    return split_names(ctx, param, value)
+    return None if value is None else value.split(",")
 
 
 def split_groups(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> list[list[str]]:
