@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,17 @@ from kullback.functional import distillation_loss, linear_distillation_loss
 from kullback.generators import parse
 from kullback.kernels import BACKENDS, RowDivergence, reference
 from kullback.kernels.backends import Backend
+from kullback.nn import DistillationLoss, LinearDistillationLoss
+
+PAGE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def example(title: str, language: str = "python") -> str:
+    """Return the code that the page shows in this language under a heading."""
+    section = PAGE.partition(f"\n### {title}\n")[2].partition("\n#")[0]
+    (code,) = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    return code
+
 
 # ---- A divergence: one class, in a module of another package.
 LE_CAM = '''
@@ -252,3 +265,108 @@ def test_a_backend_is_one_object() -> None:
         assert kullback.backends()[0].reason == "no licence"
     finally:
         BACKENDS.remove(backend)
+
+
+# ---- A teacher: one file.
+CLASSES = 7
+
+
+@pytest.fixture
+def teacher_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "ensemble.py").write_text(example("A teacher"))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("ensemble")
+    del sys.modules["ensemble"]
+
+
+def random_rows(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def formula(kind: str, p: Tensor, log_q: Tensor) -> Tensor:
+    """Return a divergence of each row from the definition; the entries of p may be 0."""
+
+    def kl(a: Tensor, log_b: Tensor) -> Tensor:
+        return (torch.xlogy(a, a) - a * log_b).sum(-1)
+
+    q = log_q.exp()
+    if kind == "js:0.3":
+        log_mean = (0.3 * p + 0.7 * q).log()
+        return 0.3 * kl(p, log_mean) + 0.7 * kl(q, log_mean)
+    return (p - q).abs().sum(-1) / 2 if kind == "tv" else kl(p, log_q)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean"])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("kind", ["kl", "js:0.3", "tv"])
+@pytest.mark.parametrize("label_weight", [0.0, 0.25])
+def test_a_teacher_is_one_file(
+    teacher_module: Any, kind: str, temperature: float, reduction: Any, label_weight: float
+) -> None:
+    """Values and gradients of every loss are those of the averaged probabilities of all classes."""
+    members, hidden, head = (
+        random_rows(2, 3, 2, 4, seed=1),
+        random_rows(2, 3, 5, seed=2),
+        random_rows(CLASSES, 5, seed=3),
+    )
+    indices = torch.rand(2, 3, CLASSES, generator=torch.Generator().manual_seed(4)).argsort(-1)[..., :4]
+    weight = random_rows(2, 3, seed=5).detach().exp()
+    mask, labels = torch.tensor([[True, False, True], [True, True, True]]), indices[..., 0]
+    counted = {"mask": mask, "weight": weight} | ({"labels": labels} if label_weight else {})
+    teacher = teacher_module.Ensemble(indices, members)
+    settings = {
+        "kind": kind,
+        "temperature": temperature,
+        "reduction": reduction,
+        "label_weight": label_weight,
+    }
+    logits = hidden @ head.T
+    losses = (
+        distillation_loss(student=logits, teacher=teacher, **counted, **settings),
+        DistillationLoss(**settings)(student=logits, teacher=teacher, **counted),
+        # Two positions in each chunk.
+        linear_distillation_loss(
+            student=hidden, student_weight=head, teacher=teacher, chunk_bytes=112, **counted, **settings
+        ),
+        LinearDistillationLoss(**settings)(student=hidden, student_weight=head, teacher=teacher, **counted),
+    )
+    averaged = (members / temperature).softmax(-1).mean(-2)
+    p = torch.zeros(2, 3, CLASSES, dtype=torch.float64).scatter(-1, indices, averaged)
+    values = (1 - label_weight) * formula(kind, p, (logits / temperature).log_softmax(-1))
+    at_labels = logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    values = (values - label_weight * at_labels) * weight * mask
+    divisor = {"mean": (weight * mask).sum(), "batchmean": 2}.get(reduction, 1)
+    true = values if reduction == "none" else values.sum() / divisor
+    gradients = torch.autograd.grad(true.sum(), (hidden, head, members), retain_graph=True)
+    for loss in losses:
+        torch.testing.assert_close(loss, true, rtol=1e-12, atol=1e-15)
+        by = torch.autograd.grad(loss.sum(), (hidden, head, members), retain_graph=True)
+        torch.testing.assert_close(by, gradients, rtol=1e-10, atol=1e-14)
+
+
+def test_a_teacher_keeps_the_promises_of_the_losses(teacher_module: Any) -> None:
+    """It may be computed in inference mode, may lack positions, and has to fit the student."""
+    student = random_rows(3, CLASSES, seed=1)
+    indices, members = torch.arange(4).expand(3, 4), random_rows(3, 2, 4, seed=2).detach()
+    with torch.inference_mode():
+        frozen = teacher_module.Ensemble(indices.clone(), members.clone())
+    teacher = teacher_module.Ensemble(indices, members)
+    by = [
+        torch.autograd.grad(distillation_loss(student=student, teacher=x), student) for x in (frozen, teacher)
+    ]
+    torch.testing.assert_close(*by, rtol=0, atol=0)
+    empty = teacher_module.Ensemble(indices[:0], members[:0])
+    assert distillation_loss(student=student[:0], teacher=empty).item() == 0
+    loss = distillation_loss(
+        student=student.float(), teacher=teacher_module.Ensemble(indices, members.float())
+    )
+    assert loss.dtype == torch.float32
+    with pytest.raises(ArgumentValueError, match=r"wanted indices below .* 3; got an index 3"):
+        distillation_loss(student=student[:, :3], teacher=teacher)
+    with pytest.raises(ArgumentValueError, match=r"wanted the teacher's positions, shape \(3,\)"):
+        distillation_loss(student=student[:2], teacher=teacher)
+    with pytest.raises(ArgumentValueError, match=r"teacher_weight.*Ensemble, which has no head"):
+        linear_distillation_loss(
+            student=student, student_weight=student, teacher=teacher, teacher_weight=student
+        )

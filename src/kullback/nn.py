@@ -12,6 +12,7 @@ from torch import Tensor
 from kullback.errors import invalid_value
 from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
 from kullback.functional.linear import EachSide, check_head_settings
+from kullback.functional.partial_teacher import PartialTeacher
 from kullback.functional.positions import (
     Vocabulary,
     check_classes,
@@ -21,8 +22,6 @@ from kullback.functional.positions import (
     check_temperature,
     check_vocabulary,
 )
-from kullback.functional.sampled_tail import SampledTail
-from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_flag
 from kullback.reduction import Reduction, check_reduction
@@ -223,7 +222,7 @@ class DistillationLoss(torch.nn.Module):
         self,
         *,
         student: Tensor,
-        teacher: Tensor | TopK | SampledTail,
+        teacher: Tensor | PartialTeacher,
         mask: Tensor | None = None,
         weight: Tensor | None = None,
         labels: Tensor | None = None,
@@ -355,7 +354,7 @@ class LinearDistillationLoss(torch.nn.Module):
         *,
         student: Tensor,
         student_weight: Tensor,
-        teacher: Tensor | TopK | SampledTail,
+        teacher: Tensor | PartialTeacher,
         teacher_weight: Tensor | None = None,
         student_bias: Tensor | None = None,
         teacher_bias: Tensor | None = None,

@@ -3,6 +3,7 @@
 from kullback.functional.distillation import distillation_loss
 from kullback.functional.drop_in import kl_div
 from kullback.functional.linear import linear_distillation_loss
+from kullback.functional.partial_teacher import PartialRows, PartialTeacher
 from kullback.functional.policy import kl_from_log_probs, kl_surrogate
 from kullback.functional.sampled_tail import SampledTail, sampled_tail_divergence
 from kullback.functional.top_k import TopK, top_k_divergence
@@ -10,6 +11,8 @@ from kullback.functional.top_k_bounds import DivergenceBounds, top_k_divergence_
 
 __all__ = [
     "DivergenceBounds",
+    "PartialRows",
+    "PartialTeacher",
     "SampledTail",
     "TopK",
     "distillation_loss",

@@ -22,9 +22,7 @@ from kullback.functional.positions import (
     position_weights,
     settings_of,
 )
-from kullback.functional.sampled_tail import SampledTail
 from kullback.functional.sharded import agreed, attempt, local_logits, requires_gradient
-from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
 from kullback.inputs import are_logits, check_flag, recordable
 from kullback.kernels import RowDivergence, logit_divergence, weighted_total
@@ -53,7 +51,7 @@ _Counted: TypeAlias = tuple[
 def distillation_loss(
     *,
     student: Tensor,
-    teacher: Tensor | TopK | SampledTail,
+    teacher: Tensor | PartialTeacher,
     kind: Divergence | str = _KL,
     temperature: float = 1.0,
     mask: Tensor | None = None,
@@ -81,7 +79,8 @@ def distillation_loss(
         student: logits s, shape (..., classes), floating point.
         teacher: logits t, the same leading shape; the dtype may differ. Or a `TopK`, which has only the most probable
             classes of each position, or a `SampledTail`, which also has draws from the other classes. D is then
-            computed by `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` is ignored.
+            computed by `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` is ignored. Or another
+            `PartialTeacher`, which computes D itself.
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides both.
         mask: which positions count, boolean, the leading shape. A mask that is False everywhere raises a warning, on

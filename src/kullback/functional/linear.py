@@ -33,9 +33,7 @@ from kullback.functional.positions import (
     remembered,
     settings_of,
 )
-from kullback.functional.sampled_tail import SampledTail
 from kullback.functional.sharded import agreed, attempt, head_parts, local_heads, requires_gradient
-from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_flag, number_from, recordable, whole_from
 from kullback.kernels.labels import HardLabels
@@ -82,7 +80,7 @@ def linear_distillation_loss(
     *,
     student: Tensor,
     student_weight: Tensor,
-    teacher: Tensor | TopK | SampledTail,
+    teacher: Tensor | PartialTeacher,
     teacher_weight: Tensor | None = ...,
     student_bias: Tensor | None = ...,
     teacher_bias: Tensor | None = ...,
@@ -112,7 +110,7 @@ def linear_distillation_loss(
     *,
     student: Tensor,
     student_weight: Tensor,
-    teacher: Tensor | TopK | SampledTail,
+    teacher: Tensor | PartialTeacher,
     teacher_weight: Tensor | None = ...,
     student_bias: Tensor | None = ...,
     teacher_bias: Tensor | None = ...,
@@ -141,7 +139,7 @@ def linear_distillation_loss(
     *,
     student: Tensor,
     student_weight: Tensor,
-    teacher: Tensor | TopK | SampledTail,
+    teacher: Tensor | PartialTeacher,
     teacher_weight: Tensor | None = None,
     student_bias: Tensor | None = None,
     teacher_bias: Tensor | None = None,
@@ -178,8 +176,9 @@ def linear_distillation_loss(
         student: hidden states h, shape (..., hidden size), floating point.
         student_weight: the head W, shape (classes, hidden size), of the dtype of the hidden states.
         teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ. Or a
-            stored teacher: a `TopK` or a `SampledTail`. D is then computed by `top_k_divergence` or
-            `sampled_tail_divergence`. A stored teacher has no head, and `vocabulary` is ignored.
+            stored teacher: a `TopK`, a `SampledTail` or another `PartialTeacher`. D is then computed by
+            `top_k_divergence`, by `sampled_tail_divergence` or by the teacher. A stored teacher has no head, and
+            `vocabulary` is ignored.
         teacher_weight: the teacher's head, shape (classes, its hidden size); None for a stored teacher.
         student_bias: b, shape (classes,).
         teacher_bias: the teacher's, shape (classes,).

@@ -17,7 +17,9 @@ from kullback.inputs import recordable
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.row_operation import Gradients
 from kullback.kernels.selected import SelectedClasses
+from kullback.numeric import upcast
 from kullback.parallel.selected import Shard, ShardedClasses
+from kullback.representations import can_inspect
 from kullback.short_repr import ShortRepr
 
 __all__ = ["PartialRows", "PartialTeacher", "WeightedTerms", "check_partial_teacher"]
@@ -25,14 +27,23 @@ __all__ = ["PartialRows", "PartialTeacher", "WeightedTerms", "check_partial_teac
 
 @dataclass(frozen=True, eq=False)
 class PartialRows(ABC):
-    """The rows of a `PartialTeacher` and the settings of the divergence.
+    """The rows of a `PartialTeacher`, with the settings of the divergence. A subclass defines `divergence`.
 
     Attributes:
         kind: the divergence.
-        indices: the teacher's classes in each row, negative for padding.
-        log_probs: their log-probabilities under the teacher.
+        indices: the teacher's classes in each row, shape (rows, k), negative for padding.
+        log_probs: their log-probabilities under the teacher, or other numbers that give these, shape (rows, ...). Only
+            these numbers can have a gradient.
         temperature: the divisor of the student's logits.
         dtype: the dtype of the values.
+
+    Example:
+        >>> import torch
+        >>> from kullback import KL
+        >>> from kullback.functional import TopK
+        >>> rows = TopK(torch.tensor([[0]]), torch.tensor([[0.9]]).log()).rows(KL(), 2, 1.0, torch.float32)
+        >>> rows.of_student(torch.zeros(1, 2))
+        tensor([0.3681])
     """
 
     kind: Divergence
@@ -43,12 +54,18 @@ class PartialRows(ABC):
 
     per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs")
     """The names of the attributes with one row for each position."""
-    leaves_out: ClassVar[bool]
+    leaves_out: ClassVar[bool] = True
     """Whether the student's logsumexp covers only the other classes."""
 
     @abstractmethod
-    def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
-        """Return the divergence of each row, from the teacher's log-probabilities and the values read by `classes`."""
+    def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
+        """Return the divergence of each row, shape (rows,), by differentiable operations.
+
+        Arguments:
+            log_probs: the attribute `log_probs` in float64.
+            logits: the student's logits divided by the temperature, float64, shape (rows, k + 1): of the classes in
+                `indices`, -inf for padding, and last the logsumexp of the other classes, or of all unless `leaves_out`.
+        """
 
     def of_rows(self, rows: slice | Tensor) -> Self:
         """Return a selection of the rows."""
@@ -62,10 +79,12 @@ class PartialRows(ABC):
         read = SelectedClasses(self.indices, self.temperature, self.leaves_out, of_labels)
         return read if shard is None else ShardedClasses(shard, read)
 
-    def values(self, log_probs: Tensor, seen: Tensor, labels: HardLabels | None) -> Tensor:
+    def values(self, log_probs: Tensor, columns: Tensor, labels: HardLabels | None) -> Tensor:
         """Return the divergence of each row, mixed with the cross-entropy if there are labels."""
-        divergences = self.divergence(log_probs, seen)
-        return divergences if labels is None else labels.mixed_with(divergences, seen[:, -1])
+        log_probs = upcast(log_probs)
+        if labels is None:
+            return self.divergence(log_probs, columns)
+        return labels.mixed_with(self.divergence(log_probs, columns[:, :-1]), columns[:, -1])
 
     def of_student(
         self, student: Tensor, labels: HardLabels | None = None, shard: Shard | None = None
@@ -73,47 +92,61 @@ class PartialRows(ABC):
         """Return the value of each position, from the student's logits of all classes or of one shard."""
         positions = student.shape[:-1]
         rows = recordable(student).reshape(positions.numel(), student.shape[-1])
-        seen = self.classes(labels, shard).of(rows)
-        return self.values(self.log_probs, seen, labels).reshape(positions)
+        columns = self.classes(labels, shard).of(rows)
+        return self.values(self.log_probs, columns, labels).reshape(positions)
 
 
 class PartialTeacher(ShortRepr, ABC):
-    """A teacher without logits: some classes of each position, with log-probabilities normalized over all classes."""
+    """A teacher that gives the probabilities of some classes of each position, instead of logits.
 
-    remedy_of_device: ClassVar[str]
+    A subclass defines `kept_indices`, `kept_log_probs` and `rows`. The losses then accept its instances as `teacher`.
+
+    Example:
+        >>> from kullback.functional import PartialTeacher, TopK
+        >>> issubclass(TopK, PartialTeacher), sorted(PartialTeacher.__abstractmethods__)
+        (True, ['kept_indices', 'kept_log_probs', 'rows'])
+    """
+
+    remedy_of_device: ClassVar[str] = "a teacher of tensors on student.device"
     """The code that moves the teacher to the student's device, for error messages."""
 
     @property
     @abstractmethod
     def kept_indices(self) -> Tensor:
-        """The most probable classes, shape (..., k)."""
+        """The classes, shape (..., k)."""
 
     @property
     @abstractmethod
     def kept_log_probs(self) -> Tensor:
-        """Their log-probabilities, shape (..., k)."""
+        """Their log-probabilities, or other numbers that give these. Only these numbers can have a gradient."""
+
+    @abstractmethod
+    def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> PartialRows:
+        """Return the teacher's rows, for a student with `classes` classes."""
 
     @property
-    @abstractmethod
     def index_tensors(self) -> Sequence[Tensor]:
         """All tensors of class indices."""
+        return (self.kept_indices,)
 
-    @abstractmethod
+    @property
+    def largest_index(self) -> int:
+        """The largest class index, -1 if the tensors have no values to read."""
+        if not all(can_inspect(x) for x in self.index_tensors):
+            return -1
+        return max((int(x.max()) for x in self.index_tensors if x.numel()), default=-1)
+
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
         """Raise unless the teacher supports `kind` and `temperature`."""
 
-    @property
-    @abstractmethod
-    def largest_index(self) -> int:
-        """The largest class index, -1 if unknown."""
-
-    @abstractmethod
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
-        """Return the dtype of the divergence."""
+        """Return the dtype of the divergence: float64 if the student's or the teacher's numbers are, else float32."""
+        return torch.float64 if torch.float64 in (student, self.kept_log_probs.dtype) else torch.float32
 
-    @abstractmethod
-    def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> Any:
-        """Return the teacher's rows, for a student with `classes` classes."""
+    def flat(self, x: Tensor) -> Tensor:
+        """Return a tensor with one row for each position, which autograd can save."""
+        positions = self.kept_indices.shape[:-1]
+        return recordable(x).reshape(positions.numel(), x.shape[len(positions) :].numel())
 
     def check_indices(self, call: str, classes: int) -> None:
         """Raise if an index is not below the number of classes."""

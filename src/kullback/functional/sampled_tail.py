@@ -19,7 +19,7 @@ from kullback.functional.partial_teacher import (
 from kullback.functional.positions import check_any_class, check_kind, check_logits, check_result_dtype
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence, FinitePair
-from kullback.inputs import check_dense, recordable, whole_from
+from kullback.inputs import check_dense, whole_from
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import summarize_rows
 from kullback.kernels.row_operation import transformable
@@ -152,13 +152,6 @@ class SampledTail(PartialTeacher):
         """The indices of the top classes and of the draws."""
         return self.top.indices, self.tail_indices
 
-    @property
-    def largest_index(self) -> int:
-        """The largest index, -1 if the tensors have no values to read."""
-        if not all(can_inspect(x) for x in self.index_tensors):
-            return -1
-        return max((int(x.max()) for x in self.index_tensors if x.numel()), default=-1)
-
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
         """Raise unless `temperature` is 1 and `kind` is a sum over classes."""
         if temperature != 1:
@@ -182,19 +175,13 @@ class SampledTail(PartialTeacher):
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> SampledRows:
         """Return the teacher's rows, without a gradient."""
-        top, draws, rows = (
-            *(x.shape[-1] for x in self.index_tensors),
-            self.tail_log_mass.numel(),
-        )
-
-        def flat(x: Tensor) -> Tensor:
-            return recordable(x.detach()).reshape(rows, x.shape[-1])
-
-        log_probs = upcast(torch.cat([flat(self.top.log_probs), flat(self.tail_log_probs)], -1))
+        top, draws = (x.shape[-1] for x in self.index_tensors)
+        both = self.top.log_probs, self.tail_log_probs
+        log_probs = upcast(torch.cat([self.flat(x.detach()) for x in both], -1))
         is_padding = log_probs == -torch.inf
-        indices = torch.cat([flat(x) for x in self.index_tensors], -1).long()
+        indices = torch.cat([self.flat(x) for x in self.index_tensors], -1).long()
         indices = torch.where(is_padding, -1, indices)
-        mass = upcast(flat(self.tail_log_mass.unsqueeze(-1)))
+        mass = upcast(self.flat(self.tail_log_mass.detach()))
         log_weights = torch.nn.functional.pad(mass - log_probs[:, top:] - math.log(max(draws, 1)), (top, 0))
         weights = torch.where(is_padding, 0, log_weights.exp())
         return SampledRows(kind, indices, log_probs, temperature, dtype, weights, mass.exp(), draws)
@@ -291,11 +278,9 @@ class SampledRows(PartialRows):
     per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs", "weights", "tail_mass")
     leaves_out: ClassVar[bool] = False
 
-    def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
-        """Return the divergence of each row, from the teacher's log-probabilities and the values read from logits."""
-        k = log_probs.shape[-1]
-        logits, log_sum, *_ = seen.split((k, 1, seen.shape[-1] - k - 1), -1)
-        log_q = logits - log_sum
+    def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
+        """Return the divergence of each row, from the teacher's log-probabilities and the student's logits."""
+        log_q = logits[:, :-1] - logits[:, -1:]
         values = transformable(WeightedTerms(self.kind), log_probs, log_q, self.weights)
         return (values + _slope_without_p(self.kind) * self._linear_part(log_probs, log_q)).to(self.dtype)
 

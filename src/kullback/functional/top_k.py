@@ -18,7 +18,7 @@ from kullback.functional.partial_teacher import (
 )
 from kullback.functional.positions import check_kind, check_result_dtype
 from kullback.generators import Divergence
-from kullback.inputs import check_dense, recordable
+from kullback.inputs import check_dense
 from kullback.kernels import RowDivergence, logit_divergence
 from kullback.kernels.row_operation import transformable
 from kullback.numeric import upcast
@@ -87,11 +87,6 @@ class TopK(PartialTeacher):
         return self.log_probs
 
     @property
-    def index_tensors(self) -> tuple[Tensor, ...]:
-        """The indices."""
-        return (self.indices,)
-
-    @property
     def largest_index(self) -> int:
         """The largest index, -1 if the values were not checked."""
         return self._largest
@@ -116,17 +111,11 @@ class TopK(PartialTeacher):
                 instead="tail='bucket', or another kind",
             )
 
-    def result_dtype(self, student: torch.dtype) -> torch.dtype:
-        """Return float64 if the student's logits or the log-probabilities are float64, else float32."""
-        return torch.float64 if torch.float64 in (student, self.log_probs.dtype) else torch.float32
-
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
         """Return the teacher's rows, for a student with `classes` classes."""
-        k = self.indices.shape[-1]
-        log_probs = upcast(recordable(self.log_probs)).reshape(-1, k)
-        indices = recordable(self.indices).reshape(-1, k).long()
-        indices = torch.where(log_probs == -torch.inf, -1, indices)
-        rounding = k * torch.finfo(self.log_probs.dtype).eps
+        log_probs = upcast(self.flat(self.log_probs))
+        indices = torch.where(log_probs == -torch.inf, -1, self.flat(self.indices).long())
+        rounding = self.indices.shape[-1] * torch.finfo(self.log_probs.dtype).eps
         return TopKRows(kind, indices, log_probs, temperature, dtype, self.tail, rounding, classes)
 
 
@@ -223,24 +212,21 @@ class TopKRows(PartialRows):
     rounding: float
     vocabulary: int
 
-    leaves_out: ClassVar[bool] = True
-
-    def divergence(self, log_probs: Tensor, seen: Tensor) -> Tensor:
-        """Return the divergence of each row, from the teacher's log-probabilities and the values read from logits."""
-        q = seen[:, : log_probs.shape[-1] + 1]
+    def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
+        """Return the divergence of each row, from the teacher's log-probabilities and the student's logits."""
         if self.tail == "zero":
-            log_q = q[:, :-1] - q.logsumexp(-1, keepdim=True)
+            log_q = logits[:, :-1] - logits.logsumexp(-1, keepdim=True)
             return transformable(WeightedTerms(self.kind), log_probs, log_q, torch.ones_like(log_q)).to(
                 self.dtype
             )
         if self.tail == "renormalize":
-            left = torch.full_like(q[:, -1:], -torch.inf)
+            left = torch.full_like(logits[:, -1:], -torch.inf)
         else:
             # If all classes are kept, any remainder is rounding.
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-            left = _log_mass_left(log_probs, q[:, -1:], torch.where(is_whole, 1, self.rounding))
+            left = _log_mass_left(log_probs, logits[:, -1:], torch.where(is_whole, 1, self.rounding))
         p = torch.cat([log_probs / self.temperature, left], -1)
-        return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, q)
+        return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
 
 
 def _log_mass_left(log_probs: Tensor, others: Tensor, rounding: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, safe_repr
-from kullback.functional import SampledTail, TopK
+from kullback.functional import PartialTeacher
 from kullback.integrations.batch_loss import STORED, BatchLoss, at_least_one, logits_of, of_tokens
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 from kullback.optional import load
@@ -25,7 +25,7 @@ _Trainer: Any = load("transformers", "kullback.integrations.huggingface").Traine
 def compute_loss_func(
     loss: DistillationLoss | None = None,
     *,
-    teacher: str | Callable[[Any], Tensor | TopK | SampledTail] = "teacher_logits",
+    teacher: str | Callable[[Any], Tensor | PartialTeacher] = "teacher_logits",
     causal: bool = True,
 ) -> Callable[..., Tensor]:
     r"""Make the `compute_loss_func` of a `Trainer` whose model's outputs hold the teacher's predictions too.
