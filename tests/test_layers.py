@@ -6,6 +6,7 @@ Every import counts: at module level, inside functions, and under TYPE_CHECKING.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -133,6 +134,7 @@ def imported_names(path: Path, module: str) -> Iterator[str]:
             yield from (f"{source}.{alias.name}" for alias in node.names)
 
 
+@functools.cache
 def import_graph(package: Path) -> dict[str, set[str]]:
     """For every module of the package, the modules of the package that it imports."""
     names = module_names(package)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -53,35 +54,42 @@ def modules_in(path: Path, *, statements: bool = True) -> Iterator[str]:
                 yield first.value
 
 
+@functools.cache
+def distributions() -> Mapping[str, list[str]]:
+    """The installed distributions of each importable package."""
+    return packages_distributions()
+
+
+@functools.cache
 def offered_packages() -> list[str]:
     """What the source imports and an extra brings; a data frame of another library needs no remedy."""
     packages = {module.partition(".")[0] for path in SOURCES for module in modules_in(path)}
-    found = packages_distributions()
-    return sorted(package for package in packages if extras() & set(map(normalized, found.get(package, ()))))
-
-
-PACKAGES = offered_packages()
+    brought = extras()
+    return sorted(
+        package for package in packages if brought & set(map(normalized, distributions().get(package, ())))
+    )
 
 
 def test_the_search_finds_the_packages_of_the_extras():
     assert {"click", "matplotlib", "pyarrow", "safetensors", "scipy", "sklearn", "torchmetrics"} <= set(
-        PACKAGES
+        offered_packages()
     )
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_the_remedy_installs_the_package_that_is_missing(package, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(OptionalDependencyError) as caught:
-        load(f"{package}.some_module", "the feature")
-    message = str(caught.value)
-    assert message.startswith("the feature needs ")
-    assert "\n" not in message
-    remedy = INSTALL.search(message)
-    assert remedy, message
-    for name in remedy[1].split():
-        assert name in set(map(normalized, packages_distributions()[package]))
-        assert name in extras(), f"no extra of kullback brings {name}"
+def test_the_remedy_installs_the_package_that_is_missing(monkeypatch):
+    for package in offered_packages():
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(OptionalDependencyError) as caught:
+            load(f"{package}.some_module", "the feature")
+        monkeypatch.undo()
+        message = str(caught.value)
+        assert message.startswith("the feature needs "), package
+        assert "\n" not in message, package
+        remedy = INSTALL.search(message)
+        assert remedy, message
+        for name in remedy[1].split():
+            assert name in set(map(normalized, distributions()[package])), package
+            assert name in extras(), f"no extra of kullback brings {name}"
 
 
 def test_every_package_that_is_loaded_has_an_extra():
