@@ -1,69 +1,66 @@
-"""Whoever follows CONTRIBUTING adds a divergence, a pair, a backend and a teacher, from outside, in one place each."""
+"""The code in CONTRIBUTING adds a kind, a pair, a closed form in C++, a backend and a teacher, from outside."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+import mpmath
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Normal, constraints, kl_divergence as torch_kl_divergence
+from torch.distributions import Normal, kl_divergence as torch_kl_divergence
 
 import kullback
-from kullback import Counts, Divergence, Logits, Probs, divergence, kl_divergence, kl_estimate, register_kl
+from kullback import Counts, Logits, Probs, divergence, kl_divergence, kl_estimate
 from kullback.errors import ArgumentValueError, NoRuleError
 from kullback.functional import distillation_loss, linear_distillation_loss
 from kullback.generators import parse
-from kullback.kernels import BACKENDS, RowDivergence, reference
+from kullback.kernels import BACKENDS
 from kullback.kernels.backends import Backend
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
-PAGE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def example(title: str, language: str = "python") -> str:
     """Return the code that the page shows in this language under a heading."""
     section = PAGE.partition(f"\n### {title}\n")[2].partition("\n#")[0]
-    (code,) = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    return code
+    (code,) = re.findall(rf"^ *```{language}\n(.*?)^ *```$", section, re.MULTILINE | re.DOTALL)
+    return textwrap.dedent(code)
 
 
-# ---- A divergence: one class, in a module of another package.
-LE_CAM = '''
-from dataclasses import dataclass
-
-from torch import Tensor
-
-from kullback import Divergence
-from kullback.generators import FinitePair
+ModuleMaker = Callable[[str, str], Any]
 
 
-@dataclass(frozen=True)
-class LeCam(Divergence):
-    """sum (p - q)^2 / (share p + (1 - share) q)"""
+@pytest.fixture
+def page_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleMaker]:
+    """Return a function that writes the code under a heading to a file and imports it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    names: list[str] = []
 
-    share: float = 0.5
+    def made(title: str, name: str) -> Any:
+        (tmp_path / f"{name}.py").write_text(example(title))
+        names.append(name)
+        return importlib.import_module(name)
 
-    short_name = "lecam"
-    ranges = {"share": (0, 1)}
-    logarithmic = False
+    yield made
+    for name in names:
+        sys.modules.pop(name)
 
-    def terms(self, pair: FinitePair) -> Tensor:
-        return (pair.p - pair.q) ** 2 / (self.share * pair.p + (1 - self.share) * pair.q)
 
-    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        mean = self.share * pair.p + (1 - self.share) * pair.q
-        ratio = (pair.p - pair.q) / mean
-        by_p, by_q = 2 * ratio - self.share * ratio**2, -2 * ratio - (1 - self.share) * ratio**2
-        return pair.p * by_p, pair.q * by_q
-'''
-DECLARATION = "[kullback.kinds]\nlecam = lecam:LeCam\n"
+# ---- A kind: one class, in a module of another package.
 ROWS = torch.tensor([[0.2, -1.0, 0.7], [3.0, 0.0, -2.0]], dtype=torch.float64)
 OTHERS = torch.tensor([[-0.3, 0.4, 0.0], [2.0, 0.5, -1.0]], dtype=torch.float64)
 
@@ -72,12 +69,16 @@ OTHERS = torch.tensor([[-0.3, 0.4, 0.0], [2.0, 0.5, -1.0]], dtype=torch.float64)
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An installed package that declares the divergence, as pip would leave it."""
     folder = tmp_path_factory.mktemp("site")
-    (folder / "lecam.py").write_text(LE_CAM)
+    (folder / "lecam.py").write_text(example("A kind"))
     (folder / "lecam-1.0.dist-info").mkdir()
     (folder / "lecam-1.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: lecam\nVersion: 1.0\n"
     )
-    (folder / "lecam-1.0.dist-info" / "entry_points.txt").write_text(DECLARATION)
+    declared = tomllib.loads(example("A kind", "toml"))["project"]["entry-points"]
+    lines = [
+        f"[{group}]\n{name} = {path}\n" for group, named in declared.items() for name, path in named.items()
+    ]
+    (folder / "lecam-1.0.dist-info" / "entry_points.txt").write_text("".join(lines))
     return folder
 
 
@@ -156,46 +157,23 @@ def test_a_name_is_given_once() -> None:
 
 
 # ---- A pair: one decorated function.
-class Tilted(Distribution):
-    """The density 1 + slope (x - 1/2) on [0, 1]."""
-
-    arg_constraints: ClassVar = {"slope": constraints.interval(-2.0, 2.0)}
-    support = constraints.unit_interval
-
-    def __init__(self, slope: Tensor) -> None:
-        self.slope = slope
-        super().__init__(slope.shape, validate_args=False)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        return torch.log1p(self.slope * (value - 0.5))
-
-
 def test_a_pair_is_one_decorated_function() -> None:
-    p, q = (Tilted(torch.tensor(x, dtype=torch.float64, requires_grad=True)) for x in (0.5, -0.25))
-    with pytest.raises(NoRuleError, match=r"@register_kl\(Tilted, Tilted\)"):
+    family, decorator, pair = example("A pair").partition("@register_kl")
+    names: dict[str, Any] = {"__name__": "power_law"}
+    exec(family, names)  # noqa: S102
+    p, q = (names["PowerLaw"](torch.tensor(x, dtype=torch.float64, requires_grad=True)) for x in (3.0, 2.5))
+    with pytest.raises(NoRuleError, match=r"@register_kl\(PowerLaw, PowerLaw\)"):
         kl_divergence(p, q)
     with pytest.raises(NotImplementedError):
         torch_kl_divergence(p, q)
-
-    def integral(x: Tensor, y: Tensor) -> Tensor:
-        """Return the integral of (1 + x t) log(1 + y t) over t from -1/2 to 1/2."""
-        upper, lower = (
-            u * (u.log() - 1) * (1 - x / y) / y + x * u**2 * (u.log() - 0.5) / (2 * y**2)
-            for u in (1 + y / 2, 1 - y / 2)
-        )
-        return upper - lower
-
-    @register_kl(Tilted, Tilted)
-    def kl_tilted_tilted(p: Tilted, q: Tilted) -> Tensor:
-        return integral(p.slope, p.slope) - integral(p.slope, q.slope)
-
+    exec(decorator + pair, names)  # noqa: S102
     estimate = kl_estimate(p, q)
     assert estimate.method == "closed_form"
-    x = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+    x = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
     true = (p.log_prob(x).exp() * (p.log_prob(x) - q.log_prob(x))).mean()
     torch.testing.assert_close(estimate.value, true, rtol=1e-7, atol=0)
-    slopes = p.slope, q.slope
-    found, wanted = (torch.autograd.grad(value, slopes) for value in (estimate.value, true))
+    powers = p.power, q.power
+    found, wanted = (torch.autograd.grad(value, powers) for value in (estimate.value, true))
     torch.testing.assert_close(found, wanted, rtol=1e-7, atol=0)
     assert kl_divergence(p, q) == estimate.value
     kullback.install()
@@ -205,34 +183,51 @@ def test_a_pair_is_one_decorated_function() -> None:
         kullback.uninstall()
 
 
-# ---- A backend: one object with the functions that kullback.kernels.backends lists.
-class Counting:
-    """The reference, which also counts the rows that it computes."""
-
-    NAME, SUMMARY, OPERATIONS, DTYPES = "counting", "counts rows", ("every divergence",), (torch.float32,)
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, str, int]] = []
-
-    def missing(self) -> None:
-        """Return None, because it always runs."""
-
-    def devices(self) -> tuple[str, ...]:
-        return ("cpu",)
-
-    def serves(self, kind: Divergence, p: Tensor, q: Tensor) -> bool:
-        return kind.name != "renyi:2" and p.dtype == q.dtype == torch.float32
-
-    def value_and_gradient(self, rows: RowDivergence, p: Tensor, q: Tensor, *arguments: Any) -> Any:
-        self.calls.append(("values", rows.kind.name, len(p)))
-        return reference.value_and_gradient(rows, p, q, *arguments)
-
-    def weighted_total(self, rows: RowDivergence, p: Tensor, q: Tensor, *arguments: Any) -> Any:
-        self.calls.append(("total", rows.kind.name, len(p)))
-        return reference.weighted_total(rows, p, q, *arguments)
+# ---- A closed form in C++: one class and its name.
+DRIVER = """
+#include "closed_forms/kernel.cpp"
+extern "C" bool power_law(int64_t n, const double* p, const double* q, double* value, double* by_p, double* by_q) {
+  using namespace kullback;
+  return baseline::compute_form({ElementForm::kPowerLaw, Dtype::kFloat64, 2, n, {{p, 1}, {q, 1}}, value, {by_p, by_q}});
+}
+"""
 
 
-def test_a_backend_is_one_object() -> None:
+def test_a_closed_form_in_c_is_a_class_and_a_name(tmp_path: Path) -> None:
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
+    header, end = tmp_path / "csrc" / "closed_forms" / "elements.h", "}  // namespace KULLBACK_ISA"
+    text = header.read_text()
+    assert text.count(end) == 1
+    header.write_text(text.replace(end, f"{example('A closed form in C++', 'cpp')}\n{end}"))
+    codes = (ROOT / "src" / "kullback" / "kernels" / "codes.py").read_text()
+    codes, changes = re.subn(
+        r",\n    \) = range\((\d+)\)", lambda m: f", POWER_LAW,\n    ) = range({int(m[1]) + 1})", codes
+    )
+    assert changes == 1
+    (tmp_path / "codes.py").write_text(codes)
+    write = tmp_path / "csrc" / "common" / "write_codes.py"
+    subprocess.run([sys.executable, write, tmp_path / "codes.py", tmp_path / "codes.h"], check=True)
+    (tmp_path / "driver.cpp").write_text(DRIVER)
+    flags = ["-std=c++20", "-O0", "-fPIC", "-shared", "-DKULLBACK_ISA=baseline", "-I.", "-Icsrc"]
+    subprocess.run([compiler, *flags, "driver.cpp", "-o", "form.so"], cwd=tmp_path, check=True)
+    powers = torch.tensor([3.0, 2.5, 1e-3, 7e4, 2.0, 0.5], dtype=torch.float64)
+    others = torch.tensor([2.5, 3.0, 2e3, 7.000001e4, 2.0, 1e-70], dtype=torch.float64)
+    results = torch.zeros(3, len(powers), dtype=torch.float64)
+    compute = ctypes.CDLL(str(tmp_path / "form.so")).power_law
+    pointers = [ctypes.c_void_p(x.data_ptr()) for x in (powers, others, *results)]
+    assert compute(ctypes.c_int64(len(powers)), *pointers) & 1
+    with mpmath.workdps(50):
+        for a, b, *computed in zip(powers.tolist(), others.tolist(), *results.tolist(), strict=True):
+            ratio = mpmath.mpf(b) / a
+            true = ratio - 1 - mpmath.log(ratio), (1 - ratio) / a, (1 - 1 / ratio) / a
+            assert computed == pytest.approx([float(x) for x in true], rel=1e-14, abs=0)
+
+
+# ---- A backend: one module.
+def test_a_backend_is_one_file(page_module: ModuleMaker) -> None:
     student, teacher = OTHERS.float().requires_grad_(), ROWS.float()
     settings = {"student": student, "teacher": teacher, "kind": "js:0.3"}
     hidden = torch.eye(2, dtype=torch.float32)
@@ -244,7 +239,7 @@ def test_a_backend_is_one_object() -> None:
     }
     before = distillation_loss(**settings)
     (gradient,) = torch.autograd.grad(before, student)
-    backend = Counting()
+    backend = page_module("A backend", "counting")
     BACKENDS.insert(0, backend)
     try:
         loss = distillation_loss(**settings)
@@ -272,11 +267,8 @@ CLASSES = 7
 
 
 @pytest.fixture
-def teacher_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    (tmp_path / "ensemble.py").write_text(example("A teacher"))
-    monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module("ensemble")
-    del sys.modules["ensemble"]
+def ensemble(page_module: ModuleMaker) -> Any:
+    return page_module("A teacher", "ensemble").Ensemble
 
 
 def random_rows(*shape: int, seed: int) -> Tensor:
@@ -302,7 +294,7 @@ def formula(kind: str, p: Tensor, log_q: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", ["kl", "js:0.3", "tv"])
 @pytest.mark.parametrize("label_weight", [0.0, 0.25])
 def test_a_teacher_is_one_file(
-    teacher_module: Any, kind: str, temperature: float, reduction: Any, label_weight: float
+    ensemble: Any, kind: str, temperature: float, reduction: Any, label_weight: float
 ) -> None:
     """Values and gradients of every loss are those of the averaged probabilities of all classes."""
     members, hidden, head = (
@@ -314,7 +306,7 @@ def test_a_teacher_is_one_file(
     weight = random_rows(2, 3, seed=5).detach().exp()
     mask, labels = torch.tensor([[True, False, True], [True, True, True]]), indices[..., 0]
     counted = {"mask": mask, "weight": weight} | ({"labels": labels} if label_weight else {})
-    teacher = teacher_module.Ensemble(indices, members)
+    teacher = ensemble(indices, members)
     settings = {
         "kind": kind,
         "temperature": temperature,
@@ -345,22 +337,20 @@ def test_a_teacher_is_one_file(
         torch.testing.assert_close(by, gradients, rtol=1e-10, atol=1e-14)
 
 
-def test_a_teacher_keeps_the_promises_of_the_losses(teacher_module: Any) -> None:
+def test_a_teacher_keeps_the_promises_of_the_losses(ensemble: Any) -> None:
     """It may be computed in inference mode, may lack positions, and has to fit the student."""
     student = random_rows(3, CLASSES, seed=1)
     indices, members = torch.arange(4).expand(3, 4), random_rows(3, 2, 4, seed=2).detach()
     with torch.inference_mode():
-        frozen = teacher_module.Ensemble(indices.clone(), members.clone())
-    teacher = teacher_module.Ensemble(indices, members)
+        frozen = ensemble(indices.clone(), members.clone())
+    teacher = ensemble(indices, members)
     by = [
         torch.autograd.grad(distillation_loss(student=student, teacher=x), student) for x in (frozen, teacher)
     ]
     torch.testing.assert_close(*by, rtol=0, atol=0)
-    empty = teacher_module.Ensemble(indices[:0], members[:0])
+    empty = ensemble(indices[:0], members[:0])
     assert distillation_loss(student=student[:0], teacher=empty).item() == 0
-    loss = distillation_loss(
-        student=student.float(), teacher=teacher_module.Ensemble(indices, members.float())
-    )
+    loss = distillation_loss(student=student.float(), teacher=ensemble(indices, members.float()))
     assert loss.dtype == torch.float32
     with pytest.raises(ArgumentValueError, match=r"wanted indices below .* 3; got an index 3"):
         distillation_loss(student=student[:, :3], teacher=teacher)
@@ -370,3 +360,13 @@ def test_a_teacher_keeps_the_promises_of_the_losses(teacher_module: Any) -> None
         linear_distillation_loss(
             student=student, student_weight=student, teacher=teacher, teacher_weight=student
         )
+
+
+# ---- The page.
+def test_the_paths_of_the_page_exist() -> None:
+    paths = re.findall(r"`((?:src|csrc|tests|benchmarks|docs|packaging|\.ci|\.github)(?:/[\w./-]*)?)`", PAGE)
+    inner = re.findall(r"`((?:kernels|pairs|estimators|tables)/[\w./]*)`", PAGE)
+    assert len(paths) > 20
+    assert len(inner) > 5
+    places = [ROOT / path for path in paths] + [ROOT / "src" / "kullback" / path for path in inner]
+    assert [place for place in places if not place.exists()] == []
