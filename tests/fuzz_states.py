@@ -6,7 +6,10 @@ import base64
 import hashlib
 import json
 import random
+import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +62,22 @@ def write_seeds(folder: Path) -> list[Path]:
     return [folder / "labeled", folder / "plain"]
 
 
-def records_of(held: bytes) -> tuple[bytes, list[Any]]:
-    """The first line of a state, and its records."""
-    header, *lines = held.splitlines(keepends=True)
-    return header, [json.loads(line[65:]) for line in lines]
+def records_of(state: Path) -> tuple[str, list[Any]]:
+    """The comparison that a state is of, and its records."""
+    with closing(sqlite3.connect(state)) as database:
+        ((identity,),) = database.execute("SELECT identity FROM comparison").fetchall()
+        records = database.execute("SELECT content FROM record ORDER BY number").fetchall()
+    return identity, [json.loads(content) for (content,) in records]
 
 
-def forged(header: bytes, records: list[Any]) -> bytes:
-    """A state with digests as an attacker would compute them."""
-    found, digest = header, hashlib.sha256(header).hexdigest()
-    for record in records:
-        text = json.dumps(record).encode()
-        digest = hashlib.sha256(digest.encode() + text).hexdigest()
-        found += digest.encode() + b" " + text + b"\n"
-    return found
+def forge(state: Path, identity: str, records: list[Any]) -> None:
+    """Write a state with digests as an attacker would compute them."""
+    with closing(sqlite3.connect(state)) as database, database:
+        database.execute("DELETE FROM record")
+        for number, record in enumerate(records):
+            content = json.dumps(record).encode()
+            digest = hashlib.sha256(f"{identity} {number} ".encode() + content).digest()
+            database.execute("INSERT INTO record VALUES (?, ?, ?)", (number, digest, content))
 
 
 def with_value(record: Any, row: int, column: int, value: float) -> Any:
@@ -92,21 +97,20 @@ def fuzz_one(
     """Damage or forge one state and go on from it."""
     rng = random.Random(seed)  # noqa: S311 - not for secrets
     origin = rng.choice(sound)
-    held = origin.read_bytes()
-    header, records = records_of(held)
+    state = folder / "state"
+    shutil.copy(origin, state)
+    identity, records = records_of(state)
     case, at = rng.randrange(3), rng.randrange(len(records))
     if case == 0:
-        held = damage(held, rng)
+        state.write_bytes(damage(origin.read_bytes(), rng))
     elif case == 1:
         records[at] = changed(records[at], rng)
-        held = forged(header, records)
+        forge(state, identity, records)
     else:
         rows, columns = records[at]["shape"]
         place = rng.randrange(rows), rng.randrange(columns)
         records[at] = with_value(records[at], *place, rng.choice(NUMBERS))
-        held = forged(header, records)
-    state = folder / "state"
-    state.write_bytes(held)
+        forge(state, identity, records)
     try:
         found = compared(origin.name == "labeled", state)
     except KullbackError as error:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import os
 import signal
+import sqlite3
 import subprocess
+import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import save_file
 
-from kullback import Logits, Probs, compare_predictions, report
+from kullback import Logits, compare_predictions, report
 from kullback.cli.commands import kullback
 from kullback.errors import ArgumentTypeError, FileError
 from kullback.io import write_llama_base
@@ -224,7 +227,7 @@ def test_a_state_of_other_inputs_or_options_is_refused(arrays, tmp_path, monkeyp
     ]
     for changes in refused:
         with pytest.raises(
-            FileError, match=r"resume = .*wanted the state of .* of another; repeat the command"
+            FileError, match=r"resume = .*wanted the state of .* of another comparison; repeat the command"
         ):
             compared(**{"p": p, "q": q, "labels": arrays["labels"], "resume": state, **changes})
         assert state.read_bytes() == held
@@ -270,6 +273,19 @@ def test_another_file_is_left_alone(content, arrays, tmp_path):
     assert state.read_bytes() == content
 
 
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+def test_a_database_of_another_program_is_left_alone(journal, arrays, tmp_path):
+    state = tmp_path / "their.db"
+    with closing(sqlite3.connect(state)) as database, database:
+        database.execute(f"PRAGMA journal_mode = {journal}")
+        database.execute("CREATE TABLE record (number, digest, content)")
+    before = state.read_bytes()
+    with pytest.raises(FileError, match="that an earlier run wrote"):
+        compared(arrays["p"], arrays["q"], resume=state)
+    assert [path.name for path in tmp_path.iterdir()] == ["their.db"]
+    assert state.read_bytes() == before
+
+
 def test_a_path_that_cannot_be_a_state_is_refused(arrays, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -306,17 +322,50 @@ def test_a_link_leads_to_the_state_and_stays(arrays, tmp_path):
 # ---- torn, damaged and forged states
 
 
-def test_a_state_that_ends_anywhere_goes_on_to_the_same_report(arrays, tmp_path):
+def test_a_state_that_ends_anywhere_is_refused_or_goes_on_to_the_same_report(arrays, tmp_path):
     p, q, state = arrays["p"][:300], arrays["q"][:300], tmp_path / "state"
     whole = compared(p, q, bootstrap=0)
-    held = stopped(p, q, state, 200, bootstrap=0)
+    content = stopped(p, q, state, 200, bootstrap=0)
     rng = fuzz.random.Random(3)
-    first, second = held.index(b"\n") + 1, held.index(b"\n", held.index(b"\n") + 1) + 1
-    edges = (0, 1, first - 1, first, first + 1, first + 70, second - 1, second, second + 1, len(held) - 1)
-    for size in (*edges, *(rng.randrange(len(held)) for _ in range(10))):
-        state.write_bytes(held[:size])
-        assert compared(p, q, bootstrap=0, resume=state) == whole, size
-        assert not state.exists()
+    for size in (0, 1, 99, 100, 4095, 4096, 4097, len(content) - 1, *rng.choices(range(len(content)), k=10)):
+        state.write_bytes(content[:size])
+        try:
+            assert compared(p, q, bootstrap=0, resume=state) == whole, size
+            assert not state.exists()
+        except FileError:
+            assert state.read_bytes() == content[:size]
+    state.write_bytes(b"")
+    assert compared(p, q, bootstrap=0, resume=state) == whole
+
+
+def test_a_power_failure_at_any_change_of_the_disk_goes_on_to_the_same_report(arrays, tmp_path):
+    """Copies of the file and its journal, taken while a record is written, are what a killed run leaves."""
+    p, q = arrays["p"][:300], arrays["q"][:300]
+    whole = compared(p, q, bootstrap=0)
+    state, journal = tmp_path / "state", tmp_path / "state-journal"
+    stopped(p, q, state, 200, bootstrap=0)
+    identity, records = fuzz_states.records_of(state)
+    fuzz_states.forge(state, identity, records[:-1])
+    images: set[tuple[bytes, bytes]] = set()
+
+    def image(*_: object) -> None:
+        images.add((state.read_bytes(), journal.read_bytes() if journal.exists() else b""))
+
+    torn = Checkpoint(state, identity)
+    assert list(torn.records(lambda record: record, 300)) == records[:-1]
+    database = torn._database
+    database.execute("PRAGMA cache_size = 1")
+    database.execute("PRAGMA cache_spill = 1")
+    database.set_progress_handler(image, 1)
+    torn.add({**records[-1], "padding": "x" * 100_000})
+    torn.close(remove=False)
+    changed = [each for each in images if each[1]]
+    assert len({each[0] for each in changed}) > 1  # pages of an unfinished record are among these
+    for content, log in changed:
+        state.write_bytes(content)
+        journal.write_bytes(log)
+        assert compared(p, q, bootstrap=0, resume=state) == whole
+        assert not journal.exists()
 
 
 def test_a_damaged_state_is_refused_or_changes_nothing(arrays, tmp_path):
@@ -373,56 +422,69 @@ FORGERIES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("how", FORGERIES)
 def test_a_forged_record_is_refused(how, arrays, tmp_path):
     state = tmp_path / "state"
-    header, records = fuzz_states.records_of(stopped(arrays["p"], arrays["q"], state))
-    state.write_bytes(fuzz_states.forged(header, [*records[:-1], FORGERIES[how](records[-1])]))
+    stopped(arrays["p"], arrays["q"], state)
+    identity, records = fuzz_states.records_of(state)
+    fuzz_states.forge(state, identity, [*records[:-1], FORGERIES[how](records[-1])])
     with pytest.raises(FileError, match=r"resume = .*a damaged one; begin again with another file"):
         compared(arrays["p"], arrays["q"], resume=state)
     # The helper above forges what is taken where nothing is wrong.
-    state.write_bytes(fuzz_states.forged(header, records))
+    fuzz_states.forge(state, identity, records)
     assert compared(arrays["p"], arrays["q"], resume=state) == compared(arrays["p"], arrays["q"])
 
 
 def test_more_records_than_rows_are_refused(arrays, tmp_path):
     state = tmp_path / "state"
-    header, records = fuzz_states.records_of(stopped(arrays["p"], arrays["q"], state, ROWS))
+    stopped(arrays["p"], arrays["q"], state, ROWS)
     short = write_csv(tmp_path / "short", arrays["p"][:300])  # whose rows nobody knows before the end
     for given in ((arrays["p"], arrays["q"]), (short, short)):
         if given[0] is short:
-            header, records = fuzz_states.records_of(stopped(*given, state, 300))
-        state.write_bytes(fuzz_states.forged(header, [*records, {**records[0], "worst": []}]))
+            stopped(*given, state, 300)
+        identity, records = fuzz_states.records_of(state)
+        fuzz_states.forge(state, identity, [*records, {**records[0], "worst": []}])
         with pytest.raises(FileError, match="a damaged one"):
             compared(*given, resume=state)
         state.unlink()
 
 
-def test_records_of_another_place_are_refused(arrays, tmp_path):
+CHANGES = {
+    "the first is missing": "DELETE FROM record WHERE number = 0",
+    "two have each other's place": "UPDATE record SET number = 1 - number + 10 WHERE number < 2;"
+    "UPDATE record SET number = number - 10 WHERE number > 9",
+    "one is there twice": "INSERT INTO record SELECT 9, digest, content FROM record WHERE number = 0",
+    "a digit is another": "UPDATE record SET content = CAST(replace(content, '[', '[1') AS BLOB) WHERE number = 1",
+    "a digest is text": "UPDATE record SET digest = 'a' WHERE number = 1",
+    "a record is a number": "UPDATE record SET content = 7 WHERE number = 1",
+    "no comparison": "DELETE FROM comparison",
+    "two comparisons": "INSERT INTO comparison SELECT * FROM comparison",
+    "no table": "DROP TABLE record",
+    "no table of comparisons": "DROP TABLE comparison",
+    "other columns": "ALTER TABLE record RENAME COLUMN digest TO sum",
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_changed_state_is_refused(how, arrays, tmp_path):
     state = tmp_path / "state"
-    header, *lines = stopped(arrays["p"], arrays["q"], state).splitlines(keepends=True)
-    for order in ([*lines[1:]], [lines[1], lines[0]], [lines[0], lines[0]]):
-        state.write_bytes(header + b"".join(order))
-        with pytest.raises(FileError, match="a damaged one"):
-            compared(arrays["p"], arrays["q"], resume=state)
+    stopped(arrays["p"], arrays["q"], state)
+    with closing(sqlite3.connect(state)) as database, database:
+        database.executescript(CHANGES[how])
+    before = state.read_bytes()
+    with pytest.raises(FileError, match=r"resume = .*(a damaged one|of another comparison); "):
+        compared(arrays["p"], arrays["q"], resume=state)
+    assert state.read_bytes() == before
 
 
-def test_a_state_without_end_is_not_read_whole(arrays, tmp_path, monkeypatch):
-    p, q, state = Probs(torch.full((4, 3), 1 / 3)), Probs(torch.full((4, 3), 1 / 3)), tmp_path / "state"
-    stopped(p, q, state, 1, representation=None)
-    with state.open("r+b") as file:
-        file.seek(0, os.SEEK_END)
-        file.truncate(file.tell() + (8 << 30))  # zeros that take no room on the disk
-    asked: list[int] = []
-    monkeypatch.setattr(checkpoint, "MOST_BYTES_OF_ROW", 16)
-    readline = checkpoint.io.BufferedReader.readline
-
-    class Reader(checkpoint.io.BufferedReader):
-        def readline(self, size: int = -1, /) -> bytes:  # type: ignore[override]
-            asked.append(size)
-            return readline(self, size)
-
-    monkeypatch.setattr(checkpoint.io, "BufferedReader", Reader)
+def test_a_huge_record_is_not_read(arrays, tmp_path, monkeypatch):
+    state = tmp_path / "state"
+    stopped(arrays["p"], arrays["q"], state)
+    with closing(sqlite3.connect(state)) as database, database:
+        database.execute("UPDATE record SET content = zeroblob(900000000) WHERE number = 0")
+    monkeypatch.setattr(checkpoint.json, "loads", None)
+    tracemalloc.start()
     with pytest.raises(FileError, match="a damaged one"):
-        compared(p, q, representation=None, resume=state)
-    assert 0 < min(asked) <= max(asked) < 4 << 20
+        compared(arrays["p"], arrays["q"], resume=state)
+    assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    tracemalloc.stop()
 
 
 # ---- the command: killed, interrupted, without room
@@ -492,7 +554,7 @@ def test_a_killed_command_goes_on(ending, command):
     assert done.returncode == (-signal.SIGKILL if ending == "SIGKILL" else 130), done.stderr
     assert done.stderr == ""
     assert not Path("again.json").exists()
-    _, records = fuzz_states.records_of(Path("state").read_bytes())
+    _, records = fuzz_states.records_of(Path("state"))
     assert len(records) in (at - 2, at - 1)  # the signal may come in the next block
     assert_goes_on(command)
 
@@ -503,7 +565,7 @@ def test_a_disk_without_room_is_one_line_and_the_run_goes_on(command):
     Path("x.json").unlink()
     done = ran(LIMITED, "100000", *command, *reports("again"))
     assert done.returncode == 2
-    assert done.stderr.startswith("kullback: cannot write state: File too large; ")
+    assert done.stderr.startswith("kullback: cannot write state: disk I/O error; ")
     assert done.stderr.count("\n") == 1
     assert 0 < Path("state").stat().st_size <= 100_000
     assert_goes_on(command)

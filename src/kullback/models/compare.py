@@ -17,7 +17,6 @@ from torch import Tensor
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.inputs import check_flag
 from kullback.io.windows import Windows
-from kullback.models.checkpoint import weights_stamp
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Cut, Matched, match_sides, require_classes, shared_classes
 from kullback.models.noise import NoisyModel
@@ -29,7 +28,7 @@ from kullback.models.result import Candidate, ModelComparison
 from kullback.models.run import Run, differences
 from kullback.models.side import DenseSide, ReferenceSide, Side
 from kullback.models.text import Score, Text, take_texts
-from kullback.predictions.checkpoint import checkpoint_of, fingerprint, require_state
+from kullback.predictions.checkpoint import checkpoint_of, fingerprint, require_state, weights_stamp
 from kullback.predictions.llama_cpp import LlamaCppRows
 from kullback.predictions.sources import Clusters
 from kullback.words import RepresentationName

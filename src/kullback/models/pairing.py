@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from kullback.io.windows import Windows
-from kullback.models.checkpoint import Part
 from kullback.models.passages import Passages, read_tokens
 from kullback.models.result import Candidate, Passage, ReadToken
 from kullback.models.side import Side
@@ -23,9 +22,11 @@ from kullback.predictions.measure import Measured, measure, rows_in_part
 from kullback.predictions.result import WorstRow
 from kullback.predictions.sources import Clusters
 
-__all__ = ["DensePairing", "Pairing", "Settings"]
+__all__ = ["DensePairing", "Pairing", "Part", "Settings"]
 
 LOGITS = "logits", "logits"
+# Measured rows of one candidate: their table, the worst among them, and passages with the row each begins at.
+Part = tuple[Tensor, list[WorstRow], list[tuple[int, Passage]]]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from kullback.functional.top_k import TopK
 from kullback.functional.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
 from kullback.io import ReferenceBlock, TopKBlock
 from kullback.io.reference_writer import top_classes
-from kullback.models.checkpoint import Part
-from kullback.models.pairing import Pairing, Settings
+from kullback.models.pairing import Pairing, Part, Settings
 from kullback.models.result import Candidate, Passage, ReadToken
 from kullback.models.side import ReferenceSide, Side, take_rows
 from kullback.predictions.collect import BOUNDS, complement

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,13 +14,19 @@ import torch
 from torch import Tensor
 
 from kullback.errors import ModelError
-from kullback.models.checkpoint import Part, decoded_part, encoded_part
 from kullback.models.open_model import Progress
-from kullback.models.pairing import Pairing, Settings
+from kullback.models.pairing import Pairing, Part, Settings
 from kullback.models.passages import LENGTH
-from kullback.models.result import Candidate
+from kullback.models.result import Candidate, Passage, ReadToken
 from kullback.models.side import Side, in_step
-from kullback.predictions.checkpoint import Checkpoint
+from kullback.predictions.checkpoint import (
+    Checkpoint,
+    decoded_number,
+    decoded_rows,
+    decoded_tops,
+    decoded_whole,
+    encoded_rows,
+)
 from kullback.predictions.intervals import Quantity
 from kullback.predictions.result import Mean
 from kullback.streaming import Moments
@@ -51,7 +57,7 @@ class Run:
         if checkpoint is not None:
 
             def decode(held: Any) -> list[Part]:
-                parts = [decoded_part(each, self._rows) for each in held]
+                parts = [_decoded_part(each, self._rows) for each in held]
                 for (table, _, _), pairing in zip(parts, self._pairings, strict=True):
                     if len(table) != len(parts[0][0]) or table.shape[1] != pairing.width:
                         raise ValueError
@@ -91,7 +97,7 @@ class Run:
                 if progress is not None:
                     progress(self._rows, windows.rows)
                 if checkpoint is not None and self._rows in (*ends_of_windows, windows.rows):
-                    checkpoint.add([encoded_part(_joined(kept)) for kept in record])
+                    checkpoint.add([_encoded_part(_joined(kept)) for kept in record])
                     record = [[] for _ in self._pairings]
 
 
@@ -125,3 +131,39 @@ def _joined(parts: list[Part]) -> Part:
         [row for each in worst for row in each],
         [each for held in passages for each in held],
     )
+
+
+def _encoded_part(part: Part) -> dict[str, Any]:
+    """Return measured rows as what JSON holds."""
+    table, worst, passages = part
+    held = [[first, asdict(passage)] for first, passage in passages]
+    return {**encoded_rows(table, worst), "passages": held}
+
+
+def _decoded_part(held: Any, first: int) -> Part:
+    """Return what `_encoded_part` made of rows that begin at row `first`; ValueError and the like if it did not."""
+    table, worst = decoded_rows(held, first)
+    passages: list[tuple[int, Passage]] = []
+    for start, each in held["passages"]:
+        passage = _passage(each)
+        if not first <= decoded_whole(start) <= first + len(table) - len(passage.tokens):
+            raise ValueError
+        passages.append((start, passage))
+    return table, worst, passages
+
+
+def _passage(held: Any) -> Passage:
+    tokens = [
+        ReadToken(
+            decoded_whole(each["index"]),
+            decoded_number(each["kl"]),
+            decoded_number(each["p"]),
+            decoded_number(each["q"]),
+            decoded_tops(each["top"]),
+        )
+        for each in held["tokens"]
+    ]
+    if not tokens:
+        raise ValueError
+    before = [decoded_whole(token) for token in held["before"]]
+    return Passage(decoded_whole(held["window"]), decoded_whole(held["first"]), before, tokens)

@@ -1,15 +1,15 @@
-"""The state of a comparison on disk, so that a run that was stopped goes on where it was."""
+"""The state of a comparison on disk, from which a stopped run continues."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import os
+import sqlite3
 import stat
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,11 +22,6 @@ from kullback.errors import FileError, invalid_type, printable, safe_repr
 from kullback.files import write_errors
 from kullback.kernels.native.library import is_available
 from kullback.predictions.result import TopClass, WorstRow
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None
 
 __all__ = [
     "Checkpoint",
@@ -42,11 +37,17 @@ __all__ = [
     "kept_state",
     "require_state",
     "tensor_bytes",
+    "weights_stamp",
 ]
 
-SCHEMA = "kullback.checkpoint/2"
-DIGEST = 64
-# What a line may take, so that a file that is no state of ours cannot fill the memory: more than any row needs.
+SCHEMA = "kullback.checkpoint/3"
+APPLICATION = 0x4B554C4C  # "KULL"
+BEGINNING = (
+    f"PRAGMA application_id = {APPLICATION}",
+    "CREATE TABLE comparison (schema TEXT, identity TEXT)",
+    "CREATE TABLE record (number INTEGER PRIMARY KEY, digest BLOB, content BLOB)",
+)
+# The largest record, so that a forged file cannot fill the memory: more than any row needs.
 MOST_BYTES, MOST_BYTES_OF_ROW = 1 << 16, 1 << 13
 SAMPLES, SAMPLE_BYTES = 16, 1 << 16
 # What decoding a forged record may raise.
@@ -98,6 +99,13 @@ def file_stamp(path: Path) -> tuple[int, int, str]:
     return found.st_size, found.st_mtime_ns, digest.hexdigest()
 
 
+def weights_stamp(name: str) -> list[tuple[str, tuple[int, int, str]]]:
+    """Return the name and the `file_stamp` of every file of a model, so that other weights are noticed."""
+    path = Path(name)
+    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+    return [(each.name, file_stamp(each)) for each in files if each.is_file()]
+
+
 def require_state(call: str, resume: object) -> None:
     """Refuse what is no path of a state, nor None."""
     if resume is None or (isinstance(resume, str | os.PathLike) and isinstance(os.fspath(resume), str)):
@@ -134,127 +142,126 @@ def kept_state(path: Path | None, *, removes: bool = True) -> Generator[KeptStat
 
 
 class Checkpoint:
-    """A file with a line for each finished record of rows, after a line that says what is compared.
+    """A SQLite file with one row for each finished record, each written in one transaction.
 
-    A line is a digest and JSON: of all lines up to it, so that none can be damaged, missing or in another order.
+    The digest of a record also covers its number and the comparison: no damaged or foreign record is read.
 
     Arguments:
-        path: the file; it is begun if it is not there, or empty.
+        path: the file; it is created if it does not exist, or is empty.
         identity: the `fingerprint` of the comparison.
 
     Raises:
-        FileError: it is no such file, belongs to another comparison, is in use, or cannot be written.
+        FileError: it is another file, belongs to another comparison, is in use, or cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], identity: str) -> None:
-        self._path = Path(path)
-        self._header = json.dumps({"schema": SCHEMA, "comparison": identity}).encode() + b"\n"
-        self._digest = hashlib.sha256(self._header).hexdigest()
-        self._whole = 0
-        with self._writing():
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-            number = os.open(self._path, flags, 0o666)
-        self._file = os.fdopen(number, "r+b", buffering=0)
+        self._path, self._identity, self._records = Path(path), identity, 0
+        with write_errors(self._path):
+            number = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
-            self._check()
-        except BaseException:
-            self._file.close()
-            raise
-
-    def _check(self) -> None:
-        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            is_file = stat.S_ISREG(os.fstat(number).st_mode)
+            head = os.read(number, 100) if is_file else b""
+        finally:
+            os.close(number)
+        if not is_file:
             raise self._error("wanted a file", "a pipe or a device", "name a file")
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise self._error(
-                    "wanted a file of one run",
-                    "one that another run is writing",
-                    "wait for it, or name another file",
-                ) from None
-            except OSError:  # a file system without locks
-                pass
-        line = self._reader().readline(MOST_BYTES)
-        if self._header.startswith(line):
-            # Empty, or stopped while this line was written: nothing was finished.
-            self._whole = len(line) if line.endswith(b"\n") else 0
-            return
-        held: Any = None
-        with suppress(*UNDECODABLE):
-            held = json.loads(line)
-        if not isinstance(held, dict) or not str(held.get("schema")).startswith("kullback.checkpoint/"):
+        # Opening another program's database can change its journal. So this reads SQLite's header itself: the name of
+        # the format, two bytes of the kind of journal, and the application.
+        parts = head[:16], head[18:20], head[68:72]
+        if head and parts != (b"SQLite format 3\0", b"\1\1", APPLICATION.to_bytes(4, "big")):
             raise self._error(
                 "wanted a file that an earlier run wrote",
                 "another file",
                 "name that one, or one that does not exist yet",
             )
-        raise self._error(
-            "wanted the state of a comparison of the same inputs and options, by the same version",
-            "that of another",
-            "repeat the command that began it, or name another file",
+        self._database = sqlite3.connect(
+            self._path.absolute(), timeout=0, isolation_level=None, check_same_thread=False
         )
+        try:
+            self._is_new = not head
+            self._lock()
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _lock(self) -> None:
+        """Lock the file until it is closed, and refuse the state of another comparison."""
+        found = [(SCHEMA, self._identity)]
+        try:
+            self._database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._database.execute("BEGIN EXCLUSIVE")
+            self._database.execute("ROLLBACK")  # the lock stays
+            if not self._is_new:
+                found = self._database.execute("SELECT schema, identity FROM comparison").fetchall()
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                raise self._error(
+                    "wanted a file of one run",
+                    "one that another run is writing",
+                    "wait for it, or name another file",
+                ) from None
+            raise self._damaged() from None
+        if found != [(SCHEMA, self._identity)]:
+            raise self._error(
+                "wanted the state of a comparison of the same inputs and options, by the same version",
+                "the state of another comparison",
+                "repeat the command that began it, or name another file",
+            )
 
     def records(self, decode: Callable[[Any], _T], most_rows: int) -> Iterator[_T]:
-        """Iterate over the finished records, and drop a last one that is not whole.
+        """Iterate over the finished records.
 
         Arguments:
-            decode: takes the JSON of one; what it raises makes the record a damaged one.
-            most_rows: the most rows that one may have.
+            decode: takes the JSON of one record; its errors mean that the record is damaged.
+            most_rows: the largest number of rows in a record.
         """
-        if not self._whole:
+        if self._is_new:
             return
-        longest = MOST_BYTES + most_rows * MOST_BYTES_OF_ROW
-        reader = self._reader()
-        reader.seek(self._whole)
-        while line := reader.readline(longest):
-            if not line.endswith(b"\n") and len(line) < longest:
-                break
-            digest = _chained(self._digest, line[DIGEST + 1 : -1])
-            try:
-                if line[: DIGEST + 1] != digest.encode() + b" ":
+        self._database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES + most_rows * MOST_BYTES_OF_ROW)
+        try:
+            rows = self._database.execute("SELECT number, digest, content FROM record ORDER BY number")
+            for number, digest, content in rows:
+                if number != self._records or digest != self._digest(number, content):
                     raise ValueError
-                record = decode(json.loads(line[DIGEST + 1 :]))
-            except UNDECODABLE:
-                raise self._error(
-                    "wanted the records of an earlier run", "a damaged one", "begin again with another file"
-                ) from None
-            self._digest = digest
-            self._whole += len(line)
-            yield record
+                record = decode(json.loads(content))
+                self._records += 1
+                yield record
+        except (sqlite3.Error, *UNDECODABLE):
+            raise self._damaged() from None
 
     def add(self, record: Any) -> None:
-        """Add a finished record, given as what JSON holds, and wait until it is on the disk."""
-        text = json.dumps(record).encode()
-        digest = _chained(self._digest, text)
-        line = digest.encode() + b" " + text + b"\n"
-        if not self._whole:
-            line = self._header + line
-        with self._writing():
-            self._file.truncate(self._whole)
-            self._file.seek(self._whole)
-            rest = memoryview(line)
-            while rest:
-                rest = rest[self._file.write(rest) :]
-            os.fsync(self._file.fileno())
-        self._digest = digest
-        self._whole += len(line)
+        """Add a finished record, a value that JSON can represent, and wait until it is on the disk."""
+        content = json.dumps(record).encode()
+        try:
+            self._database.execute("BEGIN")
+            if self._is_new and not self._records:
+                for statement in BEGINNING:
+                    self._database.execute(statement)
+                self._database.execute("INSERT INTO comparison VALUES (?, ?)", (SCHEMA, self._identity))
+            row = self._records, self._digest(self._records, content), content
+            self._database.execute("INSERT INTO record VALUES (?, ?, ?)", row)
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            with write_errors(self._path, ", on a disk with room"):
+                raise OSError(str(error)) from None
+        self._records += 1
 
     def close(self, *, remove: bool) -> None:
         """Close the file; remove it when the comparison is complete, or where nothing was finished."""
-        if remove or not self._whole:
+        self._database.close()
+        if remove or (self._is_new and not self._records):
             _remove(self._path)
-        self._file.close()
 
-    def _reader(self) -> io.BufferedReader:
-        self._file.seek(0)
-        return io.BufferedReader(io.FileIO(self._file.fileno(), "rb", closefd=False))
+    def _digest(self, number: int, content: bytes) -> bytes:
+        return hashlib.sha256(f"{self._identity} {number} ".encode() + content).digest()
 
     def _error(self, wanted: str, got: str, instead: str) -> FileError:
         return FileError(f"resume = {printable(self._path)}: {wanted}; got {got}; {instead}")
 
-    def _writing(self) -> AbstractContextManager[None]:
-        return write_errors(self._path, ", on a disk with room")
+    def _damaged(self) -> FileError:
+        return self._error(
+            "wanted the records of an earlier run", "a damaged one", "begin again with another file"
+        )
 
 
 @contextmanager
@@ -317,7 +324,3 @@ def _remove(path: Path) -> None:
     """Remove the file that a path, maybe a link, leads to."""
     with suppress(OSError):
         Path(os.path.realpath(path)).unlink()
-
-
-def _chained(before: str, text: bytes) -> str:
-    return hashlib.sha256(before.encode() + text).hexdigest()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -18,9 +19,17 @@ from kullback.inputs import check_callback, check_generator, check_independent, 
 from kullback.io import RepresentationName, RowSource, paired_blocks
 from kullback.io.llamacpp import LlamaBaseFile
 from kullback.parallel.workers import Workers
-from kullback.predictions.checkpoint import Checkpoint, checkpoint_of, require_state
+from kullback.predictions.checkpoint import (
+    Checkpoint,
+    checkpoint_of,
+    decoded_rows,
+    encoded_rows,
+    file_stamp,
+    fingerprint,
+    require_state,
+    tensor_bytes,
+)
 from kullback.predictions.collect import Collector
-from kullback.predictions.finished import add_finished, encoded_block, identity
 from kullback.predictions.llama_cpp import LlamaCppRows
 from kullback.predictions.measure import PART, LikeLlamaCpp, measure, rows_in_part
 from kullback.predictions.result import Comparison, WorstRow
@@ -42,6 +51,7 @@ MOST_SENT = 1 << 16
 Blocks = Iterable[tuple[int, Tensor, Tensor]]
 Progress = Callable[[int, int | None], object]
 T = TypeVar("T")
+_Rows = tuple[Tensor, list[WorstRow]]
 
 
 def compare_predictions(
@@ -170,7 +180,7 @@ def compare_predictions(
             )
             checkpoint = None
             if resume is not None and workers.rank == 0:
-                held = identity(sides, true_classes, worst, llama_cpp)
+                held = _identity(sides, true_classes, worst, llama_cpp)
                 checkpoint = stack.enter_context(checkpoint_of(resume, held))
             return (source_p, source_q), collector, notes, blocks, checkpoint
 
@@ -191,7 +201,7 @@ def compare_predictions(
         first = 0
         if resume is not None:
             part = rows_in_part(sides[0].classes)
-            first = add_finished(workers, checkpoint, collector, part, sides[0].classes, MOST_SENT)
+            first = _add_finished(workers, checkpoint, collector, part, sides[0].classes, MOST_SENT)
             if first and progress is not None:
                 progress(first, collector.rows)
         if workers.size > 1 or first:
@@ -201,6 +211,79 @@ def compare_predictions(
             blocks, sides, collector, progress, like, workers, checkpoint, resumes=resume is not None
         )
         return collector.comparison(*sides, notes)
+
+
+def _identity(sides: Sequence[RowSource], labels: Tensor | None, worst: int, llama_cpp: str | None) -> str:
+    """Return the fingerprint of what the measured rows of a comparison depend on.
+
+    Clusters, draws of the bootstrap and the size of blocks are not among it: rows are measured without them.
+    """
+    held = [[side.format, side.key, side.shape, side.representation, _content(side)] for side in sides]
+    return fingerprint(sides=held, labels=labels, options=[worst, llama_cpp])
+
+
+def _content(side: RowSource) -> Any:
+    """Return what tells the content of a file from another; of a tensor in memory, a digest of all."""
+    if side.format != "tensor":
+        return file_stamp(side.path)
+    digest = hashlib.sha256(str(side.dtype).encode())
+    for block in side.blocks():
+        digest.update(tensor_bytes(block))
+    return digest.hexdigest()
+
+
+def _encoded_block(parts: Iterable[_Rows]) -> dict[str, Any]:
+    """Return the measured parts of a block as what JSON holds."""
+    tables, worst = zip(*parts, strict=True)
+    return encoded_rows(torch.cat(tables), [row for rows in worst for row in rows])
+
+
+def _add_finished(
+    workers: Workers,
+    checkpoint: Checkpoint | None,
+    collector: Collector,
+    part: int,
+    classes: int,
+    most_rows: int,
+) -> int:
+    """Add the rows of the records that one worker's checkpoint holds to the collectors of all.
+
+    Arguments:
+        workers: the workers.
+        checkpoint: that of the first; the others have none.
+        collector: takes the rows.
+        part: the rows that are measured together: a record has whole ones.
+        classes: the number of classes.
+        most_rows: the most rows in a record.
+
+    Returns:
+        how many rows there are.
+    """
+    first = 0
+
+    def decode(held: Any) -> _Rows:
+        table, worst = decoded_rows(held, first)
+        stop = first + len(table)
+        if (
+            len(table) > max(part, most_rows)
+            or first % part  # after the last rows, which may be fewer
+            or stop > (collector.rows or stop)
+            or (stop % part and stop != (collector.rows or stop))
+            or not collector.is_possible(table)
+            or any(each.index >= classes for row in worst for each in row.top)
+        ):
+            raise ValueError
+        return table, worst
+
+    records = iter(() if checkpoint is None else checkpoint.records(decode, max(part, most_rows)))
+    while True:
+        (found, *_) = workers.gather(lambda: next(records, None))
+        if found is None:
+            return first
+        table, worst = found
+        first += len(table)
+        collector.require_values_up_to(first)
+        collector.add(table, worst)
 
 
 def _require_same(workers: Workers, sides: tuple[RowSource, RowSource], settings: tuple[object, ...]) -> None:
@@ -275,7 +358,7 @@ def _keep(checkpoint: Checkpoint | None, blocks: list[Any]) -> None:
     """Add measured blocks to the checkpoint, where this worker has it."""
     if checkpoint is not None:
         for parts in blocks:
-            checkpoint.add(encoded_block(parts))
+            checkpoint.add(_encoded_block(parts))
 
 
 def _check_llama_cpp(llama_cpp: object, labels: Tensor | None) -> None:
