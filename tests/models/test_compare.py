@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, Mo
 from kullback.io import open_rows
 from kullback.models import ModelComparison, compare_models, open_model
 from kullback.report.models import json as report
+from tests import fuzz_states
 from tests.models import folders
 from tests.models.tiny import make_model, make_tokenizer, text
 
@@ -362,10 +364,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_report(tmp_path: Path) -> No
     whole = as_json(compare_models(folders.base(), rivals, words(), context=CONTEXT))
     with pytest.raises(_StopError):
         compare_models(folders.base(), rivals, words(), context=CONTEXT, resume=state, progress=stop)
-    lines = state.read_bytes().split(b"\n")
-    assert len(lines) > 5
-    # Killed while it wrote: the last line is not whole.
-    state.write_bytes(b"\n".join(lines[:-2]) + b"\n" + lines[-2][:100])
+    identity, records = fuzz_states.records_of(state)
+    assert len(records) > 3
+    fuzz_states.forge(state, identity, records[:-1])  # as one that was killed before the last record
     seen: list[int] = []
     again = compare_models(
         folders.base(),
@@ -420,29 +421,35 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(_StopError):
         compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state, progress=stop)
-    held = state.read_bytes().split(b"\n")
-    text = held[1].split(b" ", 1)[1]
+    identity, records = fuzz_states.records_of(state)
+    text = json.dumps(records[0])
     for damage in (
-        b"[1]",
-        b"{}",
-        text.replace(b'"shape": [', b'"shape": [9, '),
-        text.replace(b'"shape": [', b'"shape": [1'),
-        text.replace(b'"kl"', b'"lk"'),
-        text.replace(b'"row": ', b'"row": 1000'),
-        text.replace(b'"window": ', b'"window": -'),
+        "[1]",
+        "{}",
+        text.replace('"shape": [', '"shape": [9, '),
+        text.replace('"shape": [', '"shape": [1'),
+        text.replace('"kl"', '"lk"'),
+        text.replace('"row": ', '"row": 1000'),
+        text.replace('"window": ', '"window": -1'),
     ):
         assert damage != text
-        # Once as an accident would, once with a digest of its own.
-        digest = hashlib.sha256(hashlib.sha256(held[0] + b"\n").hexdigest().encode() + damage).hexdigest()
-        for line in (held[1].split(b" ")[0] + b" " + damage, digest.encode() + b" " + damage):
-            _refused_as_damaged(state, [held[0], line, *held[2:]])
-    _refused_as_damaged(state, [held[0], *held[2:]])
+        fuzz_states.forge(state, identity, [json.loads(damage), *records[1:]])
+        _refused_as_damaged(state)
+        fuzz_states.forge(state, identity, records)
+        with closing(sqlite3.connect(state)) as database, database:  # an accident leaves the digest
+            database.execute("UPDATE record SET content = ? WHERE number = 0", (damage.encode(),))
+        _refused_as_damaged(state)
+    fuzz_states.forge(state, identity, records)
+    with closing(sqlite3.connect(state)) as database, database:
+        database.execute("DELETE FROM record WHERE number = 0")
+    _refused_as_damaged(state)
 
 
-def _refused_as_damaged(state: Path, lines: list[bytes]) -> None:
-    state.write_bytes(b"\n".join(lines))
+def _refused_as_damaged(state: Path) -> None:
+    before = state.read_bytes()
     with pytest.raises(FileError, match="a damaged one"):
         compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state)
+    assert state.read_bytes() == before
 
 
 def test_of_a_short_text_every_token_is_kept() -> None:
