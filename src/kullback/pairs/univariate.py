@@ -168,32 +168,42 @@ def _elements(density: Density, elements: Tensor) -> Density:
 def _in_two_rounds(p: Density, q: Density, kind: Divergence, size: int, options: Options) -> Integral:
     """Give all elements of a block a few nodes, and those that need more as many as there may be."""
 
-    def attempt(elements: Tensor) -> Integral:
+    def attempt(elements: Tensor, options: Options) -> Integral:
         return _compute(_elements(p, elements), _elements(q, elements), kind, elements.shape, options)
 
     few = options._replace(max_evaluations=min(_FIRST_EVALUATIONS, options.max_evaluations))
-    found = _compute(p, q, kind, torch.Size([size]), few)
-    enough = options.target().is_met(found.value, found.error) & (found.unintegrated <= 10 * MASS_ERROR)
+    result = _compute(p, q, kind, torch.Size([size]), few)
+    attempts = [(torch.arange(size, device="cpu"), few, result.value)]
+    answered_by = torch.zeros(size, dtype=torch.long, device="cpu")
+
+    def replaced(elements: Tensor) -> Integral:
+        more = attempt(elements, options)
+        answered_by[elements] = len(attempts)
+        attempts.append((elements, options, more.value))
+        return Integral(*(x.index_copy(0, elements, y) for x, y in zip(result, more, strict=True)))
+
+    enough = options.target().is_met(result.value, result.error) & (result.unintegrated <= 10 * MASS_ERROR)
     short = (~enough).nonzero().squeeze(-1)
     if short.numel() and options.max_evaluations > _FIRST_EVALUATIONS:
-        more = attempt(short)
-        found = Integral(*(x.index_copy(0, short, y) for x, y in zip(found, more, strict=True)))
+        result = replaced(short)
         if size > 1:  # an element is not refused for what the others of its batch need
             refused = (
-                ~options.is_accepted(found.value.detach(), found.error) & found.value.detach().isfinite()
+                ~options.is_accepted(result.value.detach(), result.error) & result.value.detach().isfinite()
             )
             for index in refused.nonzero().flatten()[:_ALONE].tolist():
-                element = torch.tensor([index], device="cpu")
-                one = attempt(element)
-                found = Integral(*(x.index_copy(0, element, y) for x, y in zip(found, one, strict=True)))
-    if not (is_tracked(found.value) and bool(found.value.isinf().any())):
-        return found
-    # The derivatives of what overflowed may be NaN, so it is left out.
-    finite = (~found.value.isinf()).nonzero().squeeze(-1)
-    value = found.value.detach()
-    if finite.numel():
-        value = value.index_copy(0, finite, attempt(finite).value)
-    return found._replace(value=value)
+                result = replaced(torch.tensor([index], device="cpu"))
+    is_infinite = result.value.detach().isinf()
+    if not is_tracked(result.value) or (len(attempts) == 1 and not bool(is_infinite.any())):
+        return result
+    # Each attempt is repeated with only those elements that it answered and that are finite. The derivatives of the
+    # others may be NaN, which times 0 is NaN.
+    value = result.value.detach()
+    for number, (elements, nodes, answer) in enumerate(attempts):
+        own = elements[(answered_by[elements] == number) & ~is_infinite[elements]]
+        if own.numel():
+            is_whole = own.numel() == elements.numel()
+            value = value.index_copy(0, own, answer if is_whole else attempt(own, nodes).value)
+    return result._replace(value=value)
 
 
 def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options) -> Integral:

@@ -15,6 +15,7 @@ from torch.distributions import (
     Exponential,
     FisherSnedecor,
     Gamma,
+    GeneralizedPareto,
     Gumbel,
     HalfCauchy,
     HalfNormal,
@@ -23,6 +24,7 @@ from torch.distributions import (
     Laplace,
     LogNormal,
     Normal,
+    Pareto,
     StudentT,
     TransformedDistribution,
     Uniform,
@@ -38,10 +40,25 @@ from torch.distributions.transforms import (
     Transform,
 )
 
-from kullback import KL, Alpha, ChiSquared, Divergence, Jeffreys, Renyi, ReverseKL, divergence
+from kullback import (
+    KL,
+    Alpha,
+    ChiSquared,
+    Divergence,
+    Jeffreys,
+    JensenShannon,
+    Renyi,
+    ReverseKL,
+    SkewKL,
+    TotalVariation,
+    divergence,
+)
 from kullback.errors import ConvergenceError
 from kullback.generators.growth import growth_of
-from kullback.pairs.densities.base import density_of
+from kullback.pairs import univariate
+from kullback.pairs.densities.base import Density, density_of
+from kullback.pairs.integration.quadrature import Integral
+from kullback.pairs.options import Options
 from kullback.pairs.support import is_divergence_infinite
 
 
@@ -263,6 +280,101 @@ def test_logits_of_a_batch_whose_supports_have_different_ends(
             mapped = TransformedDistribution(other, [steps, *BACK_AND_FORTH])
             found = divergence(TransformedDistribution(part_p, steps), mapped, kind)
             torch.testing.assert_close(found, expected, rtol=1e-8, atol=0)
+
+
+def batch(*rows: float) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+
+
+def log_of(d: Distribution) -> Distribution:
+    return TransformedDistribution(d, [ExpTransform().inv])
+
+
+def inverse_of_part(d: Distribution, loc: torch.Tensor) -> Distribution:
+    return TransformedDistribution(d, [AffineTransform(loc, 1.0), PowerTransform(number(-1.0))])
+
+
+# P and Q as functions of their parameters, and the parameters in rows; the supports in a batch have different ends.
+Columns = list[tuple[float, ...]]
+MIXED: dict[str, tuple[Callable[..., Distribution], Columns, Callable[..., Distribution], Columns]] = {
+    "generalized Pareto": (
+        GeneralizedPareto,
+        [(0.0, 0.0, 0.5), (1.0, 0.8, 1.2), (-0.4, 0.5, 0.0)],
+        GeneralizedPareto,
+        [(0.0, 0.0, 0.2), (1.6, 1.1, 1.0), (-0.3, 0.9, 0.1)],
+    ),
+    "uniform in a wide Student": (
+        Uniform,
+        [(0.0, -0.5, 1.0), (1.0, 1.5, 1.0 + 1e-5)],
+        StudentT,
+        [(0.8, 2.5, 40.0), (0.0, -1.0, 1.0), (1.0, 0.02, 0.5)],
+    ),
+    "logarithms of uniforms": (
+        lambda a, b: log_of(Uniform(a, b)),
+        [(0.0, 0.2, 0.0), (1.0, 1.0, 0.7)],
+        lambda a, b: log_of(Uniform(a, b)),
+        [(0.0, 0.0, 0.0), (1.2, 1.0, 0.9)],
+    ),
+    "inverses": (
+        lambda a, b, loc: inverse_of_part(Gamma(a, b), loc),
+        [(2.5, 3.0, 4.0), (1.0, 1.3, 2.0), (0.0, 0.5, 0.2)],
+        lambda a, b, loc: inverse_of_part(Weibull(a, b), loc),
+        [(1.0, 0.7, 1.9), (1.5, 1.0, 0.8), (0.0, 0.2, 0.0)],
+    ),
+    "Pareto": (
+        Pareto,
+        [(1.0, 2.0, 1.0), (3.5, 2.5, 9.0)],
+        Pareto,
+        [(1.0, 1.0, 0.5), (3.0, 1.7, 2.0)],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [KL(), JensenShannon(), SkewKL(0.3), Renyi(0.5), Alpha(0.3), TotalVariation()],
+    ids=lambda k: k.name,
+)
+@pytest.mark.parametrize("case", MIXED)
+def test_gradients_of_a_batch_whose_supports_have_different_ends(case: str, kind: Divergence) -> None:
+    of_p, rows_p, of_q, rows_q = MIXED[case]
+    rows = [*rows_p, *rows_q]
+    count, size = len(rows_p), len(rows[0])
+
+    def derivatives(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        value = divergence(of_p(*tensors[:count]), of_q(*tensors[count:]), kind)
+        gradients = torch.autograd.grad(value.sum(), tensors, materialize_grads=True)
+        return value.detach(), torch.stack(gradients)
+
+    value, gradient = derivatives([batch(*row) for row in rows])
+    alone = [derivatives([batch(row[k]) for row in rows]) for k in range(size)]
+    torch.testing.assert_close(value, torch.cat([v for v, _ in alone]), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(gradient, torch.cat([g for _, g in alone], -1), rtol=1e-6, atol=1e-8)
+
+
+def test_derivatives_come_from_the_attempt_that_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first attempt at one element fails with an infinite derivative; a later attempt replaces it."""
+    compute = univariate._compute
+    fails = torch.tensor([False, True, False])
+
+    def with_a_failure(
+        p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options
+    ) -> Integral:
+        result = compute(p, q, kind, shape, options)
+        if shape.numel() < 3 or options.max_evaluations == Options().max_evaluations:
+            return result
+        root = torch.sqrt(result.value - result.value.detach())
+        value = torch.where(fails, result.value + root, result.value)
+        return result._replace(value=value, error=torch.where(fails, torch.inf, result.error))
+
+    def gradient(locs: torch.Tensor) -> torch.Tensor:
+        value = divergence(Normal(locs, 1.0), Laplace(number(0.0), 1.3), JensenShannon())
+        return torch.autograd.grad(value.sum(), locs)[0]
+
+    rows = 0.2, 0.5, 1.5
+    alone = torch.cat([gradient(batch(x)) for x in rows])
+    monkeypatch.setattr(univariate, "_compute", with_a_failure)
+    torch.testing.assert_close(gradient(batch(*rows)), alone, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("seed", range(30))

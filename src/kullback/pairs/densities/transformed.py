@@ -411,7 +411,7 @@ def _logit(part: Density) -> Density | None:
 def _after_logarithm(part: Density, exponent: Tensor | None) -> Density | None:
     """Return the density of log X, or of X^exponent; None unless X is known to be positive."""
     end = part.low()
-    if end is None or not (bool((end > 0).all()) or bool((end == 0).all())):
+    if end is None or not bool((end >= 0).all()):
         return None
     if exponent is None:
         return LogDensity(part)
