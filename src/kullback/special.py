@@ -360,6 +360,8 @@ def scaled_e1(y: Tensor) -> Tensor:
     """Return e^y E1(y) for y > 0, where the exponential integral E1 is the integral of e^-t / t from y to infinity."""
     small = y.clamp(max=2)
     near = torch.exp(small) * (ein(small) - torch.log(small) - EULER_GAMMA)
+    if bool((y < 2).all()):
+        return near
     return torch.where(y < 2, near, scaled_e1_from_2(y.clamp(min=2)))
 
 

@@ -186,25 +186,23 @@ def _with_few_of(
     a: Tensor, b: Tensor, measure: Measure, z: float, *, swapped: bool = False
 ) -> tuple[Tensor, Tensor]:
     n, m = a.sum(-1), b.sum(-1)
-    least, most = torch.zeros_like(n), torch.zeros_like(n)
     is_kl = measure is KL_MEASURE
 
     def of_two(p: Tensor, q: Tensor) -> Tensor:
         return measure.of_two(q, p) if swapped else measure.of_two(p, q)
 
     few = _FEW_OF_POWERS if measure.power else _FEW
-    for k in range(few + 1):
-        rare = (a <= k) & (b > 0)
-        drawn, q = (a * rare).sum(-1), (b * rare).sum(-1) / m
-        low, high = _wilson(drawn - 0.5, n, z)[0], _wilson(drawn + 0.5, n, z)[1]
-        now = of_two(drawn / n, q)
-        valid = (drawn <= few) & (q > 0) & ((q < 1) | (measure.largest < math.inf))
-        nearest = torch.minimum(torch.maximum(q, low), high)
-        least = torch.where(valid, torch.minimum(least, of_two(nearest, q) - now), least)
-        farthest = of_two(high, q) if is_kl else torch.maximum(of_two(high, q), of_two(low, q))
-        valid &= now.isfinite()
-        most = torch.where(valid, torch.maximum(most, farthest - now), most)
-    return least, most
+    masks = [(a <= k) & (b > 0) for k in range(few + 1)]
+    drawn, q = (torch.stack([(x * mask).sum(-1) for mask in masks]) for x in (a, b))
+    q = q / m
+    low, high = _wilson(drawn - 0.5, n, z)[0], _wilson(drawn + 0.5, n, z)[1]
+    now = of_two(drawn / n, q)
+    valid = (drawn <= few) & (q > 0) & ((q < 1) | (measure.largest < math.inf))
+    nearest = torch.minimum(torch.maximum(q, low), high)
+    least = torch.where(valid, of_two(nearest, q) - now, 0).clamp(max=0)
+    farthest = of_two(high, q) if is_kl else torch.maximum(of_two(high, q), of_two(low, q))
+    most = torch.where(valid & now.isfinite(), farthest - now, 0).clamp(min=0)
+    return least.amin(0), most.amax(0)
 
 
 def _wilson(drawn: Tensor, n: Tensor, z: float) -> tuple[Tensor, Tensor]:
