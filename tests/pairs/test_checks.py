@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ from torch.distributions import (
 
 from kullback import JensenShannon, Renyi, divergence, kl_bounds, kl_divergence, kl_estimate
 from kullback.errors import ArgumentValueError, NoRuleError
+from kullback.pairs.clone import parameters_of
 
 LOG: Any = ExpTransform().inv
 
@@ -196,3 +198,10 @@ def test_integrals_refuse_vmap_and_whole_graphs_with_a_sentence(make: Any, kind:
     torch.compiler.reset()
     assert torch.allclose(torch.compile(call, backend="eager")(x), batch, rtol=1e-12)
     torch.compiler.reset()
+
+
+def test_reading_many_parameters_takes_linear_time() -> None:
+    steps = [doubles(0.5)] * 600_000
+    start = time.process_time()
+    assert len(parameters_of(steps)) == len(steps)
+    assert time.process_time() - start < 5  # a list that loses its first item each time takes over 20 s

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ __all__ = [
     "usable",
     "with_dimension",
     "with_tensors",
-    "zero_of_parameters",
+    "zero_of",
 ]
 
 # Its arguments are the distribution or transform with the tensor, the attribute's name, and the tensor.
@@ -88,10 +89,10 @@ def _tensors_in(*things: Any, of_parameters: bool = False) -> list[Tensor]:
     With `of_parameters`, return only the floating-point parameters, without the tensors that torch derives from them.
     """
     tensors: list[Tensor] = []
-    waiting = list(things)
+    waiting: deque[Any] = deque(things)
     seen: set[int] = set()  # a transform and its inverse may refer to each other
     while waiting:
-        thing = waiting.pop(0)
+        thing = waiting.popleft()
         if isinstance(thing, Tensor):
             if not of_parameters or thing.is_floating_point():
                 tensors.append(thing)
@@ -125,13 +126,9 @@ def _within(constraint: constraints.Constraint, x: Tensor) -> Tensor:
     return inside.reshape(*inside.shape, *[1] * (x.ndim - inside.ndim)) if inside.ndim else inside
 
 
-def zero_of_parameters(*distributions: Distribution) -> Tensor:
-    """Return 0 with a gradient of 0 to every parameter."""
-    zeros = [
-        torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0).sum()
-        for d in distributions
-        for x in parameters_of(d)
-    ]
+def zero_of(tensors: Iterable[Tensor]) -> Tensor:
+    """Return 0 with derivatives of 0 by every tensor; each derivative may be differentiated again."""
+    zeros = [torch.expm1(torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0)).sum() for x in tensors]
     return sum(zeros, torch.zeros((), dtype=torch.float64, device="cpu"))
 
 

@@ -22,7 +22,7 @@ from kullback.pairs.clone import (
     parameters_of,
     upcast_copy,
     with_tensors,
-    zero_of_parameters,
+    zero_of,
 )
 from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.closed_forms.reductions import kl_transformed_transformed, sum_of_dimensions
@@ -261,7 +261,7 @@ def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value:
     if not value.requires_grad:
         return torch.where(lost, torch.inf, value)
     if bool(lost.all()):
-        return torch.full_like(value.detach(), torch.inf) + zero_of_parameters(p, q)
+        return torch.full_like(value.detach(), torch.inf) + zero_of(parameters_of(p, q))
     # The derivatives of an overflow may be NaN, so another element of the batch replaces it.
     replaced = _with_elements_replaced(p, q, lost)
     computed = form.function(replaced[0], replaced[1])
@@ -465,7 +465,7 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
     if torch.is_grad_enabled() and not value.requires_grad:
         parameters = [*pair.parameters_p, *pair.parameters_q] or parameters_of(p, q)
         if any([x.requires_grad for x in parameters]):  # noqa: C419 - a generator costs a call for each
-            value = value + zero_of_parameters(p, q).to(dtype)  # an infinite value has a gradient of 0
+            value = value + zero_of(parameters_of(p, q)).to(dtype)  # an infinite value has a gradient of 0
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kullback.generators.growth import Corner, Growth
+from kullback.pairs.clone import zero_of
 from kullback.pairs.densities.base import Coordinate, Density, Points
 from kullback.pairs.integration.breaks import Break, corner_terms, find_breaks, moving
 from kullback.pairs.integration.divergence_terms import DivergenceTerms, with_derivatives
@@ -100,23 +101,13 @@ def _integral(
             needed = _needed(by_p, logs[0]) & finite, _needed(by_q, logs[1]) & finite
         value = with_derivatives(value, derivatives, *log_masses(p, q, needed))
         value = value + second_order(*logs)
-        value = value if is_tracked(value) else value + _zero_of_parameters(p, q)
+        value = value if is_tracked(value) else value + zero_of([*p.tensors(), *q.tensors()])
     return Integral(torch.where(diverges, torch.inf, value), error, unintegrated)
 
 
 def _needed(by: Tensor, log: Tensor) -> Tensor:
     """Return the nodes at which a mass has first or second derivatives that are not negligible."""
     return log.isfinite() & ((by != 0) | (log > _UNDERFLOW))
-
-
-def _zero_of_parameters(*densities: Density) -> Tensor:
-    """Return 0 with a gradient of 0 to every parameter."""
-    zeros = [
-        torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0).sum()
-        for density in densities
-        for x in density.tensors()
-    ]
-    return sum(zeros, torch.zeros((), dtype=torch.float64, device="cpu"))
 
 
 # ---- On the line.
