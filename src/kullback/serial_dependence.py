@@ -106,12 +106,12 @@ def number_scores(x: Array) -> Array:
     distances of the ranks from the middle. Sorted columns are left out: any column can be sorted, so their order says
     nothing about dependence.
     """
-    x = x[:, [not is_sorted(column) for column in x.T]]
+    x = x[:, ~np.fromiter(map(is_sorted, x.T), dtype=bool)]
     if x.shape[1] > _MOST_COLUMNS:
         scale = x.std(0)
         directions = np.random.default_rng(0).standard_normal((x.shape[1], _MOST_COLUMNS))
         x = (x / np.where(scale > 0, scale, 1.0)) @ directions
-    ranks = np.stack([_ranks(column) for column in x.T], 1) if x.shape[1] else np.zeros((len(x), 0))
+    ranks = np.stack(list(map(_ranks, x.T)), 1) if x.shape[1] else np.zeros((len(x), 0))
     return np.concatenate([ranks, np.abs(ranks)], 1)
 
 
@@ -265,17 +265,17 @@ def _variance_ratios(scores: Array) -> tuple[Array, np.ndarray[Any, np.dtype[np.
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns)
     lag_one = (scores[1:] * scores[:-1]).mean(0) + 1 / n
     significant = lag_one * math.sqrt(n) > _limit(limit, *shape, n)
-    ratios: list[Array] = []
+    each: list[Array] = []
     while len(sums) >= _FEWEST_COMPARED:
         blocks = len(sums)
-        ratios.append((sums * sums).mean(0) / length / (1 - 1 / blocks))
-        if length > 1:
-            cubed = 2 / (9 * n / (length - 1))
-            z = (np.cbrt(ratios[-1]) - (1 - cubed)) / math.sqrt(cubed)  # Wilson and Hilferty
-            significant |= z > _limit(limit, *shape, n * (length - 1) / 2)
+        each.append((sums * sums).mean(0) / length / (1 - 1 / blocks))
         sums = sums[: blocks - 1 : 2] + sums[1::2]
         length *= 2
-    return np.stack(ratios), significant
+    ratios = np.stack(each)
+    others = 2.0 ** np.arange(1, len(ratios))[:, None] - 1  # the rows of a block but one
+    cubed = 2 / (9 * n / others)
+    z = (np.cbrt(ratios[1:]) - (1 - cubed)) / np.sqrt(cubed)  # Wilson and Hilferty
+    return ratios, significant | (z > _limit(limit, *shape, n * others / 2)).any(0)
 
 
 def _shape(scores: Array) -> tuple[Array, Array]:
@@ -284,9 +284,9 @@ def _shape(scores: Array) -> tuple[Array, Array]:
     return np.square((square * scores).mean(0)), (square * square).mean(0)
 
 
-def _limit(limit: float, skewness: Array, kurtosis: Array, pairs: float) -> Array:
+def _limit(limit: float, skewness: Array, kurtosis: Array, pairs: Array | float) -> Array:
     """Correct a normal limit for sums of products of `pairs` pairs of scores, by the Cornish-Fisher expansion."""
-    third = skewness / math.sqrt(pairs)
+    third = skewness / np.sqrt(pairs)
     fourth = np.maximum(np.square(kurtosis) - 3, 0) / pairs
     return limit + (limit**2 - 1) * third / 6 + (limit**3 - 3 * limit) * fourth / 24
 

@@ -22,7 +22,7 @@ from kullback.errors import (
 from kullback.estimate import Estimate
 from kullback.estimators.checks import check_confidence, check_samples
 from kullback.estimators.density_ratio.api import density_ratio
-from kullback.estimators.dependence import grouped
+from kullback.estimators.dependence import Grouped, grouped
 from kullback.estimators.directions import added, exchanged
 from kullback.estimators.discrete.api import (
     augmented_plugin,
@@ -91,26 +91,25 @@ def estimate_from_samples(
 
 def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
     """Estimate from draws in the groups that their order shows, without an error where these are too few."""
-    sides = [
-        grouped(side, name) if isinstance(side, Samples) else None for side, name in ((p, "P"), (q, "Q"))
-    ]
-    notes = [note for side in sides if side is not None for note in side.notes]
+    first, second = _grouped(p, "P"), _grouped(q, "Q")
+    notes = (*first.notes, *second.notes)
     if not notes:
         return _by_kind(settings, p, q, kind)
-    too_few = any(side is not None and side.is_open for side in sides)
-    first, second = (
-        given if side is None else side.samples for side, given in zip(sides, (p, q), strict=True)
-    )
+    too_few = first.is_open or second.is_open
     try:
-        found = _by_kind(settings, first, second, kind)
+        estimate = _by_kind(settings, first.samples, second.samples, kind)
     except ArgumentValueError:  # of an estimator that takes more groups than there are
-        found, too_few = _by_kind(settings, p, q, kind), True
-        notes.append(f"These are too few for {found.method!r}: there is no interval.")
-    if too_few and bool(found.value.isfinite()):
-        found = replace(found, interval=None, standard_error=None)
-    wider = math.sqrt(max(side.correction for side in sides if side is not None))
-    found = _widened(found, wider, largest_of(kind))
-    return replace(found, notes=(*notes, *found.notes))
+        estimate, too_few = _by_kind(settings, p, q, kind), True
+        notes = (*notes, f"These are too few for {estimate.method!r}: there is no interval.")
+    if too_few and bool(estimate.value.isfinite()):
+        estimate = replace(estimate, interval=None, standard_error=None)
+    wider = math.sqrt(max(first.correction, second.correction))
+    estimate = _widened(estimate, wider, largest_of(kind))
+    return replace(estimate, notes=(*notes, *estimate.notes))
+
+
+def _grouped(side: Any, name: str) -> Grouped:
+    return grouped(side, name) if isinstance(side, Samples) else Grouped(side)
 
 
 def _widened(found: Estimate, factor: float, largest: float) -> Estimate:

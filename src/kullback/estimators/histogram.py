@@ -36,6 +36,8 @@ from kullback.samples import Samples
 
 __all__ = ["histogram"]
 
+_KL = KL()
+
 # Draws of P and Q together that a bin holds at least, on average.
 _DRAWS_IN_A_BIN = 20
 _MOST_BINS = 1_000_000
@@ -87,6 +89,11 @@ class _Sorted:
         """Return how many draws are at or below each edge."""
         return np.searchsorted(self.values, edges, side="right")
 
+    def counts(self, edges: Array) -> torch.Tensor:
+        """Return how many draws are in each bin, float64."""
+        inside = np.diff(self.places(edges), prepend=0, append=len(self.values))
+        return torch.from_numpy(inside.astype(np.float64))
+
     def shares(self, edges: Array) -> Array:
         """Return the share of the weight at or below each edge."""
         places = self.places(edges)
@@ -106,7 +113,7 @@ def histogram(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
     bins: int | None = None,
-    kind: Divergence | str = "kl",
+    kind: Divergence | str = _KL,
 ) -> Estimate:
     r"""Estimate KL(P || Q) on the line by Zhang and Grabchak's estimator on counts in bins, other kinds likewise.
 
@@ -340,18 +347,16 @@ def _with_tails(values: Array, edges: Array) -> Array:
 
 
 def _halves(k: int) -> list[int]:
-    halves = [k >> step for step in range(1, k.bit_length())]
-    return [half for half in halves if half >= _DRAWS_IN_A_TAIL]
+    halves: list[int] = []
+    while (k := k // 2) >= _DRAWS_IN_A_TAIL:
+        halves.append(k)
+    return halves
 
 
 def _count(p: Samples, q: Samples, first: _Sorted, second: _Sorted, edges: Array) -> CategoryCounts:
     """Count the draws at or below the first edge, above it and at or below the second, and so on."""
-    if all(x is None for x in (p.weights, p.cluster, q.weights, q.cluster)):
-        a, b = (
-            torch.from_numpy(np.diff(s.places(edges), prepend=0, append=len(s.values)).astype(np.float64))
-            for s in (first, second)
-        )
-        return CategoryCounts(a, b, (1.0, 1.0), 1.0, (len(p), len(q)))
+    if p.weights is p.cluster is q.weights is q.cluster is None:
+        return CategoryCounts(first.counts(edges), second.counts(edges), (1.0, 1.0), 1.0, (len(p), len(q)))
     codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, numpy_of(s)[:, 0])) for s in (p, q))
     return tabulate(codes_p, codes_q, len(edges) + 1, p, q)
 
@@ -390,7 +395,10 @@ def _atoms_of_p_alone(p: Samples, first: _Sorted, second: _Sorted) -> float:
     """
     of_p = numpy_of(p)[:, 0] if p.cluster is None else _once_in_a_cluster(p)
     values, count = np.unique(of_p, return_counts=True)
-    values, count = (side[count >= _FEWEST_AT_AN_ATOM] for side in (values, count))
+    several = count >= _FEWEST_AT_AN_ATOM
+    if not several.any():
+        return 0.0
+    values, count = values[several], count[several]
     of_q = np.searchsorted(second.values, values, "right") - np.searchsorted(second.values, values, "left")
     of_q, expected = of_q / len(second.values), count / len(of_p)
     alone = (of_q < expected / 10) & (expected * len(second.values) >= _FEWEST_AT_AN_ATOM)

@@ -35,14 +35,14 @@ def common_step(p: Samples, q: Samples) -> float | None:
     Both fill it if, between their 5 % and 95 % quantiles, half as many values occur as do where all are equally likely.
     Prices do not: most end in 9.
     """
-    x, y = (np.unique(numpy_of(side)[:, 0]) for side in (p, q))
-    if any(len(values) > (1 - _FEW_TIES) * len(side) for values, side in ((x, p), (y, q))):
+    x, y = np.unique(numpy_of(p)[:, 0]), np.unique(numpy_of(q)[:, 0])
+    if len(x) > (1 - _FEW_TIES) * len(p) or len(y) > (1 - _FEW_TIES) * len(q):
         return None
     values = np.unique(np.concatenate([x, y]))
     if len(values) <= _FEWEST_VALUES:
         return None
     largest = float(np.abs(values).max())
-    epsilon = max(torch.finfo(side.tensor.dtype).eps for side in (p, q)) * largest
+    epsilon = max(torch.finfo(p.tensor.dtype).eps, torch.finfo(q.tensor.dtype).eps) * largest
     gaps = np.diff(values)
     gaps = gaps[gaps > 4 * epsilon]
     if not len(gaps):

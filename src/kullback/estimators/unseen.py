@@ -156,7 +156,10 @@ def _log_probability(inside: Array, around: Array, gaps: int) -> Array:
     equally likely.
     """
     total = inside + around
-    return sum((np.log((around + j) / (total + j)) for j in range(1, gaps + 1)), np.zeros(len(inside)))
+    chance = np.zeros(len(inside))
+    for j in range(1, gaps + 1):
+        chance += np.log((around + j) / (total + j))
+    return chance
 
 
 def unseen_in_scores(

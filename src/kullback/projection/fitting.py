@@ -29,7 +29,8 @@ from kullback.estimate import Estimate
 from kullback.generators import KL, Divergence, ReverseKL, as_divergence, behaves_as
 from kullback.generators.growth import as_kl
 from kullback.inputs import check_flag, check_generator, number_from, whole_from
-from kullback.pairs.clone import detached, upcast_copy, usable, with_tensors
+from kullback.numeric import upcast
+from kullback.pairs.clone import upcast_copy, usable, with_tensors
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
 from kullback.pairs.support import check_comparable
 from kullback.progress import progress_bar
@@ -142,7 +143,7 @@ def fit(
     if isinstance(target, Distribution):
         _check_comparable(q, target)
     family = read_family(q, names)
-    q = upcast_copy(detached(q))
+    q = with_tensors(q, _in_float64)
     found = _fitted(q, target, objective, kind, family, names, settings)
     if form is not None:
         own = getattr(found.distribution, "_categorical", found.distribution)
@@ -216,7 +217,7 @@ def _target(to: Any, q: Any) -> Any:
         if isinstance(q, OneHotCategorical) or q is OneHotCategorical:
             to = OneHotCategorical(probs=to.probs, validate_args=False)
     if isinstance(to, Distribution):
-        return with_tensors(upcast_copy(detached(usable("fit", "to", to))), _normalized)
+        return with_tensors(usable("fit", "to", to), _normalized)
     if isinstance(to, Samples):
         return to
     if callable(to) and not isinstance(to, type | torch.nn.Module):
@@ -231,8 +232,14 @@ def _target(to: Any, q: Any) -> Any:
     )
 
 
+def _in_float64(owner: Any, name: str, x: Tensor) -> Tensor:
+    """Detach a parameter and convert it to float64."""
+    return upcast(x.detach()) if x.is_floating_point() else x.detach()
+
+
 def _normalized(owner: Any, name: str, x: Tensor) -> Tensor:
-    """Divide probabilities, which in float32 add up to 1 to few digits, by their sum."""
+    """Detach a parameter and convert it to float64; normalize probabilities, whose sum in float32 is inexact."""
+    x = _in_float64(owner, name, x)
     is_probs = isinstance(owner, Categorical) and name == "probs"
     return x / x.sum(-1, keepdim=True) if is_probs else x
 
@@ -329,10 +336,11 @@ def _fitted(
     by_formula = "maximum_likelihood" if isinstance(target, Samples) else "moment_matching"
     if behaves_as(kind, KL) and method in ("auto", by_formula):
         distribution = nearest(q, target, family, fixed)
+        is_finite = distribution is not None and has_numbers(distribution)
         # Without finite means, in float64 or at all, the other methods find the optimum or say that there is none.
         others = method == "auto" and isinstance(target, Distribution)
-        if distribution is not None and (has_numbers(distribution) or not others):
-            return _by_formula(q, distribution, objective, by_formula, settings)
+        if is_finite or not (distribution is None or others):
+            return _by_formula(q, distribution if is_finite else None, objective, by_formula, settings)
     if method in ("auto", "em") and behaves_as(kind, KL) and isinstance(q, MixtureSameFamily):
         found = _by_em(q, target, objective, family, settings)
         if found is not None:
@@ -363,7 +371,7 @@ def _by_formula(
     q: Distribution, distribution: Any, objective: Objective, method: str, settings: Settings
 ) -> Found:
     before = objective.measure_or_draw(q, settings.generator)
-    if not has_numbers(distribution):
+    if distribution is None:
         _check_finite(before.value, q, objective)
         raise invalid_value(
             "fit",

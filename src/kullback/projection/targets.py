@@ -88,10 +88,6 @@ class Target(MeanTarget):
             corner: where the statistic has a corner or a jump, of the batch's shape.
         """
 
-    def mean(self) -> Tensor:
-        rough = self.mean_of(lambda at: at.x).value
-        return rough + self.mean_of(lambda at, about: at.x - about, rough).value
-
 
 @dataclass(frozen=True)
 class DensityTarget(Target):
@@ -99,6 +95,11 @@ class DensityTarget(Target):
 
     density: Density
     shape: torch.Size
+
+    def mean(self) -> Tensor:
+        center = self.density.center_and_width()[0].expand(self.shape)
+        about = self.density.coordinate().points(center).x
+        return about + self.mean_of(lambda at, about: at.x - about, about).value
 
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Mean:
         if not self.shape.numel():
@@ -115,10 +116,11 @@ class DensityTarget(Target):
         given = [x.expand(self.shape).reshape(-1, 1) for x in given]
         parts: list[tuple[Tensor, Tensor]] = []
         for start in range(0, self.shape.numel(), _BLOCK):
-            block = torch.arange(start, min(start + _BLOCK, self.shape.numel()), device="cpu")
-            part = p.mapped(lambda x, block=block: x[block])
+            block = slice(start, start + _BLOCK)
+            part = p if self.shape.numel() <= _BLOCK else p.mapped(lambda x, block=block: x[block])
             own = [x[block] for x in given]
-            parts.append(_integrated(part, statistic, block.shape, own, corner is not None))
+            shape = torch.Size([min(_BLOCK, self.shape.numel() - start)])
+            parts.append(_integrated(part, statistic, shape, own, corner is not None))
         values, errors = (torch.cat(column).reshape(self.shape) for column in zip(*parts, strict=True))
         return Mean(values, errors)
 
@@ -154,6 +156,10 @@ class DrawsTarget(Target):
     @property
     def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.draws.shape[1:]
+
+    def mean(self) -> Tensor:
+        rough = self.mean_of(lambda at: at.x).value
+        return rough + self.mean_of(lambda at, about: at.x - about, rough).value
 
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Mean:
         values = statistic(Points(self.draws), *parameters)
@@ -236,19 +242,18 @@ def _integrated(
 
     def measure(lower: Tensor, upper: Tensor) -> Panels:
         v, half = panel_nodes(lower, upper)
-        log_p, f = (x.expand_as(v.flatten(-2)).unflatten(-1, v.shape[-2:]) for x in weighed(v.flatten(-2)))
-        mass = torch.exp(log_p)
-        values, errors = integrate_panels(mass * f, half)
-        masses, mass_errors = integrate_panels(mass, half)
-        return Panels(
-            lower, upper, (values, errors, integrate_panels(mass * f.abs(), half)[0], masses, mass_errors)
-        )
+        log_p, f = weighed(v.flatten(-2))
+        mass = torch.exp(log_p).expand_as(v.flatten(-2))
+        terms = torch.stack([mass * f, mass * f.abs(), mass]).unflatten(-1, v.shape[-2:])
+        (values, sizes, masses), (errors, _, mass_errors) = integrate_panels(terms, half)
+        return Panels(lower, upper, (values, errors, sizes, masses, mass_errors))
 
     def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
-        columns = parts[0].columns
-        errors, size, mass_errors = (columns[k].sum(-1) for k in (1, 2, 4))
-        enough = (errors <= _RTOL * size.clamp(min=1e-300)) & (mass_errors <= _RTOL)
-        relative = columns[1] / size.clamp(min=1e-300).unsqueeze(-1) + columns[4]
+        _, errors, sizes, _, mass_errors = parts[0].columns
+        size = sizes.sum(-1)
+        least = size.clamp(min=1e-300)
+        enough = (errors.sum(-1) <= _RTOL * least) & (mass_errors.sum(-1) <= _RTOL)
+        relative = errors / least.unsqueeze(-1) + mass_errors
         return enough | ~size.isfinite(), [relative.nan_to_num(nan=0.0)]
 
     v = scan_points(marks)

@@ -337,7 +337,7 @@ def describe(
 ) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None, list[str]]:
     """Return the standard error, the interval if any, and notes; `categories` is what these call the categories."""
     variance = point.kl_variance(table.a, table.b, table.inflation)
-    unseen, singletons = (float(share) for share in point.unseen_shares(table.a, table.b))
+    unseen, singletons = map(float, point.unseen_shares(table.a, table.b))
     notes: list[str] = []
     if categories == "categories":
         notes += nothing_shared(table)

@@ -7,7 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from kullback.estimators.discrete.measures import FEWEST_DRAWS, KL_MEASURE, KNOWN, Measure, is_rare
+from kullback.estimators.discrete.measures import (
+    FEWEST_DRAWS,
+    KL_MEASURE,
+    KNOWN,
+    Measure,
+    is_rare,
+    no_correction,
+)
 from kullback.estimators.discrete.point import CoverageCorrection, unseen_shares
 from kullback.estimators.normal_interval import standard_normal_quantile
 
@@ -42,11 +49,12 @@ def has_upper_end(a: Tensor, b: Tensor, half_width: Tensor | float = 0.0, *, bin
     showed none so rarely, and two draws or more would add over half of the interval at a ratio of e^8. Of `bins` of a
     line neighbors tell more than that, and only the first holds.
     """
-    never, once, twice = (unseen_shares(a, (b - k).abs())[0] for k in range(3))
+    n = a.sum(-1)
+    never = torch.where((a > 0) & (b == 0), a / n.unsqueeze(-1), 0.0).sum(-1)
     few = never <= MOST_UNSEEN
     if bins:
         return few
-    n = a.sum(-1)
+    once, twice = (unseen_shares(a, (b - k).abs())[0] for k in (1, 2))
     more, variance = n * (never - (once + twice) / 2), n * (never + (once + twice) / 4)
     unlike = (more > 0) & (more >= _UNLIKE * variance.sqrt())
     # Where Q showed each category several times, two draws of P elsewhere are like none of them.
@@ -108,13 +116,13 @@ def kl_interval(
         rare = torch.maximum(rare, torch.maximum(*unseen_shares(b, a)))
     change = measure.correction(a, b)
     limits = measure, z, inflation, spread
-    above = measure.above(a, b) + change.shrunken
-    high = _not_rejected(above, a, b, *limits, change.variance)[1]
-    high = torch.maximum(high, above + _with_few(a, b, measure, z, inflation)[1])
-    low = _lower_end(a, b, *limits, change) + change.predicted.clamp(max=0)
+    low, high = _ends(a, b, *limits, change)
+    low = low + change.predicted.clamp(max=0)
     high = high + _CAUTION * change.predicted.clamp(min=0)
-    bound = _lower_end(*coarser(a, b), *limits)
-    low = torch.where(rare > MOST_UNSEEN, bound, low).clamp(min=0)
+    is_coarse = rare > MOST_UNSEEN
+    if bool(is_coarse.any()):
+        low = torch.where(is_coarse, _ends(*coarser(a, b), *limits, no_correction(a, b))[0], low)
+    low = low.clamp(min=0)
     closed = _is_closed(measure, a, b, (high - low) / 2, bins=bins)
     # Differences of two infinite divergences say nothing about an end.
     low = low.nan_to_num(nan=0.0)
@@ -135,34 +143,39 @@ def _is_closed(measure: Measure, a: Tensor, b: Tensor, half_width: Tensor, *, bi
     return closed
 
 
-def _lower_end(
+def _ends(
     a: Tensor,
     b: Tensor,
     measure: Measure,
     z: float,
     inflation: tuple[float, float],
     spread: float,
-    change: CoverageCorrection | None = None,
-) -> Tensor:
-    """Return the least divergence not rejected, also with half a draw of one side in all that the other alone showed.
+    change: CoverageCorrection,
+) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest divergence that the counts do not reject.
 
-    That half is the continuity correction of none: no draw there is next to no variance, too.
+    The smallest one is also tested with half a draw of one side in all categories that only the other side showed.
+    This is the continuity correction of zero counts, whose estimated variance is too small as well.
     """
+
+    def bounds(estimate: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return _not_rejected(estimate, x, y, measure, z, inflation, spread, change.variance)
+
+    estimate = measure.estimate(a, b) + change.shrunken
+    low, high = bounds(estimate, a, b)
+    below, above = _with_few(a, b, measure, z, inflation)
+    low = torch.minimum(low, estimate + below)
+    if measure.above != measure.estimate:
+        estimate = measure.above(a, b) + change.shrunken
+        high = bounds(estimate, a, b)[1]
+    high = torch.maximum(high, estimate + above)
     only_p, only_q = (a > 0) & (b == 0), (a == 0) & (b > 0)
-    cases = (
-        (a, b),
-        (_and_half(a.masked_fill(only_q, 0), only_q), _merged(b, only_q)),
-        (_merged(a, only_p), _and_half(b.masked_fill(only_p, 0), only_p)),
-    )
-    ends: list[Tensor] = []
-    for x, y in cases:
-        estimate = measure.estimate(x, y)
-        more = torch.zeros_like(estimate) if change is None else change.variance
-        estimate = estimate if change is None else estimate + change.shrunken
-        ends.append(_not_rejected(estimate, x, y, measure, z, inflation, spread, more)[0])
-        if len(ends) == 1:
-            ends.append(estimate + _with_few(x, y, measure, z, inflation)[0])
-    return torch.stack(ends).amin(0)
+    for only, with_half, other in ((only_q, a, b), (only_p, b, a)):
+        if bool(only.any()):
+            sides = _and_half(with_half.masked_fill(only, 0), only), _merged(other, only)
+            x, y = sides if only is only_q else sides[::-1]
+            low = torch.minimum(low, bounds(measure.estimate(x, y) + change.shrunken, x, y)[0])
+    return low, high
 
 
 def _with_few(
@@ -174,10 +187,10 @@ def _with_few(
     Wilson's with a continuity correction of half a draw; of what is between them the lower end takes what is nearest to
     Q's probability. Of kinds other than KL, few draws of Q count alike.
     """
-    z_p, z_q = (z * factor**0.5 for factor in inflation)
+    first = _with_few_of(a, b, measure, z * inflation[0] ** 0.5)
     if measure is KL_MEASURE:
-        return _with_few_of(a, b, measure, z_p)
-    first, second = _with_few_of(a, b, measure, z_p), _with_few_of(b, a, measure, z_q, swapped=True)
+        return first
+    second = _with_few_of(b, a, measure, z * inflation[1] ** 0.5, swapped=True)
     least, most = ((x.square() + y.square()).sqrt() for x, y in zip(first, second, strict=True))
     return -least, most
 
@@ -186,23 +199,27 @@ def _with_few_of(
     a: Tensor, b: Tensor, measure: Measure, z: float, *, swapped: bool = False
 ) -> tuple[Tensor, Tensor]:
     n, m = a.sum(-1), b.sum(-1)
-    is_kl = measure is KL_MEASURE
-
-    def of_two(p: Tensor, q: Tensor) -> Tensor:
-        return measure.of_two(q, p) if swapped else measure.of_two(p, q)
-
     few = _FEW_OF_POWERS if measure.power else _FEW
-    masks = [(a <= k) & (b > 0) for k in range(few + 1)]
-    drawn, q = (torch.stack([(x * mask).sum(-1) for mask in masks]) for x in (a, b))
-    q = q / m
-    low, high = _wilson(drawn - 0.5, n, z)[0], _wilson(drawn + 0.5, n, z)[1]
-    now = of_two(drawn / n, q)
-    valid = (drawn <= few) & (q > 0) & ((q < 1) | (measure.largest < math.inf))
+    of_a: list[Tensor] = []
+    of_b: list[Tensor] = []
+    for k in range(few + 1):
+        rare = (a <= k) & (b > 0)
+        of_a.append((a * rare).sum(-1))
+        of_b.append((b * rare).sum(-1))
+    drawn, q = torch.stack(of_a), torch.stack(of_b) / m
+    lows, highs = _wilson(torch.stack([drawn - 0.5, drawn + 0.5]), n, z)
+    low, high = lows[0], highs[1]
     nearest = torch.minimum(torch.maximum(q, low), high)
-    least = torch.where(valid, of_two(nearest, q) - now, 0).clamp(max=0)
-    farthest = of_two(high, q) if is_kl else torch.maximum(of_two(high, q), of_two(low, q))
-    most = torch.where(valid & now.isfinite(), farthest - now, 0).clamp(min=0)
-    return least.amin(0), most.amax(0)
+    probabilities = torch.stack([drawn / n, nearest, high, low])
+    of_q = q.expand_as(probabilities)
+    pair = (of_q, probabilities) if swapped else (probabilities, of_q)
+    now, at_nearest, farthest, at_low = measure.of_two(*pair)
+    if measure is not KL_MEASURE:
+        farthest = torch.maximum(farthest, at_low)
+    valid = (drawn <= few) & (q > 0) & ((q < 1) | (measure.largest < math.inf))
+    least = torch.where(valid, at_nearest - now, 0.0).amin(0).clamp(max=0)
+    most = torch.where(valid & now.isfinite(), farthest - now, 0.0).amax(0).clamp(min=0)
+    return least, most
 
 
 def _wilson(drawn: Tensor, n: Tensor, z: float) -> tuple[Tensor, Tensor]:
@@ -229,8 +246,8 @@ def _not_rejected(
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
     # What draws that depend on each other multiply is the part of the variance that grows with t, not that of P = Q.
     share = second.mean / (estimate + second.mean / 2).clamp(min=torch.finfo(estimate.dtype).tiny)
-    in_p, in_q = (factor + (factor - 1) * share for factor in inflation)
-    rate = (from_p * in_p + from_q * in_q) / plain
+    in_p, in_q = inflation
+    rate = (from_p * (in_p + (in_p - 1) * share) + from_q * (in_q + (in_q - 1) * share)) / plain
     # Few draws may show next to no variance: near P = Q it is that of a noncentral chi-square, 2 t (1/n + 1/m).
     scale = measure.curvature * (1 / a.sum(-1) + 1 / b.sum(-1))
     near = (rate * plain + 2 * scale * second.mean) / (plain + second.mean)

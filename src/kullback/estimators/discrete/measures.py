@@ -31,7 +31,7 @@ from kullback.generators import Divergence
 from kullback.generators.base import FinitePair
 from kullback.generators.growth import power_of
 
-__all__ = ["KL_MEASURE", "KNOWN", "Measure", "at_the_ends", "measure_of", "of_shares"]
+__all__ = ["KL_MEASURE", "KNOWN", "Measure", "at_the_ends", "measure_of", "no_correction", "of_shares"]
 
 # A side whose probabilities are known counts as so many draws.
 KNOWN = 1e15
@@ -126,7 +126,7 @@ def measure_of(kind: Divergence) -> Measure:
     return Measure(
         sums.estimate,
         sums.above,
-        _no_correction,
+        no_correction,
         sums.variances,
         near,
         curvature,
@@ -222,7 +222,8 @@ def _curvature(kind: Divergence) -> float:
     return float(of_shares(kind, p, one).sum()) / h**2
 
 
-def _no_correction(a: Tensor, b: Tensor) -> CoverageCorrection:
+def no_correction(a: Tensor, b: Tensor) -> CoverageCorrection:
+    """Return a correction of 0."""
     zero = torch.zeros_like((a + b).sum(-1))
     return CoverageCorrection(zero, zero, zero)
 

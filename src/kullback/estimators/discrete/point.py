@@ -280,7 +280,8 @@ def unseen_shares(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         The population frequencies of species and the estimation of population parameters (Good, 1953)
     """
     a, b, n, _ = _counts(a, b)
-    return _sum(a * (b == 0), a / n), _sum(a * (_whole(a) == 1), a / n)
+    never, once = (a > 0) & (b == 0), _whole(a) == 1
+    return torch.where(never, a / n, 0.0).sum(-1), torch.where(once, a / n, 0.0).sum(-1)
 
 
 class CoverageCorrection(NamedTuple):
@@ -302,9 +303,9 @@ def coverage_correction(a: Tensor, b: Tensor) -> CoverageCorrection:
     """Predict what the estimate leaves out for want of draws of the rare categories."""
     share = a / a.sum(-1, keepdim=True)
     seen_p, seen_q = _whole(a), _whole(b)
-    added, variance_q = _predicted(share, seen_q == 0, seen_q == 1)
-    taken, variance_p = _predicted(share, seen_p == 1, seen_p == 2)
-    predicted, variance = added - taken, variance_q + variance_p
+    rarest, next_rarest = torch.stack([seen_q == 0, seen_p == 1]), torch.stack([seen_q == 1, seen_p == 2])
+    (added, taken), variances = _predicted(share, rarest, next_rarest)
+    predicted, variance = added - taken, variances[0] + variances[1]
     factor = torch.where(predicted.square() > variance, 1 - variance / predicted.square(), 0.0)
     return CoverageCorrection(predicted, factor * predicted, factor * variance)
 
