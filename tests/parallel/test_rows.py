@@ -29,6 +29,7 @@ from tests.parallel.losses import (
     top_k,
 )
 from tests.parallel.world import SIZES, Rank
+from tests.test_contributing import example
 
 CUTS = [even, chunked, ragged, late]
 MASK = torch.tensor([True, False, True, True, False, True])
@@ -72,6 +73,17 @@ def sampled_loss(kind: Any, **options: Any) -> Loss:
     return Loss(student, drawn, {"kind": kind, **options}, ragged)
 
 
+def loss_of_ensemble(**options: Any) -> Loss:
+    """The teacher of CONTRIBUTING: the mean of two models' probabilities of four classes."""
+    names: dict[str, Any] = {"__name__": "ensemble"}
+    page = compile(example("A teacher"), "CONTRIBUTING.md", "exec", dont_inherit=True)
+    exec(page, names)  # noqa: S102 - the code of the page
+    student, teacher = plain()
+    indices = teacher.argsort(-1)[:, :4]
+    members = torch.stack([x.gather(-1, indices) for x in (student, teacher)], -2)
+    return Loss(student, names["Ensemble"](indices, members), options, late)
+
+
 def labeled_rows(kind: Any, share: float, dtype: torch.dtype = torch.float64, **options: Any) -> Loss:
     """Every edge; the labels have nearly all mass, none, and lie in each shard."""
     labels = torch.tensor([0, 10, 5, 3, -100, 8, 1, 4, 7, 2, 2, 9, 0, 6])
@@ -112,6 +124,7 @@ LOSSES: dict[str, Loss] = {
     "top-k temperature": top_k_loss("renormalize", KL(), temperature=2.0, reduction="none"),
     "sampled tail": sampled_loss(KL()),
     "sampled tail tv": sampled_loss(TotalVariation()),
+    "teacher from outside": loss_of_ensemble(kind=JensenShannon(0.3), temperature=2.0, mask=MASK, **LABELED),
     **{f"labels and {kind!r}": labeled_rows(kind, 0.3) for kind in (KL(), JensenShannon(), Renyi(2.0))},
     "labels alone": labeled_rows(KL(), 1.0),
     "labels at temperature 1": with_options(**LABELED, temperature=2.5, temperature_squared=True),
