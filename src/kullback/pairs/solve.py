@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, MixtureSameFamily, TransformedDistribution
+from torch.distributions import Distribution, Independent, MixtureSameFamily
 
 from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, safe_repr
 from kullback.estimate import Estimate
@@ -25,7 +25,11 @@ from kullback.pairs.clone import (
     zero_of,
 )
 from kullback.pairs.closed_forms.native import fused_divergence
-from kullback.pairs.closed_forms.reductions import kl_transformed_transformed, sum_of_dimensions
+from kullback.pairs.closed_forms.reductions import (
+    kl_of_dimensions,
+    kl_transformed_transformed,
+    sum_of_dimensions,
+)
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
 from kullback.pairs.densities.base import density_of
 from kullback.pairs.integration.divergence_terms import total_of_masses
@@ -307,14 +311,12 @@ def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> E
 # ---- Rules of the other kinds.
 
 
-def _by_equal_maps(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
-    """Return the divergence of the base distributions if P and Q apply equal maps, which do not change it."""
-    p, q = pair.p, pair.q
-    if not (isinstance(p, TransformedDistribution) and isinstance(q, TransformedDistribution)):
+def _by_maps(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+    """Return the divergence of the variables before equal maps, which do not change it, or of independent numbers."""
+    reduction = pair.plan.reduction
+    if reduction is None or reduction not in (kl_transformed_transformed, kl_of_dimensions):
         return None
-    if pair.plan.reduction is not kl_transformed_transformed:
-        return None
-    return kl_transformed_transformed(p, q, lambda a, b: estimate(pair.call, a, b, options, kind))
+    return reduction(pair.p, pair.q, lambda a, b: estimate(pair.call, a, b, options, kind))
 
 
 def _by_classes(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
@@ -441,7 +443,7 @@ _KL_RULES: tuple[Rule, ...] = (
     _by_rule_of_torch,
     _by_densities,
 )
-_OTHER_RULES: tuple[Rule, ...] = (_by_nan, _by_equal_maps, _by_classes, _by_renyi, _by_densities)
+_OTHER_RULES: tuple[Rule, ...] = (_by_nan, _by_maps, _by_classes, _by_renyi, _by_densities)
 # The rules for a distribution that overrides the `log_prob` of its family.
 _RULES_BY_DENSITY: tuple[Rule, ...] = (_by_nan, _by_densities)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import mpmath
 import pytest
 import torch
@@ -32,7 +34,7 @@ from torch.distributions import (
 )
 from torch.distributions.transforms import AbsTransform
 
-from kullback import kl_divergence, kl_estimate
+from kullback import divergence, kl_divergence, kl_estimate
 from kullback.errors import ArgumentTypeError, NoRuleError
 from kullback.pairs.bounds import Bounds, kl_bounds
 
@@ -126,6 +128,34 @@ def test_different_maps_go_to_quadrature() -> None:
     torch.testing.assert_close(
         kl_divergence(logit_p, logit_q), kl_divergence(Normal(double(0.3), 0.5), Normal(double(1.0), 1.0))
     )
+
+
+def test_maps_of_independent_numbers_are_independent_mapped_numbers() -> None:
+    loc, scale = double(0.3, 1.0).requires_grad_(), double(0.5, 0.9)
+    a, b = double(2.0, 3.0), double(1.0, 1.5)
+    p = TransformedDistribution(Independent(Normal(loc, scale), 1), [ExpTransform()])
+    q = Independent(Gamma(a, b), 1)
+    # E log p and E log q of a log-normal P and a gamma Q.
+    mean = torch.exp(loc + scale**2 / 2)
+    of_p = -torch.log(scale) - math.log(2 * math.pi * math.e) / 2 - loc
+    expected = (of_p - a * torch.log(b) + torch.lgamma(a) - (a - 1) * loc + b * mean).sum()
+    value = kl_divergence(p, q)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=0)
+    gradients = [torch.autograd.grad(x, loc)[0] for x in (value, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=0)
+    both_ways = value + kl_divergence(q, p)
+    torch.testing.assert_close(divergence(q, p, "jeffreys"), both_ways, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["kl", "jeffreys", "renyi:0.5", "chi2", "hellinger"])
+def test_a_shift_of_vectors_is_a_shift_of_their_numbers(kind: str) -> None:
+    shift, loc, factor = double(0.1, -0.4), double(0.3, 1.0), double(1.2, 0.8)
+    p = TransformedDistribution(Normal(loc, double(1.0, 1.1)), [AffineTransform(shift, factor, event_dim=1)])
+    shifted = Independent(Normal(shift + factor * loc, factor * double(1.0, 1.1)), 1)
+    q = Independent(Normal(double(0.0, 0.0), double(1.5, 1.5)), 1)
+    for sides in ((p, q), (q, p)):
+        plain = [shifted if side is p else side for side in sides]
+        torch.testing.assert_close(divergence(*sides, kind), divergence(*plain, kind), rtol=1e-9, atol=0)
 
 
 def test_a_map_that_is_not_injective_does_not_cancel() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.distributions import (
+    AffineTransform,
     Bernoulli,
     Categorical,
     Distribution,
@@ -29,7 +30,7 @@ from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import reduction
 from kullback.special import safe_logsumexp
 
-__all__ = ["kl_transformed_transformed", "sum_of_dimensions"]
+__all__ = ["kl_of_dimensions", "kl_transformed_transformed", "sum_of_dimensions"]
 
 SolvePair = Callable[[Distribution, Distribution], Estimate]
 
@@ -77,7 +78,7 @@ def kl_transformed_transformed(
             break
         count += 1
     if not count or any(step.domain.event_dim or step.codomain.event_dim for each in steps for step in each):
-        return None
+        return kl_of_dimensions(p, q, kl)
     rest = [each[: len(each) - count] for each in steps]
     bases = (
         TransformedDistribution(d.base_dist, maps, validate_args=False) if maps else d.base_dist
@@ -86,22 +87,46 @@ def kl_transformed_transformed(
     return kl(*bases)
 
 
+@reduction(TransformedDistribution, Independent)
+@reduction(Independent, TransformedDistribution)
+def kl_of_dimensions(p: Distribution, q: Distribution, kl: SolvePair) -> Estimate | None:
+    """Return KL of independent mapped numbers if both sides are independent numbers, with or without maps."""
+    left, right = _in_dimensions(p), _in_dimensions(q)
+    if (left is p and right is q) or not (isinstance(left, Independent) and isinstance(right, Independent)):
+        return None
+    return kl(left, right)
+
+
+def _in_dimensions(d: Distribution) -> Distribution:
+    """Return maps of independent numbers as independent mapped numbers; any other distribution is unchanged."""
+    base: Any = d.base_dist if type(d) is TransformedDistribution else None
+    if not isinstance(base, Independent):
+        return d
+    steps = [
+        AffineTransform(step.loc, step.scale) if isinstance(step, AffineTransform) else step
+        for step in steps_of(cast("TransformedDistribution", d).transforms)
+    ]
+    if any(step.domain.event_dim or step.codomain.event_dim for step in steps):
+        return d
+    each = TransformedDistribution(base.base_dist, steps, validate_args=False)
+    return Independent(each, base.reinterpreted_batch_ndims, validate_args=False)
+
+
 def _of_dimensions(d: TransformedDistribution) -> Distribution:
-    """Return maps of independent numbers as independent distributions of mapped numbers; raise for other maps."""
-    base: Any = d.base_dist
-    if not isinstance(base, Independent) or any(step.domain.event_dim for step in d.transforms):
+    """Return maps of independent numbers as independent mapped numbers; raise for other maps."""
+    result = _in_dimensions(d)
+    if result is d:
         raise NoRuleError(
             explain(
                 "kl_divergence",
                 "p, q",
                 wanted="transforms that share their tensors, need no gradient, or map single numbers",
-                got=f"maps of vectors of {type(base).__name__} with equal values and different parameters that require "
-                "gradients",
+                got=f"maps of vectors of {type(d.base_dist).__name__} with equal values and different parameters that "
+                "require gradients",
                 instead="the same transforms for p and q, or kl_divergence under torch.no_grad() for the value alone",
             )
         )
-    each = TransformedDistribution(base.base_dist, d.transforms, validate_args=False)
-    return Independent(each, base.reinterpreted_batch_ndims, validate_args=False)
+    return result
 
 
 def _same(a: object, b: object) -> bool:
