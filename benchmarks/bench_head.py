@@ -12,7 +12,7 @@ from peers import HEAD_LOSSES, HeadLoss, has_liger, products
 from timing import Benchmark, Case, Step, main
 from torch import Tensor
 
-from kullback.functional.linear import linear_distillation_loss
+from kullback.functional import linear_distillation_loss
 
 SHAPES = [
     (1024, 128_256, 1024, "float32"),

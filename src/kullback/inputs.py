@@ -17,6 +17,7 @@ from torch import Tensor
 from kullback.errors import invalid_type, invalid_value, safe_repr
 
 __all__ = [
+    "all_recordable",
     "are_logits",
     "are_ordinary",
     "as_tensor",
@@ -28,6 +29,7 @@ __all__ = [
     "check_independent",
     "dense",
     "is_fake",
+    "is_integer",
     "number_from",
     "recordable",
     "split_labels",
@@ -214,6 +216,13 @@ def recordable(x: Tensor) -> Tensor:
     return x.clone() if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() else x
 
 
+def all_recordable(tensors: Iterable[Any]) -> list[Any]:
+    """Return `recordable` of each tensor."""
+    if torch.compiler.is_compiling():
+        return list(tensors)
+    return [x if x is None or not x.is_inference() else recordable(x) for x in tensors]
+
+
 def check_dense(call: str, argument: str, x: Tensor) -> None:
     """Raise unless `x` is a dense tensor with a dtype that supports arithmetic."""
     if torch.compiler.is_compiling() or _is_dense(x):
@@ -280,6 +289,11 @@ def _unusual(x: Tensor) -> tuple[str, str] | None:
         ),
     )
     return next(((got, instead) for is_so, got, instead in cases if is_so), None)
+
+
+def is_integer(x: Tensor) -> bool:
+    """Return whether a tensor has a dtype of integers."""
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def is_fake(x: Tensor) -> bool:

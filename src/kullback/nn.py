@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value
 from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
-from kullback.functional.linear import EachSide, check_head_settings
-from kullback.functional.partial_teacher import PartialTeacher
-from kullback.functional.positions import (
-    Vocabulary,
-    check_classes,
-    check_ignore_index,
-    check_kind,
-    check_label_weight,
-    check_temperature,
-    check_vocabulary,
-)
+from kullback.functional.settings import EachSide, HeadSettings, LossSettings, Vocabulary
+from kullback.functional.teachers import PartialTeacher
 from kullback.generators import KL, Divergence
 from kullback.inputs import check_flag
 from kullback.reduction import Reduction, check_reduction
@@ -141,7 +132,29 @@ class KLDivLoss(torch.nn.KLDivLoss):
         return kl_div(input, target, reduction=self.reduction, log_target=self.log_target)
 
 
-class DistillationLoss(torch.nn.Module):
+class _LossModule(torch.nn.Module):
+    """A loss with checked settings. Each is an attribute with the name of the loss's argument."""
+
+    kind: Divergence
+    temperature: float
+    reduction: Reduction
+    temperature_squared: bool
+    ignore_index: int
+    vocabulary: Vocabulary
+    label_weight: float
+    classes: int | None
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    def _settings(self, others: tuple[str, ...]) -> dict[str, Any]:
+        """Return the settings by name: those of every loss, and `others`."""
+        return {name: getattr(self, name) for name in LossSettings._fields + others}
+
+
+class DistillationLoss(_LossModule):
     r"""The divergence of a student from a teacher: `kullback.functional.distillation_loss` as a module.
 
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad P \text{ the teacher},\; Q \text{ the student}
@@ -193,25 +206,13 @@ class DistillationLoss(torch.nn.Module):
         group: ProcessGroup | None = None,
         classes: int | None = None,
     ) -> None:
-        super().__init__()
-        self.kind = check_kind("DistillationLoss", kind)
-        check_temperature("DistillationLoss", temperature)
-        check_reduction("DistillationLoss", reduction)
-        check_vocabulary("DistillationLoss", vocabulary)
-        classes = check_classes("DistillationLoss", classes)
-        check_label_weight("DistillationLoss", label_weight)
-        check_flag("DistillationLoss", "temperature_squared", temperature_squared)
+        settings = LossSettings(
+            kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
+        )
+        super().__init__(settings.checked("DistillationLoss")._asdict())
         check_flag("DistillationLoss", "inplace_backward", inplace_backward)
-        ignore_index = check_ignore_index("DistillationLoss", ignore_index)
-        self.temperature = temperature
-        self.reduction: Reduction = reduction
-        self.temperature_squared = temperature_squared
-        self.ignore_index = ignore_index
-        self.vocabulary: Vocabulary = vocabulary
-        self.label_weight = label_weight
         self.inplace_backward = inplace_backward
         self.group = group
-        self.classes = classes
 
     def extra_repr(self) -> str:
         """Show the settings of the loss."""
@@ -232,24 +233,15 @@ class DistillationLoss(torch.nn.Module):
         return distillation_loss(
             student=student,
             teacher=teacher,
-            kind=self.kind,
-            temperature=self.temperature,
             mask=mask,
             weight=weight,
             labels=labels,
-            label_weight=self.label_weight,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            temperature_squared=self.temperature_squared,
             normalizer=normalizer,
-            vocabulary=self.vocabulary,
-            inplace_backward=self.inplace_backward,
-            group=self.group,
-            classes=self.classes,
+            **self._settings(("inplace_backward", "group")),
         )
 
 
-class LinearDistillationLoss(torch.nn.Module):
+class LinearDistillationLoss(_LossModule):
     r"""`DistillationLoss` from hidden states and heads: `kullback.functional.linear_distillation_loss` as a module.
 
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
@@ -298,6 +290,12 @@ class LinearDistillationLoss(torch.nn.Module):
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
 
+    softcap: EachSide
+    logit_scale: EachSide
+    chunk_bytes: int | None
+    float32_logits: bool
+    return_entropy: bool
+
     def __init__(
         self,
         *,
@@ -316,31 +314,13 @@ class LinearDistillationLoss(torch.nn.Module):
         classes: int | None = None,
         return_entropy: bool = False,
     ) -> None:
-        super().__init__()
-        self.kind = check_kind("LinearDistillationLoss", kind)
-        check_temperature("LinearDistillationLoss", temperature)
-        check_reduction("LinearDistillationLoss", reduction)
-        check_vocabulary("LinearDistillationLoss", vocabulary)
-        classes = check_classes("LinearDistillationLoss", classes)
-        check_label_weight("LinearDistillationLoss", label_weight)
-        check_flag("LinearDistillationLoss", "temperature_squared", temperature_squared)
-        check_flag("LinearDistillationLoss", "float32_logits", float32_logits)
-        check_flag("LinearDistillationLoss", "return_entropy", return_entropy)
-        ignore_index = check_ignore_index("LinearDistillationLoss", ignore_index)
-        check_head_settings("LinearDistillationLoss", softcap, logit_scale, chunk_bytes)
-        self.temperature = temperature
-        self.reduction: Reduction = reduction
-        self.temperature_squared = temperature_squared
-        self.ignore_index = ignore_index
-        self.vocabulary: Vocabulary = vocabulary
-        self.label_weight = label_weight
-        self.softcap: EachSide = softcap
-        self.logit_scale: EachSide = logit_scale
-        self.chunk_bytes = chunk_bytes
-        self.float32_logits = float32_logits
+        settings = LossSettings(
+            kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
+        )
+        of_heads = HeadSettings(softcap, logit_scale, chunk_bytes, float32_logits, return_entropy)
+        of_heads.checked("LinearDistillationLoss")
+        super().__init__(settings.checked("LinearDistillationLoss")._asdict() | of_heads._asdict())
         self.group = group
-        self.classes = classes
-        self.return_entropy = return_entropy
 
     def extra_repr(self) -> str:
         """Show the settings of the loss."""
@@ -364,30 +344,16 @@ class LinearDistillationLoss(torch.nn.Module):
         normalizer: Tensor | float | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute the loss from the hidden states and heads of student and teacher."""
-        compute = cast("Callable[..., Tensor | tuple[Tensor, Tensor]]", linear_distillation_loss)
-        return compute(
+        return linear_distillation_loss(
             student=student,
             student_weight=student_weight,
             teacher=teacher,
             teacher_weight=teacher_weight,
             student_bias=student_bias,
             teacher_bias=teacher_bias,
-            softcap=self.softcap,
-            logit_scale=self.logit_scale,
-            kind=self.kind,
-            temperature=self.temperature,
             mask=mask,
             weight=weight,
             labels=labels,
-            label_weight=self.label_weight,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            temperature_squared=self.temperature_squared,
             normalizer=normalizer,
-            vocabulary=self.vocabulary,
-            chunk_bytes=self.chunk_bytes,
-            float32_logits=self.float32_logits,
-            group=self.group,
-            classes=self.classes,
-            return_entropy=self.return_entropy,
+            **self._settings((*HeadSettings._fields, "group")),
         )

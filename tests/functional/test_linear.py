@@ -21,8 +21,7 @@ from kullback import (
     TotalVariation,
     errors,
 )
-from kullback.functional import TopK, distillation_loss, head_chunks
-from kullback.functional.linear import linear_distillation_loss
+from kullback.functional import TopK, distillation_loss, head, linear_distillation_loss
 from kullback.nn import LinearDistillationLoss
 
 NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
@@ -241,11 +240,9 @@ def test_half_precision_is_as_exact_as_its_logits(
     chunk_bytes: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        head_chunks, "_is_slow_to_multiply", lambda weight: slow and weight.dtype.itemsize < 4
-    )
+    monkeypatch.setattr(head, "_is_slow_to_multiply", lambda weight: slow and weight.dtype.itemsize < 4)
     for name in ("_TILE_BYTES", "_TILE_BYTES_OF_SEVERAL_THREADS"):
-        monkeypatch.setattr(head_chunks, name, 7 * 5 * 4)
+        monkeypatch.setattr(head, name, 7 * 5 * 4)
     of = tensors(dtype, positions=40)
     got = linear_distillation_loss(**of, float32_logits=float32_logits, chunk_bytes=chunk_bytes)
     want = whole(of).mean()
@@ -300,8 +297,8 @@ def test_several_threads_share_few_large_products(
     threads: int, chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They wait for one another in and after each: a chunk is as large as on an accelerator, and has no tiles."""
-    monkeypatch.setattr(head_chunks, "_BYTES", 0)
-    monkeypatch.setattr(head_chunks, "_TILE_BYTES", 8 * 4 * 10)
+    monkeypatch.setattr(head, "_BYTES", 0)
+    monkeypatch.setattr(head, "_TILE_BYTES", 8 * 4 * 10)
     of = {
         name: x.detach() for name, x in tensors(torch.float32, positions=1024).items() if "bias" not in name
     }

@@ -1,11 +1,10 @@
 """Losses and estimators as functions: the drop-in for torch's `kl_div`, distillation, and policies."""
 
-from kullback.functional.distillation import distillation_loss
+from kullback.functional.distillation import distillation_loss, linear_distillation_loss
 from kullback.functional.drop_in import kl_div
-from kullback.functional.linear import linear_distillation_loss
-from kullback.functional.partial_teacher import PartialRows, PartialTeacher
 from kullback.functional.policy import kl_from_log_probs, kl_surrogate
 from kullback.functional.sampled_tail import SampledTail, sampled_tail_divergence
+from kullback.functional.teachers import PartialRows, PartialTeacher
 from kullback.functional.top_k import TopK, top_k_divergence
 from kullback.functional.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
 

@@ -1,51 +1,47 @@
-"""The divergence of a student's predictions from a teacher's, as a training loss."""
+"""Training losses: the divergence of a student's predictions from a teacher's, by logits or by hidden states."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from kullback.errors import invalid_value
-from kullback.functional.partial_teacher import PartialTeacher
-from kullback.functional.positions import (
-    LossSettings,
-    Vocabulary,
-    check_any_class,
-    check_classes,
-    check_labels,
-    check_logits,
-    divided,
-    hard_labels,
-    position_weights,
-    settings_of,
+from kullback.errors import invalid_type, invalid_value
+from kullback.functional.head import (
+    CALL,
+    NAMES,
+    Head,
+    HeadRows,
+    StoredTeacher,
+    check_heads,
+    in_autocast_dtype,
+    may_overflow,
 )
-from kullback.functional.sharded import agreed, attempt, local_logits, requires_gradient
+from kullback.functional.positions import Positions, positions_of
+from kullback.functional.settings import EachSide, HeadSettings, LossSettings, Vocabulary, check_classes
+from kullback.functional.sharded import agreed, checked_on_every_rank, local_tensors, requires_gradient
+from kullback.functional.teachers import LogitTeacher, PartialTeacher, check_any_class
 from kullback.generators import KL, Divergence
-from kullback.inputs import are_logits, check_flag, recordable
-from kullback.kernels import RowDivergence, logit_divergence, weighted_total
-from kullback.kernels.labels import HardLabels
+from kullback.inputs import check_flag, recordable
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
-from kullback.kernels.row_operation import RowValues
-from kullback.parallel.ranks import Ranks, pattern
+from kullback.kernels.row_operation import RowTotal, RowValues
+from kullback.numeric import accurate_dtype
+from kullback.parallel.ranks import Ranks
 from kullback.parallel.rows import ShardedRows
-from kullback.parallel.selected import Shard
 from kullback.parallel.shards import Sides, has_dtensor
 from kullback.reduction import Reduction
-from kullback.representations import can_inspect
+from kullback.representations import can_inspect, can_inspect_all
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["distillation_loss"]
+__all__ = ["distillation_loss", "linear_distillation_loss"]
 
 _CALL = "distillation_loss"
 _KL = KL()
-_Counted: TypeAlias = tuple[
-    Tensor | None, Tensor | None, Tensor | None, int
-]  # mask, weight, labels, ignore_index
 
 
 def distillation_loss(
@@ -154,167 +150,358 @@ def distillation_loss(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
-    unchecked = LossSettings(
-        kind, temperature, label_weight, reduction, temperature_squared, normalizer, vocabulary, classes
+    settings = LossSettings(
+        kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
     )
-    counted = mask, weight, labels, ignore_index
+    ranks = None
     if group is not None or has_dtensor((student, teacher)):
-        student, teacher, ranks = local_logits(_CALL, student, teacher, group)
-        if ranks.size > 1:
-            return _sharded_loss(ranks, student, teacher, counted, unchecked, inplace_backward)
-    settings = settings_of(_CALL, unchecked)
-    word, scale, classes = settings.reduction, settings.scale, settings.classes
-    if isinstance(teacher, PartialTeacher):
-        return _loss_of_partial_teacher(student, teacher, counted, settings, inplace_backward)
-    _check_logits(student, teacher)
-    if inplace_backward is not False:
-        _check_inplace(inplace_backward, student, teacher, word)
-    dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
-    positions, device = student.shape[:-1], student.device
-    weights = position_weights(_CALL, positions, *counted, device, dtype)
-    if classes is not None:
-        teacher, student = _without_padding(teacher, classes), _without_padding(student, classes)
-    check_any_class(_CALL, "student", student.shape[-1])
-    check_any_class(_CALL, "teacher", teacher.shape[-1])
-    hard = None
-    if label_weight:
-        hard = hard_labels(_CALL, labels, label_weight, weights, scale)
-        n_classes = (
-            min(teacher.shape[-1], student.shape[-1]) if vocabulary == "truncate" else student.shape[-1]
-        )
-        check_labels(_CALL, hard, positions, n_classes)
-        scale = 1.0
-    if teacher.shape[-1] != student.shape[-1]:
-        teacher, student = _same_vocabulary(teacher, student, vocabulary)
-    rows = RowDivergence(settings.kind, temperature, dtype, hard)
-    if word == "none":
-        values = logit_divergence(rows, recordable(teacher), recordable(student)) * scale
-        return _reduce(values, weights, word, normalizer)
-    weights, factor = divided(_CALL, weights, normalizer, word, positions, device, dtype)
-    if student.ndim != 2:  # reshape costs time as a no-op too
-        teacher, student = _as_matrix(teacher), _as_matrix(student)
-    return weighted_total(
-        rows,
-        teacher,
-        student,
-        None if weights is None else weights.reshape(-1),
-        scale=scale * factor,
-        inplace=inplace_backward,
-    )
+        named = {"student": student, "teacher": teacher}
+        (student, teacher), ranks = local_tensors(_CALL, named, (-1, -1), group)
+    source = teacher if isinstance(teacher, PartialTeacher) else LogitTeacher(teacher)
 
+    def check() -> Positions:
+        checked = settings.checked(_CALL)
+        dtype = source.check(_CALL, student, checked)
+        if inplace_backward is not False:
+            _check_inplace(inplace_backward, student, teacher, checked.reduction)
+        return positions_of(_CALL, checked, student, dtype, mask, weight, labels, normalizer)
 
-def _loss_of_partial_teacher(
-    student: Tensor, teacher: PartialTeacher, counted: _Counted, settings: LossSettings, inplace: bool
-) -> Tensor:
-    """Compute the loss from a teacher that has only some classes."""
-    if inplace is not False:
-        _check_inplace(inplace, student, teacher, settings.reduction)
-    student = _without_padding(student, settings.classes)
-    positions, classes = student.shape[:-1], student.shape[-1]
-    teacher.check_student(_CALL, student)
-    teacher.check_settings(_CALL, settings.kind, settings.temperature)
-    teacher.check_indices(_CALL, classes)
-    dtype = teacher.result_dtype(student.dtype)
-    weights = position_weights(_CALL, positions, *counted, student.device, dtype)
-    hard = hard_labels(_CALL, counted[2], settings.label_weight, weights, settings.scale)
-    check_any_class(_CALL, "student", classes)
-    check_labels(_CALL, hard, positions, classes)
-    values = teacher.rows(settings.kind, classes, settings.temperature, dtype).of_student(student, hard)
-    values = values * settings.scale if hard is None else values
-    return _reduce(values, weights, settings.reduction, settings.normalizer)
-
-
-def _sharded_loss(
-    ranks: Ranks,
-    student: Tensor,
-    teacher: Tensor | PartialTeacher,
-    counted: _Counted,
-    unchecked: LossSettings,
-    inplace: bool,
-) -> Tensor:
-    """Compute the loss from this rank's logits and the shards of the other ranks."""
-    is_whole = not isinstance(teacher, PartialTeacher)
-
-    def check() -> tuple[LossSettings, Tensor | None, torch.dtype, HardLabels | None]:
-        settings = settings_of(_CALL, unchecked)
-        if isinstance(teacher, PartialTeacher):
-            teacher.check_student(_CALL, student)
-            teacher.check_settings(_CALL, settings.kind, settings.temperature)
-            dtype = teacher.result_dtype(student.dtype)
-        else:
-            _check_logits(student, teacher)
-            dtype = torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
-        if inplace is not False:
-            _check_inplace(inplace, student, teacher, settings.reduction)
-        weights = position_weights(_CALL, student.shape[:-1], *counted, student.device, dtype)
-        hard = hard_labels(_CALL, counted[2], settings.label_weight, weights, settings.scale)
-        return settings, weights, dtype, hard
-
-    checked, problem = attempt(check)
-    settings, weights, dtype, hard = checked or (unchecked, None, torch.float32, None)
-    same = settings.by_name()
-    same["labels classes at the positions that count"] = pattern(None if hard is None else hard.classes)
-    numbers = agreed(
-        ranks,
-        tensors={"student": student, "teacher": teacher},
-        weights=weights,
-        settings=same,
-        own={
-            "student": 0 if problem else student.shape[-1],
-            "teacher": 0 if problem or not is_whole else teacher.shape[-1],
-            "to student": 0 if problem else requires_gradient(student),
-            "to teacher": 0 if problem or not is_whole else requires_gradient(teacher),
-        },
-        problem=problem,
-    )
+    if ranks is None or ranks.size == 1:
+        return source.loss(student, check(), inplace_backward)
+    positions = checked_on_every_rank(ranks, check, (student, teacher))
+    logits = [x if isinstance(x, Tensor) else None for x in (student, teacher)]
+    sizes = {
+        name: 0 if x is None else x.shape[-1] for name, x in zip(("student", "teacher"), logits, strict=True)
+    }
+    learn = {"to student": requires_gradient(logits[0]), "to teacher": requires_gradient(logits[1])}
+    tensors = {"student": student, "teacher": teacher}
+    numbers = agreed(positions, ranks, tensors, same={}, own=sizes | learn)
     sides = Sides.between(
         ranks,
         numbers["student"],
-        numbers["teacher"] if is_whole else None,
-        classes=settings.classes,
-        vocabulary=settings.vocabulary,
+        None if logits[1] is None else numbers["teacher"],
+        classes=positions.settings.classes,
+        vocabulary=vocabulary,
     )
     check_any_class(_CALL, "student", sides.student[-1][1])
-    check_labels(_CALL, hard, student.shape[:-1], sides.student[-1][1])
+    positions.check_labels(sides.student[-1][1])
     student = sides.padded(sides.student_part(recordable(student)))
-    shard = Shard(ranks, sides.own[0], sides.classes)
-    if isinstance(teacher, PartialTeacher):
-        teacher.check_indices(_CALL, sides.classes)
-        rows = teacher.rows(settings.kind, sides.classes, settings.temperature, dtype)
-        values = rows.of_student(student, hard, shard)
+    needed = any(numbers["to teacher"]), any(numbers["to student"])
+    return positions.reduce(source.sharded_values(student, positions, sides, needed, inplace_backward))
+
+
+class _HeadArguments(TypedDict, total=False):
+    """The arguments of `linear_distillation_loss` with a default, except `return_entropy`."""
+
+    teacher_weight: Tensor | None
+    student_bias: Tensor | None
+    teacher_bias: Tensor | None
+    softcap: EachSide
+    logit_scale: EachSide
+    kind: Divergence | str
+    temperature: float
+    mask: Tensor | None
+    weight: Tensor | None
+    labels: Tensor | None
+    label_weight: float
+    ignore_index: int
+    reduction: Reduction
+    temperature_squared: bool
+    normalizer: Tensor | float | None
+    vocabulary: Vocabulary
+    chunk_bytes: int | None
+    float32_logits: bool
+    group: ProcessGroup | None
+    classes: int | None
+
+
+@overload
+def linear_distillation_loss(
+    *,
+    student: Tensor,
+    student_weight: Tensor,
+    teacher: Tensor | PartialTeacher,
+    return_entropy: Literal[False] = False,
+    **others: Unpack[_HeadArguments],
+) -> Tensor: ...
+
+
+@overload
+def linear_distillation_loss(
+    *,
+    student: Tensor,
+    student_weight: Tensor,
+    teacher: Tensor | PartialTeacher,
+    return_entropy: Literal[True],
+    **others: Unpack[_HeadArguments],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def linear_distillation_loss(
+    *,
+    student: Tensor,
+    student_weight: Tensor,
+    teacher: Tensor | PartialTeacher,
+    teacher_weight: Tensor | None = None,
+    student_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    softcap: EachSide = None,
+    logit_scale: EachSide = 1.0,
+    kind: Divergence | str = _KL,
+    temperature: float = 1.0,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    labels: Tensor | None = None,
+    label_weight: float = 0.0,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    temperature_squared: bool = False,
+    normalizer: Tensor | float | None = None,
+    vocabulary: Vocabulary = "error",
+    chunk_bytes: int | None = None,
+    float32_logits: bool = False,
+    group: ProcessGroup | None = None,
+    classes: int | None = None,
+    return_entropy: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Compute `distillation_loss` from the hidden states and heads of two language models, without storing all logits.
+
+    .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
+        P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T), \quad
+        s_n = c \tanh\bigl(a\,(W h_n + b) / c\bigr)
+
+    and t likewise with the teacher's head. P is the teacher and Q the student. The logits are computed for a chunk of
+    positions at a time, and only for positions that count. Their gradient overwrites them and is immediately added to
+    the gradients of the hidden states and the head.
+
+    Arguments:
+        student: hidden states h, shape (..., hidden size), floating point.
+        student_weight: the head W, shape (classes, hidden size), of the dtype of the hidden states.
+        teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ. Or a
+            stored teacher: a `TopK`, a `SampledTail` or another `PartialTeacher`. D is then computed by
+            `top_k_divergence`, by `sampled_tail_divergence` or by the teacher. A stored teacher has no head, and
+            `vocabulary` is ignored.
+        teacher_weight: the teacher's head, shape (classes, its hidden size); None for a stored teacher.
+        student_bias: b, shape (classes,).
+        teacher_bias: the teacher's, shape (classes,).
+        softcap: c, the largest absolute value of a logit; None for no cap. A pair is (student's, teacher's). Stored
+            log-probabilities are not changed.
+        logit_scale: a, the factor of the products before the cap. A pair is (student's, teacher's).
+        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
+        temperature: T, which divides the logits of both.
+        mask: which positions count, boolean, the leading shape. Finding the counted positions
+            synchronizes an accelerator. A mask that is False everywhere raises a warning, on the CPU only.
+        weight: w, a non-negative number for each position, the leading shape.
+        labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
+        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`. The value of a position
+            is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
+            probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
+        ignore_index: the label of positions that do not count.
+        reduction: ``"none"`` returns w D for each position, 0 where it does not count. ``"sum"`` returns the sum,
+            ``"mean"`` the weighted mean over counted positions, ``"batchmean"`` the sum divided by
+            ``student.shape[0]``.
+        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
+        normalizer: divide the sum by this number instead, such as the number of counted positions of all micro-batches.
+        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``, as in
+            `distillation_loss`.
+        chunk_bytes: the memory for the logits of a chunk of positions, both sides together. By default, 32 MiB or a
+            quarter of the head's bytes, whichever is more. Products with few rows are slow, so the default is at least
+            512 positions (256 on a single thread; twice as many in half precision). The size of a chunk changes the
+            result only by rounding.
+        float32_logits: keep the logits of half-precision heads in float32. This doubles the size of a chunk. Without
+            it, rounding to bfloat16 changes the gradient by some percent.
+        group: the process group over which the classes are sharded. Weights and biases hold the rows of this rank's
+            classes; the shards of all ranks, joined in rank order, are the heads. All other arguments, including the
+            hidden states, are equal on all ranks.
+        classes: the number of classes without padding, for all shards together. Later classes count as -inf.
+        return_entropy: also return the student's entropy, computed in the same pass over the chunks.
+
+    Returns:
+        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
+        argument is, and 0 if no position counts. With `return_entropy`, a pair: the loss, and the entropy of Q at each
+        position in nats, the leading shape. The entropies are at the given temperature, accurate to about 1e-6 for
+        logits of float32 or less. They are 0 at positions that do not count, and have no gradient.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: shapes, devices, `reduction`, `temperature`, `vocabulary` or a number do not fit, or a label
+            is not a class (checked on the CPU only). With `group`, every rank raises it if the arguments of one rank
+            are invalid, or if the arguments of two ranks disagree.
+
+    Gradient:
+        to hidden states, weights and biases of either side, where they require one; products for tensors that require
+        none are skipped. A reduced loss computes it in the forward pass; with ``"none"``, and in float16, the backward
+        pass computes the logits again. With more than 16 chunks, the gradient of a half-precision weight is summed in
+        float32, in a buffer of twice its size. Higher and forward-mode derivatives, `torch.func` and `torch.compile`
+        use all logits at once. The gradient is 0 at positions that do not count. The gradient of the cross-entropy is
+        the same as in `distillation_loss`. Under autocast the products are in the autocast dtype. Positions whose
+        gradient overflows the dtype of the logits are computed again in float64. A gradient that is too large for its
+        own dtype is infinite.
+
+    Sharded classes:
+        As in `distillation_loss`, shards may have any size, and the gradient is the gradient of the single loss that
+        all ranks return. DTensors with ``Shard(0)`` in one dimension of their mesh need no `group`. In the forward
+        pass, the ranks first exchange a few integers. Then each chunk of positions needs an all-gather of 4 numbers a
+        row and an all-reduce of at most 7; `distillation_loss` gives the numbers for a stored teacher and for
+        `label_weight`. If all logits of a rank fit in `chunk_bytes`, there is one chunk. In the backward pass, the
+        gradient of the hidden states is summed over the ranks in float32 or better: one all-reduce for each side that
+        requires one. If the teacher's shards have other boundaries than the student's, the other ranks send the missing
+        rows of its weight. Only first derivatives exist.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import linear_distillation_loss
+        >>> head = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> hidden = torch.tensor([[1.0, 2.0], [0.5, 0.0]])
+        >>> linear_distillation_loss(student=hidden, student_weight=head, teacher=hidden, teacher_weight=2 * head)
+        tensor(0.0670)
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+    tensors: list[Any] = [student, student_weight, student_bias, teacher, teacher_weight, teacher_bias]
+    ranks = None
+    if group is not None or has_dtensor(tensors):
+        tensors, ranks = local_tensors(CALL, dict(zip(NAMES, tensors, strict=True)), (None, 0, 0) * 2, group)
+        student = tensors[0]
+    settings = LossSettings(
+        kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
+    )
+    of_heads = HeadSettings(softcap, logit_scale, chunk_bytes, float32_logits, return_entropy)
+    stored = teacher if isinstance(teacher, PartialTeacher) else None
+
+    def check() -> tuple[Positions, HeadSettings, bool]:
+        checked, checked_heads = settings.checked(CALL), of_heads.checked(CALL)
+        overflows = may_overflow(checked.kind)
+        dtype = check_heads(tensors, stored, checked)
+        positions = positions_of(CALL, checked, student, dtype, mask, weight, labels, normalizer)
+        return positions, checked_heads, overflows
+
+    sides = None
+    if ranks is None or ranks.size == 1:
+        positions, (softcaps, scales, chunk_bytes, *_), overflows = check()
     else:
-        teacher = sides.padded(sides.teacher_part(recordable(teacher)))
-        needed = any(numbers["to teacher"]), any(numbers["to student"])
-        temperature = float(settings.temperature)
-        rows = ShardedRows(
-            ranks, settings.kind, temperature, sides.classes, needed, shard.start, dtype, hard, inplace
+        positions, (softcaps, scales, chunk_bytes, *_), overflows = checked_on_every_rank(
+            ranks, check, tensors
         )
-        values = RowValues.apply(rows, _as_matrix(teacher), _as_matrix(student)).reshape(student.shape[:-1])
-    values = values * settings.scale if hard is None else values
-    return _reduce(values, weights, settings.reduction, settings.normalizer)
+        sides = _agreed_sides(ranks, positions, tensors, stored, of_heads)
+    settings, weights, mixed = positions.settings, positions.weights, positions.labels
+    tensors = in_autocast_dtype(tensors if stored is None else tensors[:3])
+    if sides is None:
+        tensors = _same_vocabulary(tensors, settings)
+        n_classes = tensors[1].shape[0]
+    else:
+        tensors = sides.parts_of_heads(tensors)
+        n_classes = sides.student[-1][1]
+    if mixed is not None:
+        positions.check_labels(n_classes)
+    student_head = Head(softcaps[0], scales[0], float32_logits)
+    teacher_head = Head(softcaps[1], scales[1], float32_logits)
+    inspected = [*tensors, weights, None if mixed is None else mixed.classes]
+    if stored is not None:
+        stored.check_indices(CALL, n_classes)
+        rows = stored.rows(settings.kind, n_classes, temperature, accurate_dtype(student.device))
+        tensors.append(rows.log_probs)
+        inspected += [rows.log_probs, rows.indices]
+        # Autograd differentiates the log-probabilities in `tensors`.
+        teacher_head = StoredTeacher(replace(rows, log_probs=rows.log_probs.detach()))
+    for i in range(0, len(tensors), 3):  # the hidden states; stored log-probabilities are rows already
+        tensors[i] = tensors[i].reshape(positions.shape.numel(), tensors[i].shape[-1])
+    inspected = [x for x in inspected if x is not None]
+    is_chunked = _are_ordinary(inspected)
+    operation = HeadRows(
+        student_head,
+        teacher_head,
+        settings.kind,
+        temperature,
+        positions.dtype,
+        overflows,
+        chunk_bytes,
+        _counted(weights) if is_chunked and weights is not None else None,
+        mixed,
+    )
+    if sides is not None:
+        operation = _sharded(operation, sides, tensors, is_chunked)
+    return _loss_of_heads(operation, tensors, positions, is_chunked, return_entropy)
 
 
-def _without_padding(logits: Tensor, classes: int | None) -> Tensor:
-    if classes is None:
-        return logits
-    return logits[..., : check_classes(_CALL, classes, logits.shape[-1])]
+def _loss_of_heads(
+    operation: HeadRows, tensors: list[Any], positions: Positions, is_chunked: bool, return_entropy: bool
+) -> Any:
+    """Return the loss, and the student's entropies if they are requested."""
+    excluded = None if positions.weights is None else (positions.weights == 0).reshape(-1)
+    entropies = None
+    if return_entropy and is_chunked:
+        n = positions.shape.numel()
+        entropies = torch.zeros(n, dtype=positions.dtype, device=positions.device)
+        operation = operation._replace(entropies=entropies)
+    elif return_entropy:
+        entropies = operation.reference_entropies(tensors, excluded)
+    if is_chunked:
+        loss = _chunked_loss(operation, tensors, positions)
+    else:
+        values = operation.reference_rows(tensors, excluded)
+        loss = positions.reduce(values.reshape(positions.shape))
+    return loss if entropies is None else (loss, entropies.reshape(positions.shape))
 
 
-def _reduce(
-    values: Tensor, weights: Tensor | None, word: Reduction, normalizer: Tensor | float | None
-) -> Tensor:
-    """Reduce the values of the positions. Positions of weight 0 have no effect, whatever their value."""
-    factor = 1.0
-    if word != "none":
-        weights, factor = divided(_CALL, weights, normalizer, word, values.shape, values.device, values.dtype)
-    if weights is not None:
-        values = torch.where(weights == 0, 0, values) * weights.to(values.dtype)
-    return values if word == "none" else (values * factor).sum()
+def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Tensor:
+    """Return the weighted total of the operation, or its values if a weight requires a gradient."""
+    if positions.settings.reduction != "none":
+        # In float16 small gradients underflow without the loss scale, which only the backward pass knows.
+        is_half = torch.float16 in [x.dtype for x in tensors if x is not None]
+        shares, scale = positions.shares()
+        if shares is None or not shares.requires_grad:
+            shares = None if shares is None else shares.reshape(-1)
+            operation = operation._replace(weights=shares, scale=scale)
+            return RowTotal.apply(operation, torch.is_grad_enabled() and not is_half, *tensors)
+    return positions.reduce(RowValues.apply(operation, *tensors).reshape(positions.shape))
 
 
-def _as_matrix(logits: Tensor) -> Tensor:
-    """Return the logits as a matrix with one row for each position."""
-    return logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])
+def _agreed_sides(
+    ranks: Ranks,
+    positions: Positions,
+    tensors: list[Any],
+    stored: PartialTeacher | None,
+    of_heads: HeadSettings,
+) -> Sides:
+    """Return the shards of the heads; raise on every rank if the ranks' arguments disagree."""
+    learn = tensors if stored is None else [*tensors[:3], stored.kept_log_probs]
+    same = of_heads._asdict()
+    same["student_weight gradients that are required"] = [requires_gradient(x) for x in learn]
+    own = {name: len(x) for name, x in zip(NAMES[1::3], tensors[1::3], strict=True) if x is not None}
+    numbers = agreed(positions, ranks, dict(zip(NAMES, tensors, strict=True)), same=same, own=own)
+    settings, of_teacher = positions.settings, numbers.get("teacher_weight")
+    return Sides.between(
+        ranks,
+        numbers["student_weight"],
+        of_teacher,
+        classes=settings.classes,
+        vocabulary=settings.vocabulary,
+        names=("student_weight", "teacher_weight"),
+    )
+
+
+def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is_chunked: bool) -> HeadRows:
+    """Add the shards of the group's ranks to `operation`."""
+    if not is_chunked:
+        raise invalid_type(
+            CALL,
+            "group",
+            wanted="tensors with values, outside torch.compile, torch.func and forward-mode differentiation",
+            got="others",
+            instead="the call outside the compiled or transformed function",
+        )
+    needed = requires_gradient(*tensors[3:]) > 0, requires_gradient(*tensors[:3]) > 0
+    kind, temperature = operation.kind, float(operation.temperature)
+    rows = ShardedRows(sides.ranks, kind, temperature, sides.classes, needed, sides.own[0])
+    return operation._replace(shards=rows, widest=max(stop - start for start, stop in sides.meeting))
+
+
+def _counted(weights: Tensor) -> Tensor | None:
+    """Return the indices of the positions that count, None if all count."""
+    indices = weights.detach().reshape(-1).nonzero().squeeze(-1)
+    return None if indices.numel() == weights.numel() else indices
 
 
 def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeacher, word: Reduction) -> None:
@@ -359,43 +546,32 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
             )
 
 
-def _same_vocabulary(teacher: Tensor, student: Tensor, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
-    classes = teacher.shape[-1], student.shape[-1]
-    if vocabulary == "error":
+def _are_ordinary(tensors: list[Tensor]) -> bool:
+    """Return whether the chunked pass accepts these tensors: they have values and no forward-mode tangent."""
+    if not can_inspect_all(tensors):
+        return False
+    is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return not is_forward or all(forward_ad.unpack_dual(x).tangent is None for x in tensors)
+
+
+def _same_vocabulary(tensors: list[Any], settings: LossSettings) -> list[Any]:
+    """Return the tensors with as many classes as the settings and the other side allow."""
+    classes, vocabulary = settings.classes, settings.vocabulary
+    sizes = [x.shape[0] for x in tensors[1::3] if x is not None]
+    if 0 in sizes:
+        check_any_class(CALL, NAMES[1::3][sizes.index(0)], 0)
+    if classes is not None:
+        shared = check_classes(CALL, classes, min(sizes))
+    elif min(sizes) == max(sizes) or vocabulary == "mask":
+        return tensors
+    elif vocabulary == "error":
         raise invalid_value(
-            _CALL,
-            "student",
-            wanted=f"as many classes as the teacher, {classes[0]}",
-            got=f"{classes[1]}",
+            CALL,
+            "student_weight",
+            wanted=f"as many classes as teacher_weight, {sizes[1]}",
+            got=f"{sizes[0]}",
             instead="vocabulary='truncate' if the first classes of both mean the same",
         )
-    if vocabulary == "truncate":
-        shared = min(classes)
-        return teacher[..., :shared], student[..., :shared]
-    most = max(classes)
-    pad = torch.nn.functional.pad
-    return tuple(  # pyright: ignore[reportReturnType]
-        pad(x, (0, most - x.shape[-1]), value=-math.inf) for x in (teacher, student)
-    )
-
-
-def _check_logits(student: Tensor, teacher: Tensor) -> None:
-    if not are_logits(student, teacher):
-        check_logits(_CALL, "student", student, beside=teacher)
-        check_logits(_CALL, "teacher", teacher, beside=student)
-    if student.shape[:-1] != teacher.shape[:-1]:
-        raise invalid_value(
-            _CALL,
-            "student",
-            wanted=f"the teacher's positions, shape {tuple(teacher.shape[:-1])}",
-            got=f"shape {tuple(student.shape[:-1])} without the classes",
-            instead="the logits of the same positions of both, neither shifted nor cut",
-        )
-    if student.device != teacher.device:
-        raise invalid_value(
-            _CALL,
-            "teacher",
-            wanted=f"a tensor on {student.device}, where the student is",
-            got=f"one on {teacher.device}",
-            instead="teacher=teacher.to(student.device)",
-        )
+    else:
+        shared = min(sizes)
+    return [x if x is None or i % 3 == 0 else x[:shared] for i, x in enumerate(tensors)]

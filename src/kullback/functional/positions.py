@@ -1,254 +1,124 @@
-"""Checks and weights shared by the losses over positions: kind, temperature, mask, weight, labels, normalizer."""
+"""The positions of a loss: mask, weight, labels, normalizer, and the reduction of their values."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.generators import Divergence, as_divergence
-from kullback.generators.growth import is_own
-from kullback.inputs import (
-    check_dense,
-    check_flag,
-    dense,
-    number_from,
-    recordable,
-    tensor_remedy,
-    whole_from,
-)
+from kullback.functional.settings import LossSettings
+from kullback.inputs import check_dense, dense, is_integer, number_from, recordable, tensor_remedy
 from kullback.kernels.labels import HardLabels
-from kullback.reduction import Reduction, check_reduction
+from kullback.reduction import Reduction
 from kullback.representations import can_inspect, first_of
 
-__all__ = [
-    "LossSettings",
-    "Vocabulary",
-    "check_any_class",
-    "check_classes",
-    "check_ignore_index",
-    "check_kind",
-    "check_label_weight",
-    "check_labels",
-    "check_logits",
-    "check_normalizer",
-    "check_result_dtype",
-    "check_temperature",
-    "check_vocabulary",
-    "divided",
-    "hard_labels",
-    "position_weights",
-    "remembered",
-    "settings_of",
-    "warn_of_empty_mask",
-]
-
-# Logits divided by a smaller temperature, and the square of a larger one, overflow float32.
-_COLDEST = 1e-16
-
-RESULT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-T = TypeVar("T")
-Vocabulary: TypeAlias = Literal["error", "truncate", "mask"]
+__all__ = ["Positions", "position_weights", "positions_of", "warn_of_empty_mask"]
 
 
-class LossSettings(NamedTuple):
-    """The arguments that both distillation losses have, and that must be equal on all ranks of a group."""
+class Positions(NamedTuple):
+    """The positions of a loss, and how their values are reduced.
 
-    kind: Any
-    temperature: float
-    label_weight: float
-    reduction: Reduction
-    temperature_squared: bool
+    Attributes:
+        call: the function that the user called, for messages.
+        settings: the settings of the loss.
+        shape: the shape of the positions.
+        device: the device of the logits.
+        dtype: the dtype of the loss.
+        weights: the weight of each position, 0 where it does not count; None if all weights are 1.
+        labels: the labels that are mixed in, if any. They include the factor of the divergences.
+        scale: the factor of the values.
+        normalizer: the divisor of the sum; None to choose it by the reduction.
+    """
+
+    call: str
+    settings: LossSettings
+    shape: torch.Size
+    device: torch.device
+    dtype: torch.dtype
+    weights: Tensor | None
+    labels: HardLabels | None
+    scale: float
     normalizer: Tensor | float | None
-    vocabulary: Vocabulary
-    classes: int | None
 
-    @property
-    def scale(self) -> float:
-        """The factor of the divergences."""
-        return float(self.temperature**2) if self.temperature_squared else 1.0
+    def check_labels(self, classes: int) -> None:
+        """Raise unless the labels at the positions that count are below the number of classes."""
+        if self.labels is None or not (can_inspect(self.labels.classes) and self.labels.classes.is_cpu):
+            return  # reading labels on an accelerator would synchronize
+        labels = self.labels.classes
+        wrong = (labels < 0) | (labels >= classes)
+        if bool(wrong.any()):
+            raise invalid_value(
+                self.call,
+                "labels",
+                wanted=f"classes from 0 to {classes - 1} at the positions that count",
+                got=f"{int(labels[wrong][0])} ({first_of(wrong.reshape(self.shape))})",
+                instead="ignore_index= set to the label of positions without a true class, or mask= without them",
+            )
 
-    def by_name(self) -> dict[str, Any]:
-        """Return the settings by name. A tensor as normalizer becomes None, because ranks cannot compare it."""
-        named = self._asdict()
-        return named | {"normalizer": None} if isinstance(self.normalizer, Tensor) else named
+    def shares(self) -> tuple[Tensor | None, float]:
+        """Return the share of each position in the loss, None if all are 1, and a factor of all shares."""
+        weights, normalizer, scale = self.weights, self.normalizer, self.scale
+        if isinstance(normalizer, Tensor):
+            if not normalizer.is_cpu:  # a scalar on the CPU can divide tensors on any device
+                _check_device(self.call, "normalizer", normalizer, self.device)
+            dtype = torch.promote_types(normalizer.dtype, self.dtype)
+            divisor = recordable(normalizer).to(dtype).reshape(())
+            if weights is None:
+                return torch.ones(self.shape, dtype=self.dtype, device=self.device) / divisor, scale
+            return torch.where(weights == 0, 0, weights / divisor), scale
+        if normalizer is not None:
+            return weights, scale / float(normalizer)
+        if self.settings.reduction == "mean" and weights is not None:
+            if weights.numel():  # large weights must not overflow in the sum, nor small ones lose digits
+                peak = weights.detach().amax()
+                weights = weights / torch.where(peak == 0, 1, peak)
+            total = weights.sum()
+            return weights / torch.where(total == 0, 1, total), scale
+        first = self.shape[0] if self.shape else 1
+        divisor = {"mean": self.shape.numel(), "batchmean": first}.get(self.settings.reduction, 1)
+        return weights, scale / max(divisor, 1)
 
-
-def remembered(check: Callable[..., T]) -> Callable[..., T]:
-    """Cache a check of settings: a training loop repeats the same settings in each step."""
-    cached = lru_cache(maxsize=256, typed=True)(check)
-
-    def checked(*arguments: Any) -> T:
-        if not torch.compiler.is_compiling():
-            with suppress(TypeError):  # a setting without a hash; an error of the check is raised again
-                return cached(*arguments)
-        return check(*arguments)
-
-    return checked
-
-
-def settings_of(call: str, given: LossSettings) -> LossSettings:
-    """Check the arguments of `call` and return them as settings, with the kind as a divergence."""
-    # Two kinds of a user's class may compare equal and yet differ: only kullback's own kinds are remembered.
-    is_ours = isinstance(given.kind, str) or not is_own(given.kind)
-    settings = (_remembered_settings if is_ours else _settings)(call, *given._replace(normalizer=None))
-    if given.normalizer is None:
-        return settings
-    check_normalizer(call, given.normalizer, settings.reduction)
-    return settings._replace(normalizer=given.normalizer)
-
-
-def _settings(call: str, *arguments: Any) -> LossSettings:
-    settings = LossSettings(*arguments)
-    kind = check_kind(call, settings.kind)
-    check_temperature(call, settings.temperature)
-    check_label_weight(call, settings.label_weight)
-    check_reduction(call, settings.reduction)
-    check_vocabulary(call, settings.vocabulary)
-    check_flag(call, "temperature_squared", settings.temperature_squared)
-    return settings._replace(kind=kind, classes=check_classes(call, settings.classes))
-
-
-_remembered_settings = remembered(_settings)
+    def reduce(self, values: Tensor) -> Tensor:
+        """Reduce the values of the positions. Positions of weight 0 have no effect, whatever their value."""
+        is_sum = self.settings.reduction != "none"
+        weights, factor = self.shares() if is_sum else (self.weights, self.scale)
+        if weights is not None:
+            values = torch.where(weights == 0, 0, values) * weights.to(values.dtype)
+        values = values if factor == 1 else values * factor
+        return values.sum() if is_sum else values
 
 
-def check_kind(call: str, kind: object) -> Divergence:
-    """Return `kind` as a divergence; raise if it is not one, or is 0 for all distributions."""
-    kind = as_divergence(call, kind)
-    if kind.instead_of_zero is not None:
-        raise invalid_value(
-            call,
-            "kind",
-            wanted="a divergence that is not 0 for all distributions",
-            got=safe_repr(kind),
-            instead=f"kind={kind.instead_of_zero!r}",
-        )
-    return kind
+def positions_of(
+    call: str,
+    settings: LossSettings,
+    rows: Tensor,
+    dtype: torch.dtype,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    labels: Tensor | None,
+    normalizer: Tensor | float | None,
+) -> Positions:
+    """Check the arguments about the positions of `rows`, shape (..., classes), for a loss of `dtype`."""
+    shape, device = rows.shape[:-1], rows.device
+    scale = float(settings.temperature**2) if settings.temperature_squared else 1.0
+    if normalizer is not None:
+        _check_normalizer(call, normalizer, settings.reduction)
+    weights = mixed = None
+    if not (mask is weight is labels is None):
+        ignored = settings.ignore_index
+        weights = position_weights(call, shape, mask, weight, labels, ignored, device, dtype, stacklevel=6)
+    if settings.label_weight:
+        mixed, scale = _mixed_labels(call, labels, settings.label_weight, weights, scale), 1.0
+    return Positions(call, settings, shape, device, dtype, weights, mixed, scale, normalizer)
 
 
-def check_logits(call: str, name: str, x: object, *, beside: object = None) -> None:
-    """Raise unless `x` is a dense tensor of logits. The error's remedy fits the other side's logits, `beside`."""
-    if isinstance(x, Tensor):
-        check_dense(call, name, x)
-        if x.is_floating_point() and x.ndim > 0:
-            return
-    instead = f"{name}=model(inputs).logits"
-    if hasattr(x, "logits"):
-        instead = f"{name}={name}.logits"
-    elif isinstance(beside, Tensor) and isinstance(x, list | tuple) and all(isinstance(e, Tensor) for e in x):
-        instead = _remedy_for_parts(call, name, list(cast("list[Tensor]", x)), beside.shape[:-1]) or instead
-    elif (made := tensor_remedy(name, x, floating=True)) is not None:
-        instead = f"{name}={made}"
-    raise invalid_type(
-        call,
-        name,
-        wanted="a floating-point tensor of logits, shape (..., classes)",
-        got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
-        instead=instead,
-    )
-
-
-def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torch.Size) -> str | None:
-    """Return the remedy for a list of tensors: join them, or average the losses."""
-    to_float = "" if all(part.is_floating_point() for part in parts) else ".float()"
-    for join in ("stack", "cat") if positions else ():
-        with suppress(RuntimeError):
-            if getattr(torch, join)([part.detach() for part in parts]).shape[:-1] == positions:
-                return f"{name}=torch.{join}(tuple({name})){to_float}"
-    if parts and all(part.shape[:-1] == positions for part in parts):
-        other = "student" if name == "teacher" else "teacher"
-        return f"sum({call}({other}={other}, {name}=each{to_float}) for each in {name}) / len({name})"
-    return None
-
-
-def check_any_class(call: str, name: str, classes: int) -> None:
-    """Raise if there are no classes."""
-    if classes == 0:
-        raise invalid_value(
-            call,
-            name,
-            wanted="one class or more",
-            got="none",
-            instead=f"{name}= with the classes in its {'first' if name.endswith('weight') else 'last'} dimension",
-        )
-
-
-def check_result_dtype(call: str, dtype: object) -> None:
-    """Raise unless `dtype` is None or a floating-point dtype."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in RESULT_DTYPES):
-        raise invalid_type(
-            call,
-            "dtype",
-            wanted="a floating-point dtype of torch, or None",
-            got=safe_repr(dtype),
-            instead="dtype=torch.float64",
-        )
-
-
-def check_temperature(call: str, temperature: object) -> None:
-    """Raise unless `temperature` is a positive number."""
-    if not _COLDEST <= number_from(temperature) <= 1 / _COLDEST:
-        raise invalid_value(
-            call,
-            "temperature",
-            wanted=f"a positive number, from {_COLDEST:g} to {1 / _COLDEST:g}",
-            got=safe_repr(temperature),
-            instead="temperature=2.0",
-        )
-
-
-def check_label_weight(call: str, label_weight: object) -> None:
-    """Raise unless `label_weight` is a number from 0 to 1."""
-    if not 0 <= number_from(label_weight) <= 1:
-        raise invalid_value(
-            call,
-            "label_weight",
-            wanted="a number from 0 to 1, the share of the cross-entropy with the labels",
-            got=safe_repr(label_weight),
-            instead="label_weight=0.5",
-        )
-
-
-def check_vocabulary(call: str, vocabulary: object) -> None:
-    """Raise unless `vocabulary` is one of the three words."""
-    if not isinstance(vocabulary, str) or vocabulary not in get_args(Vocabulary):
-        raise invalid_value(
-            call,
-            "vocabulary",
-            wanted="'error', 'truncate' or 'mask'",
-            got=safe_repr(vocabulary),
-            instead="vocabulary='truncate' to compare the classes that both have",
-        )
-
-
-def check_classes(call: str, classes: object, given: int | None = None) -> int | None:
-    """Return `classes`; raise unless it is None or a positive integer, at most `given`."""
-    number = whole_from(classes)
-    if classes is not None and (number is None or not 0 < number <= (math.inf if given is None else given)):
-        most = "" if given is None else f", at most {given}"
-        raise invalid_value(
-            call,
-            "classes",
-            wanted=f"the number of classes without padding{most}, or None",
-            got=safe_repr(classes),
-            instead="classes=len(tokenizer), or None if no class is padding",
-        )
-    return number
-
-
-def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) -> None:
+def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reduction) -> None:
     """Raise unless a normalizer is a positive number, and the reduction is not ``"none"``."""
-    if normalizer is None:
-        return
-    if word == "none":
+    if reduction == "none":
         raise invalid_value(
             call,
             "normalizer",
@@ -258,18 +128,15 @@ def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) ->
         )
     if isinstance(normalizer, Tensor):
         check_dense(call, "normalizer", normalizer)
-        # Reading a value on an accelerator would synchronize.
-        is_readable = can_inspect(normalizer) and normalizer.is_cpu and not normalizer.is_complex()
         is_scalar = normalizer.numel() == 1 and not normalizer.is_complex()
-        good = is_scalar and (not is_readable or 0 < normalizer.item() < math.inf)
-        got = (
-            f"{normalizer.item()}"
-            if is_readable and normalizer.numel() == 1
-            else f"dtype {normalizer.dtype}, shape {tuple(normalizer.shape)}"
-        )
+        # Reading a value on an accelerator would synchronize.
+        is_readable = is_scalar and can_inspect(normalizer) and normalizer.is_cpu
+        is_valid = is_scalar and (not is_readable or 0 < normalizer.item() < math.inf)
+        described = f"dtype {normalizer.dtype}, shape {tuple(normalizer.shape)}"
+        got = f"{normalizer.item()}" if is_readable else described
     else:
-        good, got = 0 < number_from(normalizer) < math.inf, safe_repr(normalizer)
-    if not good:
+        is_valid, got = 0 < number_from(normalizer) < math.inf, safe_repr(normalizer)
+    if not is_valid:
         raise invalid_value(
             call,
             "normalizer",
@@ -279,7 +146,7 @@ def check_normalizer(call: str, normalizer: Tensor | float | None, word: str) ->
         )
 
 
-def warn_of_empty_mask(call: str, mask: Tensor) -> None:
+def warn_of_empty_mask(call: str, mask: Tensor, stacklevel: int = 4) -> None:
     """Warn if a mask excludes all rows: the result is then 0 or NaN, whatever the rows are.
 
     Only on the CPU, because reading the mask on an accelerator would synchronize, and not while compiling.
@@ -288,7 +155,7 @@ def warn_of_empty_mask(call: str, mask: Tensor) -> None:
         warnings.warn(
             f"{call}(mask=...): the mask is False everywhere, so no position counts. True means that a position "
             "counts: mask=attention_mask.bool()",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
 
 
@@ -301,12 +168,12 @@ def position_weights(
     ignore_index: int,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
+    stacklevel: int = 4,
 ) -> Tensor | None:
     """Return the weight of each position, 0 where it does not count; None if all weights are 1.
 
     The dtype is `dtype`, or the dtype of `weight` if it is more precise.
     """
-    ignore_index = check_ignore_index(call, ignore_index)
     if mask is weight is labels is None:
         return None
     mask, weight, labels = (
@@ -314,25 +181,13 @@ def position_weights(
         for name, x in (("mask", mask), ("weight", weight), ("labels", labels))
     )
     if mask is not None and mask.dtype != torch.bool:
-        raise invalid_type(
-            call,
-            "mask",
-            wanted="a boolean tensor",
-            got=f"dtype {mask.dtype}",
-            instead="mask=mask != 0",
-        )
+        got = f"dtype {mask.dtype}"
+        raise invalid_type(call, "mask", wanted="a boolean tensor", got=got, instead="mask=mask != 0")
     if mask is not None:
-        warn_of_empty_mask(call, mask)
-    if labels is not None and (
-        labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool
-    ):
-        raise invalid_type(
-            call,
-            "labels",
-            wanted="integers, the true classes",
-            got=f"dtype {labels.dtype}",
-            instead="labels=labels.long()",
-        )
+        warn_of_empty_mask(call, mask, stacklevel)
+    if labels is not None and not is_integer(labels):
+        wanted, got = "integers, the true classes", f"dtype {labels.dtype}"
+        raise invalid_type(call, "labels", wanted=wanted, got=got, instead="labels=labels.long()")
     weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, dtype))
     for counted in (mask, None if labels is None else labels != ignore_index):
         if counted is not None:
@@ -342,19 +197,10 @@ def position_weights(
     return weights
 
 
-def hard_labels(
-    call: str,
-    labels: Tensor | None,
-    label_weight: float,
-    weights: Tensor | None,
-    scale: float,
-) -> HardLabels | None:
-    """Return the labels to mix in, for divergences multiplied by `scale`; None if their weight is 0.
-
-    `check_labels` checks that they are classes.
-    """
-    if label_weight == 0:
-        return None
+def _mixed_labels(
+    call: str, labels: Tensor | None, label_weight: float, weights: Tensor | None, scale: float
+) -> HardLabels:
+    """Return the labels to mix with divergences that are multiplied by `scale`."""
     if labels is None:
         raise invalid_value(
             call,
@@ -363,39 +209,10 @@ def hard_labels(
             got="None",
             instead="labels=labels, with ignore_index at positions without a label; or label_weight=0.0",
         )
-    chosen = labels.reshape(-1).long()
+    classes = labels.reshape(-1).long()
     if weights is not None:  # positions that do not count may have any label
-        chosen = torch.where(weights.reshape(-1) == 0, 0, chosen)
-    return HardLabels(chosen, (1 - label_weight) * scale, float(label_weight))
-
-
-def check_labels(call: str, hard: HardLabels | None, positions: torch.Size, classes: int) -> None:
-    """Raise unless the labels at the positions that count are below the number of classes."""
-    if hard is None or not (can_inspect(hard.classes) and hard.classes.is_cpu):
-        return  # reading labels on an accelerator would synchronize
-    wrong = (hard.classes < 0) | (hard.classes >= classes)
-    if bool(wrong.any()):
-        raise invalid_value(
-            call,
-            "labels",
-            wanted=f"classes from 0 to {classes - 1} at the positions that count",
-            got=f"{int(hard.classes[wrong][0])} ({first_of(wrong.reshape(positions))})",
-            instead="ignore_index= set to the label of positions without a true class, or mask= without them",
-        )
-
-
-def check_ignore_index(call: str, ignore_index: object) -> int:
-    """Return `ignore_index`; raise unless it is an integer that labels can have."""
-    number = ignore_index if type(ignore_index) is int else whole_from(ignore_index)
-    if number is None or not -(2**63) <= number < 2**63:
-        raise invalid_type(
-            call,
-            "ignore_index",
-            wanted="an integer of 64 bits",
-            got=safe_repr(ignore_index),
-            instead="ignore_index=-100",
-        )
-    return number
+        classes = torch.where(weights.reshape(-1) == 0, 0, classes)
+    return HardLabels(classes, (1 - label_weight) * scale, float(label_weight))
 
 
 def _check_weights(call: str, weights: Tensor) -> None:
@@ -465,31 +282,3 @@ def _fitting(name: str, tensor: Tensor, positions: torch.Size) -> str:
 def _long(shape: torch.Size) -> list[int]:
     """Return the sizes that are not 1."""
     return [size for size in shape if size != 1]
-
-
-def divided(
-    call: str,
-    weights: Tensor | None,
-    normalizer: Tensor | float | None,
-    word: Reduction,
-    positions: torch.Size,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor | None, float]:
-    """Divide the weights by the divisor of `word` or by the normalizer; return weights and a common factor."""
-    if isinstance(normalizer, Tensor):
-        if not normalizer.is_cpu:  # a scalar on the CPU can divide tensors on any device
-            _check_device(call, "normalizer", normalizer, device)
-        divisor = recordable(normalizer).to(torch.promote_types(normalizer.dtype, dtype)).reshape(())
-        shares = (torch.ones(positions, dtype=dtype, device=device) if weights is None else weights) / divisor
-        return shares if weights is None else torch.where(weights == 0, 0, shares), 1.0
-    if normalizer is not None:
-        return weights, 1 / float(normalizer)
-    if word == "mean" and weights is not None:
-        if weights.numel():  # large weights must not overflow in the sum, nor small ones lose digits
-            peak = weights.detach().amax()
-            weights = weights / torch.where(peak == 0, 1, peak)
-        counted = weights.sum()
-        return weights / torch.where(counted == 0, 1, counted), 1.0
-    divisor = {"mean": positions.numel(), "batchmean": positions[0] if positions else 1}.get(word, 1)
-    return weights, 1 / max(divisor, 1)

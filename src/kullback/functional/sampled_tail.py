@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.functional.partial_teacher import (
+from kullback.functional.settings import check_kind, check_result_dtype
+from kullback.functional.teachers import (
     PartialRows,
     PartialTeacher,
     WeightedTerms,
+    check_any_class,
+    check_logits,
     check_partial_teacher,
 )
-from kullback.functional.positions import check_any_class, check_kind, check_logits, check_result_dtype
 from kullback.functional.top_k import TopK
 from kullback.generators import KL, Divergence, FinitePair
-from kullback.inputs import check_dense, whole_from
+from kullback.inputs import check_dense, is_integer, whole_from
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import summarize_rows
 from kullback.kernels.row_operation import transformable
@@ -349,10 +351,7 @@ def _check_form(teacher: SampledTail) -> None:
         x: Any = getattr(teacher, name)
         if isinstance(x, Tensor):
             check_dense("SampledTail", name, x)
-        integer = isinstance(x, Tensor) and not (
-            x.is_floating_point() or x.is_complex() or x.dtype == torch.bool
-        )
-        if not isinstance(x, Tensor) or (not x.is_floating_point() if is_float else not integer):
+        if not isinstance(x, Tensor) or not (x.is_floating_point() if is_float else is_integer(x)):
             got = f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
             instead = "SampledTail.draw(logits), or SampledTail.from_reference(reference.read(start, stop))"
             raise invalid_type("SampledTail", name, wanted=wanted, got=got, instead=instead)

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.functional.partial_teacher import (
+from kullback.functional.settings import check_kind, check_result_dtype
+from kullback.functional.teachers import (
     PartialRows,
     PartialTeacher,
     WeightedTerms,
     check_partial_teacher,
 )
-from kullback.functional.positions import check_kind, check_result_dtype
 from kullback.generators import Divergence
-from kullback.inputs import check_dense
+from kullback.inputs import check_dense, is_integer
 from kullback.kernels import RowDivergence, logit_divergence
 from kullback.kernels.row_operation import transformable
 from kullback.numeric import upcast
@@ -65,14 +65,14 @@ class TopK(PartialTeacher):
     log_probs: Tensor
     tail: Tail = "bucket"
     validate: InitVar[bool] = True
-    _largest: int = field(init=False, repr=False, default=-1)
+    largest_index: int = field(init=False, repr=False, default=-1)
 
     def __post_init__(self, validate: bool) -> None:
         _check_form(self)
         if validate and can_inspect_all((self.indices, self.log_probs)):
             _check_values(self)
             if self.indices.numel():
-                object.__setattr__(self, "_largest", int(self.indices.long().max()))
+                object.__setattr__(self, "largest_index", int(self.indices.long().max()))
 
     remedy_of_device: ClassVar[str] = "TopK(indices.to(student.device), log_probs.to(student.device))"
 
@@ -85,11 +85,6 @@ class TopK(PartialTeacher):
     def kept_log_probs(self) -> Tensor:
         """The log-probabilities."""
         return self.log_probs
-
-    @property
-    def largest_index(self) -> int:
-        """The largest index, -1 if the values were not checked."""
-        return self._largest
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
         """Raise unless `tail` supports `kind` and `temperature`."""
@@ -238,14 +233,16 @@ def _log_mass_left(log_probs: Tensor, others: Tensor, rounding: Tensor) -> Tenso
 
 def _check_form(teacher: TopK) -> None:
     indices, log_probs = teacher.indices, teacher.log_probs
-    for name, x, right, wanted in (
-        ("indices", indices, _is_integer, "an integer tensor of class indices"),
-        ("log_probs", log_probs, Tensor.is_floating_point, "a floating-point tensor of log-probabilities"),
+    for name, x, wanted in (
+        ("indices", indices, "an integer tensor of class indices"),
+        ("log_probs", log_probs, "a floating-point tensor of log-probabilities"),
     ):
-        if isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        is_tensor = isinstance(x, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if is_tensor:
             check_dense("TopK", name, x)
-        if not isinstance(x, Tensor) or not right(x) or x.ndim == 0 or x.shape[-1] == 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+        has_dtype = is_tensor and (x.is_floating_point() if x is log_probs else is_integer(x))
+        if not has_dtype or x.ndim == 0 or x.shape[-1] == 0:
+            got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if is_tensor else type(x).__name__
             raise invalid_type(
                 "TopK",
                 name,
@@ -277,10 +274,6 @@ def _check_form(teacher: TopK) -> None:
             got=safe_repr(teacher.tail),
             instead="tail='bucket' to compare the remaining mass as one class",
         )
-
-
-def _is_integer(x: Tensor) -> bool:
-    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def _check_values(teacher: TopK) -> None:

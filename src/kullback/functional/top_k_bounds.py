@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value
-from kullback.functional.positions import check_classes, check_kind
+from kullback.functional.settings import check_classes, check_kind
 from kullback.functional.top_k import TopK
 from kullback.generators import Divergence, FinitePair
 from kullback.io.top_k.block import TopKBlock, log_tail_mass

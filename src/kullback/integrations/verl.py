@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kullback.errors import RegistrationError, explain
 from kullback.functional import TopK, top_k_divergence
-from kullback.functional.positions import check_kind
+from kullback.functional.settings import check_kind
 from kullback.functional.top_k import Tail
 from kullback.generators import KL, Divergence
 from kullback.optional import load

@@ -27,7 +27,10 @@ BACKENDS: list[Any] = [native_rows, triton_rows, reference]
 
 def backend_for(kind: Divergence, p: Tensor, q: Tensor) -> Any:
     """Return the first backend that serves the divergence of the logits."""
-    return next(backend for backend in BACKENDS if backend.serves(kind, p, q))
+    for backend in BACKENDS:
+        if backend.serves(kind, p, q):
+            return backend
+    return reference
 
 
 @dataclass(frozen=True)

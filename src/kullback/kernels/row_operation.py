@@ -74,7 +74,10 @@ class TotalOperation(RowOperation, Protocol):
         ...
 
     def complete(self, gradients: list[Tensor | None]) -> Gradients:
-        """Complete gradients of `total` in the backward pass, after they were multiplied by the gradient."""
+        """Complete gradients of `total` in the backward pass, after they were multiplied by the gradient.
+
+        Only operations with an attribute `shards` define it.
+        """
         ...
 
 
@@ -179,7 +182,10 @@ class RowTotal(torch.autograd.Function):
         is_plain = not torch.is_grad_enabled() and can_inspect(grad)
         if ready is not None and is_plain:
             ctx.gradients = None
-            return None, None, *operation.complete(_scaled(ready, grad))
+            gradients = _scaled(ready, grad)
+            if getattr(operation, "shards", None) is not None:
+                gradients = operation.complete(gradients)
+            return None, None, *gradients
         tensors = ctx.saved_tensors
         if tensors[0] is None or tensors[1] is None:
             raise invalid_value(

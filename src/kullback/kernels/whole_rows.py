@@ -67,10 +67,6 @@ class FastRows(NamedTuple):
         _, by_p, by_q = self.backend.value_and_gradient(self.rows, p, q, grad, wanted, inplace)
         return by_p, overwritten(q) if inplace else by_q
 
-    def complete(self, gradients: list[Tensor | None]) -> Gradients:
-        """Return the gradients of a total, which need no further step."""
-        return gradients
-
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
         """Return the directional derivative of each row's value."""
         return self.rows.changes(tensors, tangents)
@@ -111,10 +107,11 @@ def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool =
         shape = batch_shape.numel(), p.shape[-1]
         p, q = p.reshape(shape), q.reshape(shape)
     tensors = (p, q) if rows.labels is None else (p, q, rows.labels.classes)
+    is_recorded = _is_recorded(p, q)
     backend = reference if exact or not can_inspect_all(tensors) else backend_for(rows.kind, p, q)
     if backend is reference:
         values = reference.row_divergence(rows, p, q)
-    elif _is_recorded(p, q):
+    elif is_recorded:
         values = RowValues.apply(FastRows(rows, backend), p, q)
     else:
         values = FastRows(rows, backend).compute(p, q)[0]

@@ -1,4 +1,4 @@
-"""The divergence of two language-model heads by chunks of positions, without storing all logits."""
+"""The divergence of two language-model heads as a row operation, by chunks of positions, without storing all logits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.functional.partial_teacher import PartialRows
+from kullback.errors import invalid_type, invalid_value
+from kullback.functional.settings import LossSettings, remembered
+from kullback.functional.teachers import PartialRows, PartialTeacher, check_positions
 from kullback.generators import KL, Divergence
 from kullback.generators.growth import growth_of, is_own
+from kullback.inputs import all_recordable, are_logits, check_dense
 from kullback.kernels import RowDivergence, logit_divergence, value_and_gradient
 from kullback.kernels.labels import HardLabels
 from kullback.kernels.native import library
@@ -21,7 +24,19 @@ from kullback.parallel.ranks import check_first_derivative
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
 
-__all__ = ["Head", "HeadSpec"]
+__all__ = [
+    "CALL",
+    "NAMES",
+    "Head",
+    "HeadRows",
+    "StoredTeacher",
+    "check_heads",
+    "in_autocast_dtype",
+    "may_overflow",
+]
+
+CALL = "linear_distillation_loss"
+NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
 
 # The default size of a chunk. Each chunk reads the head, and reads and writes its gradient, so a chunk has at least
 # this many rows. With several threads it has more, because they synchronize some hundred times in each chunk's
@@ -43,8 +58,8 @@ _PER_VALUE = 1e6
 class Head(NamedTuple):
     """The settings of one side's logits, softcap * tanh(scale * (W h + b) / softcap)."""
 
-    scale: float
     softcap: float | None
+    scale: float | None  # None is 1
     float32_logits: bool
 
     def logits_dtype(self, weight: Tensor) -> torch.dtype:
@@ -55,8 +70,23 @@ class Head(NamedTuple):
         """Return all logits, by differentiable operations."""
         dtype = self.logits_dtype(weight)
         bias = None if bias is None else bias.to(dtype)
-        logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype), bias) * self.scale
+        logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype), bias)
+        logits = logits if self.scale is None else logits * self.scale
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def reference_values(self, rows: HeadRows, student: Tensor, tensors: Sequence[Any]) -> Tensor:
+        """Return the divergence of each row of the student's logits, for a teacher with this head."""
+        teacher = self.reference(*tensors)
+        classes = max(student.shape[-1], teacher.shape[-1])
+        p, q = (
+            torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
+            for x in (teacher, student)
+        )
+        return logit_divergence(RowDivergence(rows.kind, rows.temperature, rows.dtype, rows.labels), p, q)
+
+    def side(self, tensors: Sequence[Any], wanted: Sequence[bool], classes: int) -> _TeacherSide:
+        """Return the buffers of a pass, for a teacher with this head."""
+        return _TeacherSide(self, tensors, wanted, classes)
 
     def write(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """Write the logits to `out`."""
@@ -74,28 +104,63 @@ class Head(NamedTuple):
             torch.mm(hidden, weight.t(), out=out)
         if bias is not None:
             out.add_(bias)
-        if self.scale != 1:
+        if self.scale not in (None, 1):
             out.mul_(self.scale)
         if self.softcap is not None:
             out.div_(self.softcap).tanh_().mul_(self.softcap)
 
 
-class HeadSpec(NamedTuple):
-    """The settings of a pass over two heads, or over one head and a partial teacher; the weights are constants."""
+class StoredTeacher(NamedTuple):
+    """A teacher with the rows of a `PartialTeacher` in place of a head."""
+
+    rows: PartialRows
+
+    def reference_values(self, rows: HeadRows, student: Tensor, tensors: Sequence[Any]) -> Tensor:
+        """Return the divergence of each row of the student's logits."""
+        selected = self.rows.classes(rows.labels).of(student)
+        return self.rows.values(upcast(tensors[0]), selected, rows.labels).to(rows.dtype)
+
+    def side(self, tensors: Sequence[Any], wanted: Sequence[bool], classes: int) -> _StoredSide:
+        """Return the sums of a pass."""
+        return _StoredSide(self.rows, tensors[0], wanted[0])
+
+
+class HeadRows(NamedTuple):
+    """A row operation over two heads, or over one head and a stored teacher.
+
+    Its tensors are the student's hidden states, weight and bias, and the same of the teacher or its log-probabilities.
+
+    Attributes:
+        student: the student's head.
+        teacher: the teacher's head, or its stored rows.
+        kind: the divergence.
+        temperature: the divisor of the logits.
+        dtype: the dtype of the values.
+        overflows: whether the gradient by the logits may overflow.
+        chunk_bytes: the memory for the logits of a chunk; None to choose it.
+        counted: the indices of the positions that count; None for all.
+        labels: the labels that are mixed in, if any.
+        weights: the weight of each position in the total, a constant.
+        scale: the factor of the total.
+        shards: the operation on shards, if the classes of the heads are sharded.
+        widest: the largest number of classes of a rank.
+        entropies: the student's entropy at each position, which the forward pass writes.
+    """
 
     student: Head
-    teacher: Head | PartialRows
+    teacher: Head | StoredTeacher
     kind: Divergence
     temperature: float
-    scale: float
     dtype: torch.dtype
-    weights: Tensor | None  # the weight of each position in the total
-    counted: Tensor | None  # the indices of the positions that count; None for all
+    overflows: bool
     chunk_bytes: int | None
-    labels: HardLabels | None = None
-    shards: ShardedRows | None = None  # set if the classes of the heads are sharded
-    widest: int = 0  # the largest number of classes of a rank
-    entropies: Tensor | None = None  # of the student at each position; the forward pass writes it
+    counted: Tensor | None
+    labels: HardLabels | None
+    weights: Tensor | None = None
+    scale: float = 1.0
+    shards: ShardedRows | None = None
+    widest: int = 0
+    entropies: Tensor | None = None
 
     def compute(self, *tensors: Any) -> tuple[Tensor]:
         """Return the divergence of each position, as a row operation."""
@@ -118,12 +183,11 @@ class HeadSpec(NamedTuple):
             check_first_derivative(self.shards.ranks, grad)
         if not is_plain:
             return self._through_whole_logits(tensors, grad, wanted)
-        weights = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        return self.complete(sweep(self._replace(entropies=None), tensors, weights, wanted)[1])
+        return self.complete(sweep(self._replace(entropies=None), tensors, upcast(grad), wanted)[1])
 
     def complete(self, gradients: list[Tensor | None]) -> Gradients:
         """Sum the gradients of hidden states over the ranks. Autograd casts the sums to their dtypes."""
-        for i in self.summed_over_ranks:
+        for i in _hidden_states(gradients) if self.shards is not None else ():
             part = gradients[i]
             if part is not None and self.shards is not None:
                 gradients[i] = self.shards.ranks.sum(part)
@@ -143,41 +207,17 @@ class HeadSpec(NamedTuple):
             for x, want in zip(aliases, wanted, strict=True)
         ]
 
-    @property
-    def summed_over_ranks(self) -> tuple[int, ...]:
-        """The numbers of the tensors whose gradient is summed over the ranks, and rounded afterwards."""
-        if self.shards is None:
-            return ()
-        return (0, 3) if isinstance(self.teacher, Head) else (0,)
-
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Compute the divergence of each position from all logits at once, by differentiable operations."""
         if excluded is not None:  # NaN at an excluded position must not reach a gradient
             tensors = [
                 torch.where(excluded.unsqueeze(-1), 0, x) if i % 3 == 0 else x for i, x in enumerate(tensors)
             ]
-        if _may_overflow(self.kind):  # inf - inf in the products of a gradient by logits
+        if self.overflows:  # inf - inf in the products of a gradient by logits
             tensors = [x if x is None else upcast(x) for x in tensors]
         student = self.student.reference(*tensors[:3])
-        if isinstance(self.teacher, Head):
-            teacher = self.teacher.reference(*tensors[3:])
-            classes = max(student.shape[-1], teacher.shape[-1])
-            p, q = (
-                torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
-                for x in (teacher, student)
-            )
-            rows = RowDivergence(self.kind, self.temperature, self.dtype, self.labels)
-            values = logit_divergence(rows, p, q)
-        else:
-            seen = self.teacher.classes(self.labels).of(student)
-            values = self.teacher.values(upcast(tensors[3]), seen, self.labels).to(self.dtype)
+        values = self.teacher.reference_values(self, student, tensors[3:])
         return values if excluded is None else torch.where(excluded, 0, values)
-
-    def reference_total(self, tensors: Sequence[Any]) -> Tensor:
-        """Compute the weighted sum from all logits at once."""
-        excluded = None if self.weights is None else self.weights == 0
-        values = self.reference_rows(tensors, excluded)
-        return ((values if self.weights is None else values * self.weights.to(self.dtype)) * self.scale).sum()
 
     def entropy(self, logits: Tensor) -> Tensor:
         """Return the entropy of each row of the student's logits: log(classes) - KL to the uniform distribution."""
@@ -218,13 +258,19 @@ class HeadSpec(NamedTuple):
         return -(-positions // max(1, -(-positions // most)))
 
 
-def _may_overflow(kind: Divergence) -> bool:
+def _hidden_states(tensors: Sequence[Any]) -> Sequence[int]:
+    """Return the places of the hidden states: of both sides, or of the student only if the teacher is stored."""
+    return (0, 3) if len(tensors) == len(NAMES) else (0,)
+
+
+@remembered
+def may_overflow(kind: Divergence) -> bool:
     """Return whether derivatives by logits can be far larger than the position's weight, like powers of p/q."""
     return is_own(kind) or (kind.additive and max(end.rate for end in growth_of(kind)[:2]) > 0)
 
 
 def sweep(
-    spec: HeadSpec, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
+    spec: HeadRows, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the divergence of each position, 0 where it does not count, and the gradient of their weighted sum.
 
@@ -234,13 +280,15 @@ def sweep(
     Arguments:
         spec: the settings.
         tensors: hidden states, weight and bias of the student, then of the teacher; or a teacher's log-probabilities.
-        weights: the weight of each position in the sum; None if no gradient is needed.
+        weights: the weight of each position in the sum, in the most accurate dtype; None without gradients.
         wanted: for each tensor, whether its gradient is needed.
     """
     values, gradients = _sweep(spec, tensors, weights, wanted)
     accurate = values.dtype
+    if weights is None or not spec.overflows:
+        return values, gradients
     ranges = [torch.finfo(x.dtype).max for x in tensors if x is not None]
-    if weights is None or min(ranges) == torch.finfo(accurate).max or not _may_overflow(spec.kind):
+    if min(ranges) == torch.finfo(accurate).max:
         return values, gradients
     is_finite = all(x is None or bool(x.isfinite().all()) for x in gradients)
     if is_finite and spec.shards is None:  # with shards, another rank's gradients may be infinite
@@ -254,26 +302,25 @@ def sweep(
     near, far = (spec._replace(counted=x.nonzero().squeeze(-1)) for x in (counts, is_far))
     _, gradients = _sweep(near, tensors, weights, wanted)
     _, added = _sweep(far, [x if x is None else x.to(accurate) for x in tensors], weights, wanted)
+    summed = _hidden_states(tensors) if spec.shards is not None else ()  # and rounded afterwards
     return values, [
-        x if x is None or y is None else x + y if i in spec.summed_over_ranks else (x + y).to(x.dtype)
+        x if x is None or y is None else x + y if i in summed else (x + y).to(x.dtype)
         for i, (x, y) in enumerate(zip(gradients, added, strict=True))
     ]
 
 
 def _sweep(
-    spec: HeadSpec, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
+    spec: HeadRows, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the results of `sweep`, with the gradients of logits in the dtype of the logits."""
     student, teacher = tensors[:3], tensors[3:]
-    values = student[0].new_zeros(student[0].shape[0], dtype=accurate_dtype(student[0].device))
+    dtype = accurate_dtype(student[0].device) if weights is None else weights.dtype
+    values = student[0].new_zeros(student[0].shape[0], dtype=dtype)
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
         positions = values.shape[0] if spec.counted is None else spec.counted.shape[0]
-        classes = max(x.shape[0] for x in tensors[1::3])
+        classes = max(map(len, tensors[1::3]))  # of the weights
         q_side = _Side(spec.student, student, wanted[:3], classes)
-        if isinstance(spec.teacher, Head):
-            p_side = _TeacherHead(spec.teacher, teacher, wanted[3:], classes)
-        else:
-            p_side = _SparseTeacher(spec.teacher, teacher[0], wanted[3])
+        p_side = spec.teacher.side(teacher, wanted[3:], classes)
         width = spec.widest or classes
         row_bytes = max(1, (q_side.class_bytes + p_side.class_bytes) * width)
         head_bytes = width * q_side.weight.shape[1] * q_side.weight.dtype.itemsize
@@ -344,7 +391,7 @@ class _Side:
         if self.head.softcap is not None and self.spare is not None:
             derivative = self.spare[: gradient.shape[0], : gradient.shape[1]]
             gradient.mul_(derivative.div_(self.head.softcap).square_().neg_().add_(1))
-        if self.head.scale != 1:
+        if self.head.scale not in (None, 1):
             gradient.mul_(self.head.scale)
         if self.by_bias is not None:
             self.by_bias += gradient.sum(0, dtype=self.by_bias.dtype)
@@ -396,12 +443,12 @@ class _Side:
         ]
 
 
-class _TeacherHead(_Side):
+class _TeacherSide(_Side):
     """A teacher with hidden states and a head."""
 
     def compare(
         self,
-        spec: HeadSpec,
+        spec: HeadRows,
         q: Tensor,
         where: slice | Tensor,
         weights: Tensor | None,
@@ -414,7 +461,7 @@ class _TeacherHead(_Side):
         return compute(rows, self.logits(where), q, weights, (self.is_wanted, q_is_wanted), True)
 
 
-class _SparseTeacher:
+class _StoredSide:
     """A teacher that has only some classes, and no logits."""
 
     class_bytes = 0
@@ -429,7 +476,7 @@ class _SparseTeacher:
 
     def compare(
         self,
-        spec: HeadSpec,
+        spec: HeadRows,
         q: Tensor,
         where: slice | Tensor,
         weights: Tensor | None,
@@ -441,18 +488,18 @@ class _SparseTeacher:
         shards = spec.shards
         shard = None if shards is None else Shard(shards.ranks, shards.start, shards.classes)
         classes = rows.classes(labels, shard)
-        seen, sums = classes.read(q)
-        log_probs = upcast(self.log_probs[where]).detach()
+        selected, sums = classes.read(q)
+        log_probs = self.log_probs[where].detach()
         by_p = by_q = None
         if weights is None or not (q_is_wanted or self.by_log_probs is not None):
-            return rows.values(log_probs, seen, labels), by_p, by_q
+            return rows.values(log_probs, selected, labels), by_p, by_q
         with torch.enable_grad():
-            values = rows.values(log_probs.requires_grad_(), seen.requires_grad_(), labels)
-        by_p, by_seen = torch.autograd.grad(
-            values, [log_probs, seen], weights.to(values.dtype), allow_unused=True
+            values = rows.values(log_probs.requires_grad_(), selected.requires_grad_(), labels)
+        by_p, by_selected = torch.autograd.grad(
+            values, [log_probs, selected], weights.to(values.dtype), allow_unused=True
         )
         if q_is_wanted:
-            classes.write_gradient(q, seen.detach(), sums, by_seen, q)
+            classes.write_gradient(q, selected.detach(), sums, by_selected, q)
             by_q = q
         return values.detach(), by_p if self.by_log_probs is not None else None, by_q
 
@@ -487,3 +534,110 @@ def _float32_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
         if buffer is None:
             buffer = torch.empty_like(part, dtype=torch.float32, memory_format=torch.contiguous_format)
         yield tile, buffer[: part.shape[0]].copy_(part)
+
+
+def _is_autocast_on(device: str) -> bool:
+    """Return whether autocast chooses the dtype of matrix products."""
+    # torch 2.10 cannot compile `is_autocast_available`; all devices that it compiles for have autocast.
+    is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    return is_available and torch.is_autocast_enabled(device)
+
+
+def check_heads(tensors: Sequence[Any], stored: PartialTeacher | None, settings: LossSettings) -> torch.dtype:
+    """Return the dtype of the loss; raise unless hidden states, weights and biases of both sides fit together.
+
+    Arguments:
+        tensors: the arguments called `NAMES`.
+        stored: the teacher, if it is stored and has no head.
+        settings: the settings of the loss.
+    """
+    sides = list(tensors if stored is None else tensors[:3])
+    present = [x for x in sides if x is not None]
+    are_plain = are_logits(*present)
+    for name, x, ndim in zip(NAMES, sides, (None, 2, 1) * 2, strict=False):
+        if (x is not None or ndim != 1) and not (are_plain and x is not None and ndim in (None, x.ndim)):
+            _check_tensor(name, x, ndim)
+    student = tensors[0]
+    _check_head("student", *tensors[:3])
+    dtypes = [x.dtype for x in present]
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    teacher = tensors[3]
+    if stored is not None:
+        for name, x in zip(NAMES[4:], tensors[4:], strict=True):
+            if x is not None:
+                wanted, instead = f"none with a {type(stored).__name__}, which has no head", f"{name}=None"
+                raise invalid_value(CALL, name, wanted=wanted, got=type(x).__name__, instead=instead)
+        stored.check_settings(CALL, settings.kind, settings.temperature)
+        teacher, dtype = stored.kept_indices, stored.result_dtype(dtype)
+    else:
+        _check_head("teacher", *tensors[3:])
+    if student.shape[:-1] != teacher.shape[:-1]:
+        check_positions(CALL, student, teacher, "", last="hidden size", rows="hidden states")
+    for name, x in zip(NAMES, [*sides[:3], teacher, *sides[4:]], strict=False):
+        if x is not None and x.device != student.device:
+            wanted, got = f"a tensor on {student.device}, where the student is", f"one on {x.device}"
+            raise invalid_value(
+                CALL, name, wanted=wanted, got=got, instead=f"{name}={name}.to(student.device)"
+            )
+    return dtype
+
+
+def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
+    if isinstance(x, Tensor):
+        check_dense(CALL, name, x)
+    if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
+        return
+    remedy = f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
+    if name == "teacher" and isinstance(x, list | tuple):
+        remedy = (
+            f"sum({CALL}(student=student, student_weight=student_weight, teacher=h, teacher_weight=w) for h, w in "
+            "zip(teacher, teacher_weight)) / len(teacher), with a head for each"
+        )
+    shape = {None: "(..., hidden size)", 1: "(classes,)", 2: "(classes, hidden size)"}[ndim]
+    raise invalid_type(
+        CALL,
+        name,
+        wanted=f"a floating-point tensor, shape {shape}",
+        got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
+        instead=remedy if ndim is None else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}",
+    )
+
+
+def _check_head(side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if weight.shape[1] != hidden.shape[-1]:
+        raise invalid_value(
+            CALL,
+            f"{side}_weight",
+            wanted=f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})",
+            got=f"shape {tuple(weight.shape)}",
+            instead=f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed",
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise invalid_value(
+            CALL,
+            f"{side}_bias",
+            wanted=f"a number for each class, shape ({weight.shape[0]},)",
+            got=f"shape {tuple(bias.shape)}",
+            instead=f"{side}_bias=None, or the bias that belongs to {side}_weight",
+        )
+    autocast = _is_autocast_on(hidden.device.type)
+    for name, x in ((f"{side}_weight", weight), (f"{side}_bias", bias)):
+        if x is not None and x.dtype != hidden.dtype and not autocast:
+            raise invalid_type(
+                CALL,
+                name,
+                wanted=f"dtype {hidden.dtype}, the dtype of {side}",
+                got=f"dtype {x.dtype}",
+                instead=f"{name}={name}.to({side}.dtype), or the call under torch.autocast",
+            )
+
+
+def in_autocast_dtype(tensors: list[Any]) -> list[Any]:
+    """Return tensors that autograd can save, in the autocast dtype if autocast is on; float64 stays."""
+    dtype = torch.float64
+    if _is_autocast_on(tensors[0].device.type):
+        dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    tensors = all_recordable(tensors)
+    if dtype == torch.float64:
+        return tensors
+    return [x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors]
