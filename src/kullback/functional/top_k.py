@@ -18,7 +18,7 @@ from kullback.functional.teachers import (
     check_partial_teacher,
 )
 from kullback.generators import Divergence
-from kullback.inputs import check_dense, is_integer
+from kullback.inputs import all_recordable, check_dense, is_integer
 from kullback.kernels import RowDivergence, logit_divergence
 from kullback.kernels.row_operation import transformable
 from kullback.numeric import upcast
@@ -108,9 +108,11 @@ class TopK(PartialTeacher):
 
     def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
         """Return the teacher's rows, for a student with `classes` classes."""
-        log_probs = upcast(self.flat(self.log_probs))
-        indices = torch.where(log_probs == -torch.inf, -1, self.flat(self.indices).long())
-        rounding = self.indices.shape[-1] * torch.finfo(self.log_probs.dtype).eps
+        k = self.indices.shape[-1]
+        indices, log_probs = all_recordable((self.indices, self.log_probs))
+        log_probs = upcast(log_probs.reshape(-1, k))
+        indices = torch.where(log_probs == -torch.inf, -1, indices.reshape(-1, k).long())
+        rounding = k * torch.finfo(self.log_probs.dtype).eps
         return TopKRows(kind, indices, log_probs, temperature, dtype, self.tail, rounding, classes)
 
 
