@@ -65,14 +65,14 @@ class TopK(PartialTeacher):
     log_probs: Tensor
     tail: Tail = "bucket"
     validate: InitVar[bool] = True
-    largest_index: int = field(init=False, repr=False, default=-1)
+    _largest: int = field(init=False, repr=False, default=-1)
 
     def __post_init__(self, validate: bool) -> None:
         _check_form(self)
         if validate and can_inspect_all((self.indices, self.log_probs)):
             _check_values(self)
             if self.indices.numel():
-                object.__setattr__(self, "largest_index", int(self.indices.long().max()))
+                object.__setattr__(self, "_largest", int(self.indices.long().max()))
 
     remedy_of_device: ClassVar[str] = "TopK(indices.to(student.device), log_probs.to(student.device))"
 
@@ -85,6 +85,11 @@ class TopK(PartialTeacher):
     def kept_log_probs(self) -> Tensor:
         """The log-probabilities."""
         return self.log_probs
+
+    @property
+    def largest_index(self) -> int:
+        """The largest index, -1 if the values were not checked."""
+        return self._largest
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
         """Raise unless `tail` supports `kind` and `temperature`."""
