@@ -31,6 +31,7 @@ from kullback.pairs.integration.panels import (
     either_matters,
     first_edges,
     integrate_panels,
+    last_where,
     panel_nodes,
     refine,
     relative_errors,
@@ -49,13 +50,12 @@ __all__ = ["Shares", "integrate_divergence", "sum_divergence"]
 
 # Below this logarithm a mass rounds to 0 or nearly to 0.
 _UNDERFLOW = -700.0
-# A node with this fraction, e^-60, of a density's mass is negligible.
+# A node with e^-60 of a density's mass is negligible.
 _FEW = 60.0
 _FIRST_PANELS = 12
 _FARTHEST = 1e14
-# The largest number of crossings of the densities, and of bisection steps for each.
+# The largest number of crossings of the densities.
 _CROSSINGS = 8
-_BISECTIONS = 55
 # Differences of log-densities below this are rounding, not crossings.
 _SAME = 1e-11
 # The scale of the line may exceed the width of a density by at most this factor.
@@ -122,6 +122,13 @@ class _Piece:
     exists: Tensor
     center: Tensor
     width: Tensor
+    fixed: _Both
+    fixed_ends: tuple[Tensor | None, Tensor | None]
+
+    def ends(self, p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
+        """Return the ends of this piece by the parameters of two densities."""
+        is_fixed = p is self.fixed[0] and q is self.fixed[1]
+        return self.fixed_ends if is_fixed else _pieces(p, q, self.center.shape)[self.number]
 
     def line(self, low: Tensor | None, high: Tensor | None) -> Line:
         """Return the line between two ends; some elements of a batch may lack this piece."""
@@ -131,7 +138,7 @@ class _Piece:
 
     def breaks(self, densities: _Both, fixed: _Both, lower: Tensor, upper: Tensor) -> list[Break]:
         """Return the breaks of the densities on this piece."""
-        line = self.line(*_pieces(*densities, self.center.shape)[self.number])
+        line = self.line(*self.ends(*densities))
 
         def log_densities(v: Tensor) -> tuple[Tensor, Tensor]:
             log_p, log_q, _ = self.log_densities(*fixed, v)
@@ -143,8 +150,7 @@ class _Piece:
         self, p: Density, q: Density, v: Tensor, needed: _Needed = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the logarithms of p dx/dv and q dx/dv, -inf where they are 0 or not needed, and log dx/dv."""
-        low, high = _pieces(p, q, self.center.shape)[self.number]
-        line = self.line(low, high)
+        line = self.line(*self.ends(p, q))
         low, high = line.coordinate.low, line.coordinate.high
         at, log_jacobian = line.points(v)
         log_p, log_q = (
@@ -386,9 +392,8 @@ def _placed(
     center = marks.nanmedian(-1, keepdim=True).values.nan_to_num(nan=0.0)
     reach = (marks - center).abs().nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
     width = torch.where(reach > 0, reach / 2, 1.0)
-    if (
-        coordinate.low is None and coordinate.high is None
-    ):  # so that rounding does not move the nodes near a far narrower density
+    if coordinate.low is None and coordinate.high is None:
+        # So that rounding does not move the nodes near a far narrower density.
         (center_p, width_p), (center_q, width_q) = (
             [x.expand_as(center) for x in density.center_and_width()] for density in (p, q)
         )
@@ -396,7 +401,7 @@ def _placed(
         narrowest, scale = torch.where(by_p, center_p, center_q), torch.where(by_p, width_p, width_q)
         is_narrow = torch.maximum((center - narrowest).abs(), width) > _NARROW * scale
         center, width = torch.where(is_narrow, narrowest, center), torch.where(is_narrow, scale, width)
-    piece = _Piece(share, number, exists, center, width)
+    piece = _Piece(share, number, exists, center, width, (p, q), (coordinate.low, coordinate.high))
     line = Line(coordinate, center, piece.width)
     return piece, [line.v(x).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for x in breakpoints]
 
@@ -419,9 +424,8 @@ def _first_panels(
     v = scan_points(breakpoints)
     log_p, log_q, known = _known_logs(piece, (p, q), v, growth)
     ends_inside = known & (torch.maximum(log_p, log_q) > -torch.inf)
-    if not growth.is_bounded and not bool(
-        ends_inside.all()
-    ):  # the scan may be far too coarse near the last point where the densities are known
+    if not growth.is_bounded and not bool(ends_inside.all()):
+        # The scan may be far too coarse near the last point where the densities are known.
         v = _with_points_to_the_end(piece, (p, q), v, ends_inside, growth)
         log_p, log_q, known = _known_logs(piece, (p, q), v, growth)
     either = torch.maximum(log_p, log_q)
@@ -469,22 +473,21 @@ def _with_points_to_the_end(
     piece: _Piece, densities: _Both, v: Tensor, known: Tensor, growth: Growth
 ) -> Tensor:
     """Add points to a scan, on both sides, from the last point with known terms to the place where they end."""
-    more = [v]
-    for side in (1, -1):
-        ordered, is_known_at = (v, known) if side > 0 else (v.flip(-1), known.flip(-1))
-        count = v.shape[-1]
-        last = count - 1 - is_known_at.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
-        inner, outer = ordered.gather(-1, last), ordered.gather(-1, (last + 1).clamp(max=count - 1))
-        end = inner
-        for _ in range(_BISECTIONS):
-            middle = (end + outer) / 2
-            log_p, log_q, _ = piece.log_densities(*densities, middle)
-            is_known = (torch.maximum(log_p, log_q) > -torch.inf) & ~_is_lost(log_p, log_q, growth)
-            end, outer = torch.where(is_known, middle, end), torch.where(is_known, outer, middle)
-        steps = torch.linspace(0, 1, 26, dtype=v.dtype, device=v.device)[1:]
-        apart = (end - inner).abs() > 1e-9 * inner.abs()
-        more.append(torch.where(apart, inner + (end - inner) * steps, v[..., count // 2 :][..., :1]))
-    return torch.cat(more, -1).sort(-1).values
+    count = v.shape[-1]
+    ordered, known_at = (torch.stack([x, x.flip(-1)], -2) for x in (v, known))
+    last = count - 1 - known_at.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+    inner, outer = (ordered.gather(-1, (last + k).clamp(max=count - 1)).squeeze(-1) for k in (0, 1))
+
+    def is_known(x: Tensor) -> Tensor:
+        log_p, log_q, _ = piece.log_densities(*densities, x)
+        return (torch.maximum(log_p, log_q) > -torch.inf) & ~_is_lost(log_p, log_q, growth)
+
+    end, _ = last_where(is_known, inner, outer)
+    steps = torch.linspace(0, 1, 26, dtype=v.dtype, device=v.device)[1:]
+    apart = (end - inner).abs() > 1e-9 * inner.abs()
+    more = inner.unsqueeze(-1) + (end - inner).unsqueeze(-1) * steps
+    more = torch.where(apart.unsqueeze(-1), more, v[..., count // 2, None, None])
+    return torch.cat([v, more.flatten(-2)], -1).sort(-1).values
 
 
 def _beyond(v: Tensor, there: Tensor, log_size: Tensor) -> tuple[Tensor, Tensor]:
@@ -534,12 +537,12 @@ def _bisected(
     piece: _Piece, densities: _Both, lower: Tensor, upper: Tensor, rises: Tensor, level: float
 ) -> Tensor:
     """Return where log p - log q crosses a level between two points, at which it `rises` or falls."""
-    for _ in range(_BISECTIONS):
-        middle = (lower + upper) / 2
-        log_p, log_q, _ = piece.log_densities(*densities, middle)
-        is_left = (log_p > log_q + level) != rises
-        lower, upper = torch.where(is_left, middle, lower), torch.where(is_left, upper, middle)
-    return upper
+
+    def is_left(v: Tensor) -> Tensor:
+        at_points = rises.repeat_interleave(v.shape[-1] // rises.shape[-1], -1)
+        return (_log_ratio(piece, densities, v) > level) != at_points
+
+    return last_where(is_left, lower, upper)[1]
 
 
 def _measured(

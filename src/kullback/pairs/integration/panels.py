@@ -28,6 +28,7 @@ __all__ = [
     "either_matters",
     "first_edges",
     "integrate_panels",
+    "last_where",
     "matters",
     "panel_nodes",
     "refine",
@@ -47,6 +48,8 @@ OUTERMOST = 690.0
 SAFETY = 4.0
 """The reported error is this many times the estimate: on some panels the rules agree by chance."""
 _SPLITS = 4
+# The precision of `last_where` in bits, and the most intervals that it cuts into four parts at once.
+_BITS, _FEW_INTERVALS = 56, 1000
 _EPS = 8 * torch.finfo(torch.float64).eps
 # Breakpoints of a density, in widths from its center. The far ones are for the logarithm of a mixture, which has a
 # corner wherever another component becomes the largest.
@@ -226,6 +229,25 @@ def runs_away(log_size: Tensor, there: Tensor) -> Tensor:
     last = count - 1 - there.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
     end, before = (log_size.gather(-1, (last - k).clamp(min=0)).squeeze(-1) for k in (0, 12))
     return (end >= before) & (end >= log_size.amax(-1) - NEGLIGIBLE) & there.any(-1)
+
+
+def last_where(holds: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return neighbors between two points: a condition holds at the first, and no longer at the second.
+
+    `holds` gets the same number of points of each interval, one interval after the other along the last dimension. Few
+    intervals are cut into four parts at a step: half as many calls take less time. Many are bisected.
+    """
+    if not first.numel():
+        return first, second
+    bits = 2 if first.numel() < _FEW_INTERVALS else 1
+    steps = torch.arange(1, 2**bits, dtype=first.dtype, device=first.device) / 2**bits
+    for _ in range(_BITS // bits):
+        inside = first.unsqueeze(-1) + (second - first).unsqueeze(-1) * steps
+        is_before = holds(inside.flatten(-2)).unflatten(-1, inside.shape[-2:])
+        reached = is_before.to(torch.int64).cumprod(-1).sum(-1, keepdim=True)
+        marks = torch.cat([first.unsqueeze(-1), inside, second.unsqueeze(-1)], -1)
+        first, second = (marks.gather(-1, reached + k).squeeze(-1) for k in (0, 1))
+    return first, second
 
 
 def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: int) -> tuple[Tensor, Tensor]:
