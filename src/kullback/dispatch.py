@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.errors import ArgumentTypeError, NoRuleError, explain, invalid_value, safe_repr
+from kullback.errors import ArgumentTypeError, NoRuleError, invalid_value, no_rule, safe_repr
 from kullback.estimate import Estimate
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence, behaves_as
 from kullback.generators.growth import as_kl
@@ -310,14 +310,6 @@ def _check_estimator(call: str, method: object) -> None:
         )
 
 
-def _of_draws(call: str, p: object, q: object, kind: Divergence, options: Options) -> Estimate:
-    from kullback.estimators.dispatch import estimate_from_samples
-
-    return estimate_from_samples(
-        call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
-    )
-
-
 def _answer(
     call: str,
     p: object,
@@ -333,7 +325,11 @@ def _answer(
     if isinstance(p, Distribution) and isinstance(q, Distribution):
         answer = between_distributions(call, p, q, kind, options)
     elif isinstance(p, Samples) or isinstance(q, Samples) or _are_drawn(p, q, options.method):
-        answer = _of_draws(call, p, q, kind, options)
+        from kullback.estimators.dispatch import estimate_from_samples
+
+        answer = estimate_from_samples(
+            call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
+        )
     elif isinstance(p, Representation) and isinstance(q, Representation) and _adds(p, q, options.method):
         answer = Estimate(row_divergence(kind, *_comparable(call, p, q), exact=exact), None, "summation")
     else:
@@ -357,15 +353,13 @@ def _no_rule(call: str, p: object, q: object, method: str) -> NoRuleError:
     """Return the error for a method that does not fit two representations, or for a pair of incompatible types."""
     if isinstance(p, Representation) and isinstance(q, Representation):
         wanted, instead = "'auto' or 'summation', which sum over classes", "method='summation'"
-        return NoRuleError(explain(call, "method", wanted=wanted, got=repr(method), instead=instead))
-    return NoRuleError(
-        explain(
-            call,
-            "p, q",
-            wanted="two of Logits, LogProbs, Probs and Counts, or two torch distributions",
-            got=f"{type(p).__name__} and {type(q).__name__}",
-            instead=f"{call}(Probs(x), Categorical(...)) for classes; histograms of draws as Counts(...)",
-        )
+        return no_rule(call, "method", wanted=wanted, got=repr(method), instead=instead)
+    return no_rule(
+        call,
+        "p, q",
+        wanted="two of Logits, LogProbs, Probs and Counts, or two torch distributions",
+        got=f"{type(p).__name__} and {type(q).__name__}",
+        instead=f"{call}(Probs(x), Categorical(...)) for classes; histograms of draws as Counts(...)",
     )
 
 
@@ -499,7 +493,14 @@ def _comparable(call: str, p: Representation, q: Representation) -> tuple[Repres
     """Align labeled counts on the union of their classes; raise if devices, dtypes or shapes do not match."""
     if isinstance(p, Counts) and isinstance(q, Counts):
         p, q = p.aligned_with(q)
-    _same_device(call, p, q)
+    if p.tensor.device != q.tensor.device:
+        raise invalid_value(
+            call,
+            "p, q",
+            wanted="p and q on the same device",
+            got=f"{p.tensor.device} and {q.tensor.device}",
+            instead=f"{call}(p, {type(q).__name__}(x.to({str(p.tensor.device)!r})))",
+        )
     p, q = _in_one_dtype(call, p, q)
     if p.classes != q.classes:
         raise invalid_value(
@@ -520,17 +521,6 @@ def _comparable(call: str, p: Representation, q: Representation) -> tuple[Repres
             instead="x[:, None] on one side to compare all with all",
         ) from None
     return p, q
-
-
-def _same_device(call: str, p: Representation, q: Representation) -> None:
-    if p.tensor.device != q.tensor.device:
-        raise invalid_value(
-            call,
-            "p, q",
-            wanted="p and q on the same device",
-            got=f"{p.tensor.device} and {q.tensor.device}",
-            instead=f"{call}(p, {type(q).__name__}(x.to({str(p.tensor.device)!r})))",
-        )
 
 
 def _in_one_dtype(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:

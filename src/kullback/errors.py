@@ -197,6 +197,11 @@ def invalid_type(call: str, argument: str, *, wanted: str, got: str, instead: st
     return ArgumentTypeError(explain(call, argument, wanted=wanted, got=got, instead=instead))
 
 
+def no_rule(call: str, argument: str, *, wanted: str, got: str, instead: str) -> NoRuleError:
+    """Return a `NoRuleError` with the text of `explain`."""
+    return NoRuleError(explain(call, argument, wanted=wanted, got=got, instead=instead))
+
+
 # The largest numbers of characters: of a name in a message, of the text after "got", and of a whole message.
 LONGEST_NAME, LONGEST_GOT, LONGEST_MESSAGE = 200, 240, 2_000
 

@@ -43,7 +43,8 @@ from kullback import (
     register_kl,
 )
 from kullback.errors import ArgumentValueError, ConvergenceError, NoRuleError
-from kullback.pairs.coverage import WRAPPERS, families
+from kullback.pairs.coverage import families
+from kullback.pairs.registry import WRAPPERS
 
 with warnings.catch_warnings():  # their own imports use what torch and Python call out of date
     warnings.simplefilter("ignore")

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kullback.errors import ArgumentValueError
-from kullback.pairs.coverage import MEANING, WRAPPERS, Entry, families, is_univariate, matrix
+from kullback.pairs.coverage import MEANING, Entry, families, is_univariate, matrix
+from kullback.pairs.registry import WRAPPERS
 from kullback.shown import open_console
 
 if TYPE_CHECKING:

@@ -24,15 +24,15 @@ from kullback.generators.base import (
 from kullback.generators.weighted_sum import WeightedSum
 from kullback.inputs import check_flag
 
-__all__ = ["KL", "JensenShannon", "Jeffreys", "ReverseKL", "SkewKL", "TotalVariation"]
+__all__ = ["KL", "KL_SERIES", "JensenShannon", "Jeffreys", "ReverseKL", "SkewKL", "TotalVariation"]
 
-_KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
+KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 
 def _kl_terms(p: Tensor, x: Tensor, far: Tensor) -> Tensor:
     """Return p (e^-x - 1 + x), the terms of KL for log-ratio x; `far` holds the terms where x is not small."""
     near = x.abs() < NEAR
-    return torch.where(near, p * power_series(_KL_SERIES, torch.where(near, x, 0)), far)
+    return torch.where(near, p * power_series(KL_SERIES, torch.where(near, x, 0)), far)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
 
 
 def _numbers_and_flags(kind: type[Divergence]) -> tuple[list[str], list[str]]:
-    """Return the names of the parameters that are numbers, and of those that are true or false."""
+    """Return the names of the parameters that are numbers, and of the parameters that are true or false."""
     # torch.compile does not know `dataclasses.fields` of a class.
     names: tuple[str, ...] = kind.__match_args__
     numbers = [name for name in names if not isinstance(getattr(kind, name, None), bool)]

@@ -13,7 +13,7 @@ from kullback.pairs.checks import check_domains
 from kullback.pairs.clone import expanded, upcast_copy, usable, with_dimension
 from kullback.pairs.closed_forms.multivariate_normal import moments
 from kullback.pairs.densities.composite import log_weights_of
-from kullback.pairs.numerics.cholesky import of_root, whitened
+from kullback.pairs.numerics.cholesky import identity_like, of_root, whitened
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of
 from kullback.pairs.options import Options
 from kullback.pairs.solve import estimate
@@ -174,10 +174,9 @@ def _log_products(f: Distribution, g: Distribution) -> Tensor | None:
     half = whitened(second[1].root.unsqueeze(-4), root)
     gram = half @ half.mT
     size = z.shape[-2]
-    one = torch.eye(size, dtype=z.dtype, device=z.device)
     logs: list[Tensor] = []
     for power in _POWERS:
-        c = torch.linalg.cholesky(one + power * gram)
+        c = torch.linalg.cholesky(identity_like(gram) + power * gram)
         distance = power * (torch.linalg.solve_triangular(c, z, upper=False) ** 2).sum((-2, -1))
         log_det = 2 * torch.log(c.diagonal(dim1=-2, dim2=-1)).sum(-1)
         logs.append((power * size - log_det - distance) / 2)

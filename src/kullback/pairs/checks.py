@@ -15,13 +15,14 @@ from torch.distributions import (
 )
 from torch.distributions.transforms import Transform
 
-from kullback.errors import KullbackError, NoRuleError, explain, invalid_value
+from kullback.errors import invalid_value, no_rule
 from kullback.numeric import tensor_of, upcast
 from kullback.pairs.densities.image import Ends, ends_after, steps_of
 from kullback.pairs.numerics.parameters import is_batched
+from kullback.pairs.registry import names_of
 from kullback.representations import can_inspect, can_inspect_all
 
-__all__ = ["check_domains", "check_integrable", "invalid_parameter"]
+__all__ = ["check_domains", "check_integrable"]
 
 # How far outside the domain of a map rounding may move the end of a support, relative to the end of the domain.
 _ROUNDING = 1e-6
@@ -119,30 +120,15 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
     parameters = [x for _, side in sides for _, _, x in side]
     are_readable = can_inspect_all(parameters)
     if not are_readable and any(not can_inspect(x) and is_batched(x) for x in parameters):
-        raise NoRuleError(
-            explain(
-                call,
-                "p, q",
-                wanted="parameters whose values an integral or a sum can read",
-                got=f"{_names(p, q)} inside of torch.func.vmap",
-                instead=f"{call}(p, q) without vmap for distributions with a batch shape",
-            )
+        raise no_rule(
+            call,
+            "p, q",
+            wanted="parameters whose values an integral or a sum can read",
+            got=f"{names_of(type(p), type(q))} inside of torch.func.vmap",
+            instead=f"{call}(p, q) without vmap for distributions with a batch shape",
         )
-    failure = _invalid_among(call, sides, are_readable=are_readable)
-    if failure is not None:
-        raise failure
-
-
-def invalid_parameter(call: str, p: Distribution, q: Distribution) -> KullbackError | None:
-    """Return the error for an infinite location or scale, or a scale that is not positive; None if all are valid."""
-    return _invalid_among(call, (("p", _parameters(p)), ("q", _parameters(q))), are_readable=False)
-
-
-def _invalid_among(
-    call: str, sides: tuple[tuple[str, list[_Parameter]], ...], *, are_readable: bool
-) -> KullbackError | None:
-    for argument, parameters in sides:
-        for owner, name, x in parameters:
+    for argument, side in sides:
+        for owner, name, x in side:
             if name not in _NUMBERS or not (are_readable or can_inspect(x)):
                 continue
             wrong, wanted = x.isinf(), "a finite"
@@ -155,14 +141,13 @@ def _invalid_among(
             if bool(wrong.any()):
                 index = tuple(int(i) for i in wrong.nonzero()[0])
                 at = f" at {list(index)}" if index else ""
-                return invalid_value(
+                raise invalid_value(
                     call,
                     argument,
                     wanted=f"{wanted} {name} in {type(owner).__name__}",
                     got=f"{float(x[index].detach())}{at}",
                     instead="p and q without these elements of the batch, or a small positive number in place of 0",
                 )
-    return None
 
 
 def _parameters(d: Distribution) -> list[_Parameter]:
@@ -174,7 +159,3 @@ def _parameters(d: Distribution) -> list[_Parameter]:
         elif isinstance(x, Distribution):
             parameters += _parameters(x)
     return parameters
-
-
-def _names(p: Distribution, q: Distribution) -> str:
-    return f"({type(p).__name__}, {type(q).__name__})"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Transform, constraints
 
-from kullback.errors import NoRuleError, explain, invalid_value
+from kullback.errors import invalid_value, no_rule
 from kullback.inputs import are_ordinary, dense, is_fake
 from kullback.numeric import upcast
 
@@ -21,6 +21,7 @@ __all__ = [
     "detached",
     "expanded",
     "parameters_of",
+    "parts_of",
     "unvalidated",
     "upcast_copy",
     "usable",
@@ -165,7 +166,7 @@ def upcast_copy(d: Distribution) -> Any:
 def unvalidated(d: Distribution) -> Any:
     """Return a copy without validation of values, also in the distributions inside it."""
     new = with_tensors(d, lambda _owner, _name, x: x)
-    for part in (new, *_parts(new)):
+    for part in parts_of(new):
         part._validate_args = False  # noqa: SLF001
     return new
 
@@ -182,41 +183,38 @@ def expanded(d: Distribution, shape: torch.Size) -> Any:
 
 def with_dimension(d: Distribution, axis: int) -> Any:
     """Return a copy with an additional batch dimension of size 1, at axis -1 or -2."""
-    if any("log_prob" in vars(part) for part in (d, *_parts(d))):
-        raise NoRuleError(
-            explain(
-                "kl_bounds",
-                "p, q",
-                wanted="components with the log_prob of their class",
-                got=f"{type(d).__name__} with a log_prob that is an attribute of the object",
-                instead="a subclass that overrides log_prob",
-            )
+    if any("log_prob" in vars(part) for part in parts_of(d)):
+        raise no_rule(
+            "kl_bounds",
+            "p, q",
+            wanted="components with the log_prob of their class",
+            got=f"{type(d).__name__} with a log_prob that is an attribute of the object",
+            instead="a subclass that overrides log_prob",
         )
     batch = d.batch_shape
     place = len(batch) + axis + 1
     new = with_tensors(d, lambda owner, name, x: _unsqueezed(owner, name, x, batch, place))
-    for part in (new, *_parts(new)):
+    for part in parts_of(new):
         shape: torch.Size = part.batch_shape
         part._batch_shape = torch.Size((*shape[:place], 1, *shape[place:]))  # noqa: SLF001
     return new
 
 
-def _parts(d: Distribution) -> list[Any]:
-    inner = [x for x in vars(d).values() if isinstance(x, Distribution)]
-    return [*inner, *(y for x in inner for y in _parts(x))]
+def parts_of(*distributions: Distribution) -> list[Any]:
+    """Return distributions and the distributions inside them."""
+    inner = ([x for x in vars(d).values() if isinstance(x, Distribution)] for d in distributions)
+    return [part for d, parts in zip(distributions, inner, strict=True) for part in (d, *parts_of(*parts))]
 
 
 def _unsqueezed(owner: Any, name: str, x: Tensor, batch: torch.Size, place: int) -> Tensor:
     if isinstance(owner, Transform):
         if x.ndim:
-            raise NoRuleError(
-                explain(
-                    "kl_bounds",
-                    "p, q",
-                    wanted="components whose transforms have scalar parameters",
-                    got=f"{type(owner).__name__} with a tensor of shape {tuple(x.shape)}",
-                    instead="the parameters in the base distribution, such as Normal(loc, scale)",
-                )
+            raise no_rule(
+                "kl_bounds",
+                "p, q",
+                wanted="components whose transforms have scalar parameters",
+                got=f"{type(owner).__name__} with a tensor of shape {tuple(x.shape)}",
+                instead="the parameters in the base distribution, such as Normal(loc, scale)",
             )
         return x
     if name.startswith("_unbroadcasted"):

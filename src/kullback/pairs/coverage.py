@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import distributions as torch_distributions
@@ -17,19 +17,16 @@ from torch.distributions import (
     Categorical,
     Distribution,
     ExponentialFamily,
-    Independent,
-    MixtureSameFamily,
     Normal,
-    TransformedDistribution,
 )
 
 from kullback.errors import ArgumentValueError
 from kullback.estimate import Estimate
 from kullback.pairs.densities.base import density_of
-from kullback.pairs.registry import plan_for
+from kullback.pairs.registry import WRAPPERS, plan_for
 from kullback.pairs.support import check_comparable, is_infinite
 
-__all__ = ["MEANING", "WRAPPERS", "Entry", "families", "is_univariate", "matrix", "rule_of", "typical"]
+__all__ = ["MEANING", "Entry", "families", "is_univariate", "matrix", "rule_of", "typical"]
 
 MEANING = {
     "closed_form": "a formula",
@@ -42,21 +39,19 @@ MEANING = {
 }
 """The meaning of each rule in the matrix, from the most to the least exact."""
 
-# The rules of these classes depend on the distributions that they wrap.
-WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
-
 _CLASSES = 3
+_FLOAT64: Any = {"dtype": torch.float64, "device": "cpu"}
 # Typical parameters by their names in torch's constructors.
 _TYPICAL: dict[str, object] = {
     "alpha": 2.5,
-    "base_distribution": Normal(torch.zeros(_CLASSES, device="cpu"), 1.0),
-    "component_distribution": Normal(torch.tensor([-1.0, 1.0], device="cpu"), 1.0),
+    "base_distribution": Normal(torch.zeros(_CLASSES, **_FLOAT64), 1.0),
+    "component_distribution": Normal(torch.tensor([-1.0, 1.0], **_FLOAT64), 1.0),
     "concentration": 1.7,
     "concentration0": 1.7,
     "concentration1": 2.2,
-    "cov_diag": torch.ones(_CLASSES, device="cpu"),
-    "cov_factor": torch.ones(_CLASSES, 1, device="cpu"),
-    "covariance_matrix": torch.eye(_CLASSES, device="cpu"),
+    "cov_diag": torch.ones(_CLASSES, **_FLOAT64),
+    "cov_factor": torch.ones(_CLASSES, 1, **_FLOAT64),
+    "covariance_matrix": torch.eye(_CLASSES, **_FLOAT64),
     "df": 5.0,
     "df1": 6.0,
     "df2": 7.0,
@@ -64,7 +59,7 @@ _TYPICAL: dict[str, object] = {
     "high": 1.0,
     "loc": 0.0,
     "low": 0.0,
-    "mixture_distribution": Categorical(torch.ones(2, device="cpu")),
+    "mixture_distribution": Categorical(torch.ones(2, **_FLOAT64)),
     "probs": 0.4,
     "rate": 1.3,
     "reinterpreted_batch_ndims": 1,
@@ -75,21 +70,21 @@ _TYPICAL: dict[str, object] = {
 }
 # Typical parameters of classes that use a name with another meaning.
 _TYPICAL_OF: dict[str, dict[str, object]] = {
-    "Categorical": {"probs": torch.tensor([0.2, 0.3, 0.5], device="cpu")},
-    "Dirichlet": {"concentration": torch.tensor([1.5, 2.0, 2.5], device="cpu")},
+    "Categorical": {"probs": torch.tensor([0.2, 0.3, 0.5], **_FLOAT64)},
+    "Dirichlet": {"concentration": torch.tensor([1.5, 2.0, 2.5], **_FLOAT64)},
     "GeneralizedPareto": {"concentration": 0.2},
     "Kumaraswamy": {"concentration0": 1.7, "concentration1": 2.2},
     "LogisticNormal": {
-        "loc": torch.zeros(_CLASSES - 1, device="cpu"),
-        "scale": torch.ones(_CLASSES - 1, device="cpu"),
+        "loc": torch.zeros(_CLASSES - 1, **_FLOAT64),
+        "scale": torch.ones(_CLASSES - 1, **_FLOAT64),
     },
-    "LowRankMultivariateNormal": {"loc": torch.zeros(_CLASSES, device="cpu")},
-    "Multinomial": {"total_count": 1, "probs": torch.tensor([0.2, 0.3, 0.5], device="cpu")},
-    "MultivariateNormal": {"loc": torch.zeros(_CLASSES, device="cpu")},
-    "OneHotCategorical": {"probs": torch.tensor([0.2, 0.3, 0.5], device="cpu")},
-    "OneHotCategoricalStraightThrough": {"probs": torch.tensor([0.2, 0.3, 0.5], device="cpu")},
-    "RelaxedOneHotCategorical": {"probs": torch.tensor([0.2, 0.3, 0.5], device="cpu")},
-    "TransformedDistribution": {"base_distribution": Normal(0.0, 1.0)},
+    "LowRankMultivariateNormal": {"loc": torch.zeros(_CLASSES, **_FLOAT64)},
+    "Multinomial": {"total_count": 1, "probs": torch.tensor([0.2, 0.3, 0.5], **_FLOAT64)},
+    "MultivariateNormal": {"loc": torch.zeros(_CLASSES, **_FLOAT64)},
+    "OneHotCategorical": {"probs": torch.tensor([0.2, 0.3, 0.5], **_FLOAT64)},
+    "OneHotCategoricalStraightThrough": {"probs": torch.tensor([0.2, 0.3, 0.5], **_FLOAT64)},
+    "RelaxedOneHotCategorical": {"probs": torch.tensor([0.2, 0.3, 0.5], **_FLOAT64)},
+    "TransformedDistribution": {"base_distribution": Normal(torch.zeros((), **_FLOAT64), 1.0)},
 }
 
 
@@ -123,17 +118,9 @@ def typical(kind: type[Distribution]) -> Distribution:
         if parameter.default is inspect.Parameter.empty
         or name in ("covariance_matrix", "probs", "total_count")
     ]
-    return cast(Callable[..., Distribution], kind)(**{name: _in_float64(values[name]) for name in names})
-
-
-def _in_float64(value: object) -> object:
-    if isinstance(value, float):
-        return torch.tensor(value, dtype=torch.float64, device="cpu")
-    if isinstance(value, torch.Tensor):
-        return value.double()
-    if isinstance(value, Normal):
-        return Normal(value.loc.double(), value.scale.double())
-    return Categorical(value.probs.double()) if isinstance(value, Categorical) else value
+    return cast(Callable[..., Distribution], kind)(
+        **{name: torch.tensor(x, **_FLOAT64) if isinstance(x := values[name], float) else x for name in names}
+    )
 
 
 def is_univariate(kind: type[Distribution]) -> bool:

@@ -14,9 +14,9 @@ from torch.distributions import Distribution
 from kullback.errors import ConvergenceError, NoRuleError
 from kullback.pairs.clone import usable
 from kullback.pairs.closed_forms.native import fused_divergence
-from kullback.pairs.coverage import WRAPPERS, families, rule_of
+from kullback.pairs.coverage import families, rule_of
 from kullback.pairs.options import Options
-from kullback.pairs.registry import on_registration, plan_for, user_pairs
+from kullback.pairs.registry import WRAPPERS, on_registration, plan_for, user_pairs
 from kullback.pairs.solve import estimate
 from kullback.pairs.torch_registry import (
     REPLACED,

@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, distributions
 from torch._C import (
     _functorch,  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     _len_torch_dispatch_stack,  # pyright: ignore[reportPrivateUsage]
@@ -25,7 +25,16 @@ from kullback.kernels.native import library
 from kullback.kernels.native.closed_forms import Form, Parameters, divergence, required_gradients
 from kullback.pairs.numerics.parameters import given_logits
 
-__all__ = ["NativeForm", "Reader", "Shortcut", "divergence_of", "is_ordinary_call", "reader_of"]
+__all__ = [
+    "ATTRIBUTES",
+    "CHOICE",
+    "NativeForm",
+    "Reader",
+    "Shortcut",
+    "divergence_of",
+    "is_ordinary_call",
+    "reader_of",
+]
 
 # Computes the divergence of P and Q; returns None if other rules have to compute it.
 Shortcut = Callable[[Any, Any], Tensor | None]
@@ -35,7 +44,29 @@ Code = ElementForm | RowForm
 
 _is_available = cache(library.is_available)
 # The parameter that the user passed. The name of the kernel for probabilities has PROBS in place of LOGITS.
-_CHOICE = "logits|probs"
+CHOICE = "logits|probs"
+ATTRIBUTES: dict[type, str] = {
+    distributions.Bernoulli: CHOICE,
+    distributions.Beta: "concentration1 concentration0",
+    distributions.Binomial: f"total_count {CHOICE}",
+    distributions.Categorical: CHOICE,
+    distributions.ContinuousBernoulli: CHOICE,
+    distributions.Dirichlet: "concentration",
+    distributions.Exponential: "rate",
+    distributions.Gamma: "concentration rate",
+    distributions.Geometric: CHOICE,
+    distributions.InverseGamma: "base_dist.concentration base_dist.rate",
+    distributions.LogNormal: "base_dist.loc base_dist.scale",
+    distributions.OneHotCategorical: f"_categorical.{CHOICE}",
+    distributions.Pareto: "scale alpha",
+    distributions.Poisson: "rate",
+    distributions.Uniform: "low high",
+    **dict.fromkeys((distributions.HalfCauchy, distributions.HalfNormal), "base_dist.scale"),
+    **dict.fromkeys(
+        (distributions.Cauchy, distributions.Gumbel, distributions.Laplace, distributions.Normal), "loc scale"
+    ),
+}
+"""The attributes of each family that the kernels read, separated by spaces."""
 
 
 class _Variant(NamedTuple):
@@ -51,13 +82,14 @@ class NativeForm:
 
     Arguments:
         function: the closed form in plain torch, which computes second derivatives.
-        code: the kernel; with ``logits|probs`` among the parameters, the kernel for logits.
-        parameters: the attributes that the kernel reads, separated by spaces; a pair if those of P and Q differ.
+        code: the kernel; with ``logits|probs`` among the attributes, the kernel for logits.
+        type_p: the family of P, one of `ATTRIBUTES`.
+        type_q: the family of Q, likewise.
     """
 
-    def __init__(self, function: Function, code: Code, parameters: str | tuple[str, str]) -> None:
-        names = (parameters, parameters) if isinstance(parameters, str) else parameters
-        self._has_choice = _CHOICE in names[0], _CHOICE in names[1]
+    def __init__(self, function: Function, code: Code, type_p: type, type_q: type) -> None:
+        names = ATTRIBUTES[type_p], ATTRIBUTES[type_q]
+        self._has_choice = CHOICE in names[0], CHOICE in names[1]
         self._of_logits = _variant(function, code, names, "logits")
         self._of_probs = None
         if any(self._has_choice):
@@ -92,7 +124,7 @@ class NativeForm:
 
 
 def _variant(function: Function, code: Code, parameters: tuple[str, str], choice: str) -> _Variant:
-    names_p, names_q = (names.replace(_CHOICE, choice).split() for names in parameters)
+    names_p, names_q = (names.replace(CHOICE, choice).split() for names in parameters)
 
     def reference(parameters: Parameters) -> Tensor:
         sides = (names_p, parameters[: len(names_p)]), (names_q, parameters[len(names_p) :])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MixtureSameFamily, TransformedDistribution
 
-from kullback.errors import NoRuleError, RegistrationError, explain, invalid_type, safe_repr
+from kullback.errors import RegistrationError, explain, invalid_type, no_rule, safe_repr
 from kullback.estimate import Estimate
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native.closed_forms import Form as KernelForm
@@ -26,11 +26,13 @@ from kullback.pairs.torch_registry import (
 )
 
 __all__ = [
+    "WRAPPERS",
     "ClosedForm",
     "UserRule",
     "closed_form",
     "closed_forms",
     "Plan",
+    "names_of",
     "native_form",
     "on_registration",
     "plan_for",
@@ -42,7 +44,8 @@ __all__ = [
 
 Rule = Callable[..., Tensor]
 RuleT = TypeVar("RuleT", bound=Rule)
-_WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
+WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
+"""The classes whose rules depend on the distributions that they wrap."""
 
 # A formula of kullback. It returns None if it does not apply to the parameters.
 Form = Callable[..., Tensor | None]
@@ -87,22 +90,20 @@ def closed_form(
     method: str = "closed_form",
     error: Callable[..., Tensor] | None = None,
     native: Code | Shortcut | None = None,
-    parameters: str | tuple[str, str] = "",
 ) -> Callable[[FormT], FormT]:
     """Register a closed form for a pair of types; it serves their subclasses too, unless those have their own.
 
     The function takes the two distributions and reads their parameters through `upcast`. It returns a float64 tensor
     that broadcasts to the batch shape, or None if it does not apply to the parameters. The caller checks supports,
-    event shapes and dtypes. If C++ computes the closed form too, `native` and `parameters` name the kernels and the
-    attributes that they read, as in `NativeForm`. `native` may also be a function that calls the kernels.
+    event shapes and dtypes. If C++ computes the closed form too, `native` is the kernel, or a function that calls it.
     """
 
     def enter(function: FormT) -> FormT:
         if (type_p, type_q) in _CLOSED_FORMS:
-            raise RegistrationError(f"two closed forms for {_names(type_p, type_q)}")
-        kernel = (
-            NativeForm(function, native, parameters) if isinstance(native, ElementForm | RowForm) else native
-        )
+            raise RegistrationError(f"two closed forms for {names_of(type_p, type_q)}")
+        kernel = native
+        if isinstance(kernel, ElementForm | RowForm):
+            kernel = NativeForm(function, kernel, type_p, type_q)
         _CLOSED_FORMS[type_p, type_q] = ClosedForm(function, method, error, kernel)
         forget_plans()
         return function
@@ -182,15 +183,13 @@ class Plan:
     def user_rule(self, call: str, types: TypePair) -> UserRule | None:
         """Return the rule of `register_kl`; raise if several are equally specific."""
         if len(self.user_rules) > 1:
-            raise NoRuleError(
-                explain(
-                    call,
-                    "p, q",
-                    wanted=f"one most specific rule for {_names(*types)}",
-                    got="several, none more specific than the others: "
-                    + ", ".join(_names(*rule.pair) for rule in self.user_rules),
-                    instead=f"@register_kl{_names(*types)} to decide",
-                )
+            raise no_rule(
+                call,
+                "p, q",
+                wanted=f"one most specific rule for {names_of(*types)}",
+                got="several, none more specific than the others: "
+                + ", ".join(names_of(*rule.pair) for rule in self.user_rules),
+                instead=f"@register_kl{names_of(*types)} to decide",
             )
         return self.user_rules[0] if self.user_rules else None
 
@@ -304,7 +303,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
                 "register_kl",
                 "type_p, type_q",
                 wanted="a pair without a rule",
-                got=f"{_names(type_p, type_q)}, which {_USER_RULES[type_p, type_q].__qualname__} serves",
+                got=f"{names_of(type_p, type_q)}, which {_USER_RULES[type_p, type_q].__qualname__} serves",
                 instead="@register_kl with a subclass of your own, or keep the existing rule",
             )
         )
@@ -344,8 +343,8 @@ def _refuse_ambiguity(type_p: type, type_q: type) -> None:
                 "register_kl",
                 "type_p, type_q",
                 wanted="a pair that keeps one most specific rule for every two types",
-                got=f"{_names(type_p, type_q)}, which is not more specific for {_names(first, second)} than the "
-                f"rule for {_names(known_p, known_q)}",
+                got=f"{names_of(type_p, type_q)}, which is not more specific for {names_of(first, second)} than the "
+                f"rule for {names_of(known_p, known_q)}",
                 instead=f"@register_kl({first.__name__}, {second.__name__}) first, then this one",
             )
         )
@@ -353,7 +352,7 @@ def _refuse_ambiguity(type_p: type, type_q: type) -> None:
 
 def is_plain(family: type) -> bool:
     """Return whether a class is one of torch's classes that wrap no other distribution."""
-    return is_of_torch(family) and family not in _WRAPPERS
+    return is_of_torch(family) and family not in WRAPPERS
 
 
 def _narrower(a: type, b: type) -> type | None:
@@ -362,5 +361,6 @@ def _narrower(a: type, b: type) -> type | None:
     return b if issubclass(b, a) else None
 
 
-def _names(p: type, q: type) -> str:
+def names_of(p: type, q: type) -> str:
+    """Return two types, for messages."""
     return f"({p.__name__}, {q.__name__})"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
@@ -51,9 +50,10 @@ from torch.distributions import (
 
 from kullback.errors import invalid_type
 from kullback.numeric import tensor_of
-from kullback.pairs.densities.base import Density, Points, Tail, density_of, register_density
+from kullback.pairs.densities.base import Coordinate, Density, Points, density_of, register_density
 from kullback.pairs.densities.black_box import UNDERFLOWED, black_box
 from kullback.pairs.densities.integer import IntegerDensity
+from kullback.pairs.densities.transformed import AffineDensity
 
 __all__ = ["Frozen", "ScipyDensity", "ShiftedCounts", "is_frozen", "to_torch"]
 
@@ -251,41 +251,29 @@ class ShiftedCounts(TransformedDistribution):
         return constraints.nonnegative_integer
 
 
-@dataclass(frozen=True)
-class ShiftedDensity(IntegerDensity):
-    """The density of y + shift, where y has another density on the integers."""
+class ShiftedDensity(AffineDensity):
+    """The density of y + loc, where y has another density on the integers."""
 
-    part: Density
-    shift: Tensor
+    integer: ClassVar[bool] = True
 
     @property
-    def smooth(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def smooth(self) -> bool:
         """Whether the density before the shift is smooth."""
         return cast(IntegerDensity, self.part).smooth
 
-    def low(self) -> Tensor | None:
-        return cast(Tensor, self.part.low()) + self.shift
-
-    def high(self) -> Tensor | None:
-        return cast(Tensor, self.part.high()) + self.shift
+    def coordinate(self) -> Coordinate:
+        return self.part.coordinate()
 
     def log_density(self, at: Points) -> Tensor:
-        y = at.x - self.shift
+        y = at.x - self.loc
         within = self.part.log_density(Points(y.clamp(min=0)))
         return torch.where(y < 0, -torch.inf, within)
-
-    def center_and_width(self) -> tuple[Tensor, Tensor]:
-        center, width = self.part.center_and_width()
-        return center + self.shift, width
-
-    def upper_tail(self) -> Tail:
-        return self.part.upper_tail()
 
 
 @register_density(ShiftedCounts)
 def _shifted_counts(d: ShiftedCounts) -> Density | None:
     part = density_of(d.base_dist)
-    return None if part is None else ShiftedDensity(part, d.shift)
+    return None if part is None else ShiftedDensity(part, d.shift, torch.ones_like(d.shift), falls=False)
 
 
 _COUNTS: dict[str, Callable[..., Distribution]] = {

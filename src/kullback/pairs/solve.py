@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MixtureSameFamily
 
-from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, safe_repr
+from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, no_rule, safe_repr
 from kullback.estimate import Estimate
 from kullback.generators import KL, Divergence, Renyi, behaves_as
 from kullback.generators.growth import as_kl, order_of, power_of
@@ -20,6 +20,7 @@ from kullback.pairs.clone import (
     are_valid,
     expanded,
     parameters_of,
+    parts_of,
     upcast_copy,
     with_tensors,
     zero_of,
@@ -42,7 +43,7 @@ from kullback.pairs.numerics.parameters import (
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.options import Options
 from kullback.pairs.overrides import overrides_density
-from kullback.pairs.registry import ClosedForm, Plan, UserRule, plan_for
+from kullback.pairs.registry import ClosedForm, Plan, UserRule, names_of, plan_for
 from kullback.pairs.rounding import rounding_error
 from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.support import check_comparable, is_infinite
@@ -76,7 +77,7 @@ class Pair(NamedTuple):
 
     def names(self) -> str:
         """Return the types, for messages."""
-        return f"({type(self.p).__name__}, {type(self.q).__name__})"
+        return names_of(type(self.p), type(self.q))
 
 
 # Computes the divergence of a pair by one rule; returns None if the rule does not serve the pair.
@@ -166,13 +167,12 @@ def _by_rule_of_users(pair: Pair, options: Options) -> Estimate | None:
 def _value_of_rule(rule: UserRule, p: Distribution, q: Distribution) -> Tensor:
     value = rule.function(p, q)
     if not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        types = ", ".join(each.__name__ for each in rule.pair)
         raise invalid_type(
             "register_kl",
             "rule",
             wanted="a function that returns a tensor of the broadcast batch shape",
-            got=f"{getattr(rule.function, '__qualname__', safe_repr(rule.function))} for ({types}), which returned "
-            f"{safe_repr(value)}",
+            got=f"{getattr(rule.function, '__qualname__', safe_repr(rule.function))} for {names_of(*rule.pair)}, which "
+            f"returned {safe_repr(value)}",
             instead="return torch.as_tensor(value) in the rule",
         )
     return value
@@ -296,7 +296,7 @@ def _by_reduction(pair: Pair, kind: Divergence, options: Options) -> Estimate | 
 def _by_rule_of_torch(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     """Use a rule that a third party registered with torch for torch's classes."""
     rule = pair.plan.third_party if options.method in ("auto", "closed_form") else None
-    if rule is None or rule.for_own_class or any(map(overrides_density, _parts_of(pair.p, pair.q))):
+    if rule is None or rule.for_own_class or any(map(overrides_density, parts_of(pair.p, pair.q))):
         return None
     return _of_third_party(rule, pair.p, pair.q)
 
@@ -330,7 +330,8 @@ def _by_classes(pair: Pair, kind: Divergence, options: Options) -> Estimate | No
     if logs[0].shape[-1] != logs[1].shape[-1]:
         return None
     value = total_of_masses(kind, *torch.broadcast_tensors(*logs))
-    return _finished(pair, value, _rounding(value, 1e-14), "summation")
+    error = torch.where(value.isinf(), 0, 1e-14 * (1 + value.detach().abs()))
+    return _finished(pair, value, error, "summation")
 
 
 def _by_renyi(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
@@ -395,11 +396,6 @@ def _renyi(
     return value, error, each[2]
 
 
-def _rounding(value: Tensor, relative: float) -> Tensor:
-    """Return the rounding error of a value; 0 where the value is infinite."""
-    return torch.where(value.isinf(), 0, relative * (1 + value.detach().abs()))
-
-
 # ---- Both.
 
 
@@ -448,13 +444,6 @@ _OTHER_RULES: tuple[Rule, ...] = (_by_nan, _by_maps, _by_classes, _by_renyi, _by
 _RULES_BY_DENSITY: tuple[Rule, ...] = (_by_nan, _by_densities)
 
 
-def _parts_of(*distributions: Distribution) -> Iterator[Distribution]:
-    """Yield distributions and the distributions inside them."""
-    for d in distributions:
-        yield d
-        yield from _parts_of(*(x for x in vars(d).values() if isinstance(x, Distribution)))
-
-
 def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> Estimate:
     """Round to the dtype of the parameters, and expand to the batch shape."""
     p, q = pair.p, pair.q
@@ -467,7 +456,7 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
     if torch.is_grad_enabled() and not value.requires_grad:
         parameters = [*pair.parameters_p, *pair.parameters_q] or parameters_of(p, q)
         if any([x.requires_grad for x in parameters]):  # noqa: C419 - a generator costs a call for each
-            value = value + zero_of(parameters_of(p, q)).to(dtype)  # an infinite value has a gradient of 0
+            value = value + zero_of(parameters).to(dtype)  # an infinite value has a gradient of 0
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
 
 
@@ -499,50 +488,42 @@ def _checked(pair: Pair, found: Estimate, kind: Divergence, options: Options) ->
 
 def _no_rule(pair: Pair, kind: Divergence, options: Options) -> NoRuleError:
     call, p, q, names = pair.call, pair.p, pair.q, pair.names()
-    own = next((d for d in _parts_of(p, q) if overrides_density(d)), None)
+    own = next((d for d in parts_of(p, q) if overrides_density(d)), None)
     if own is not None and options.method == "auto":
         rule = f"@register_kl{names} above a function of p and q, " if behaves_as(kind, KL) else ""
         draws = " or method='monte_carlo'" if behaves_as(kind, KL) else ""
-        return NoRuleError(
-            explain(
-                call,
-                "p, q" if behaves_as(kind, KL) else "p, q, kind",
-                wanted="the log_prob of the family, or a log_prob of single numbers, continuous or on finitely many "
-                "integers from 0 on",
-                got=f"{names}, where {type(own).__name__} overrides log_prob",
-                instead=f"{rule}the family's own class where log_prob is the same{draws}",
-            )
+        return no_rule(
+            call,
+            "p, q" if behaves_as(kind, KL) else "p, q, kind",
+            wanted="the log_prob of the family, or a log_prob of single numbers, continuous or on finitely many "
+            "integers from 0 on",
+            got=f"{names}, where {type(own).__name__} overrides log_prob",
+            instead=f"{rule}the family's own class where log_prob is the same{draws}",
         )
     if not behaves_as(kind, KL):
-        return NoRuleError(
-            explain(
-                call,
-                "p, q, kind",
-                wanted="univariate or categorical distributions, or a power divergence of MultivariateNormal (with "
-                "scales of P below 1e150 times those of Q), Dirichlet or Independent",
-                got=f"{kind!r} of {names} by {options.method}",
-                instead="KL(), ReverseKL() or Jeffreys(), which more pairs have",
-            )
+        return no_rule(
+            call,
+            "p, q, kind",
+            wanted="univariate or categorical distributions, or a power divergence of MultivariateNormal (with "
+            "scales of P below 1e150 times those of Q), Dirichlet or Independent",
+            got=f"{kind!r} of {names} by {options.method}",
+            instead="KL(), ReverseKL() or Jeffreys(), which more pairs have",
         )
     if options.method != "auto":
-        return NoRuleError(
-            explain(
-                call,
-                "method",
-                wanted=f"a method that serves {names}",
-                got=safe_repr(options.method),
-                instead="method='auto', or method='monte_carlo' for an estimate from draws",
-            )
+        return no_rule(
+            call,
+            "method",
+            wanted=f"a method that serves {names}",
+            got=safe_repr(options.method),
+            instead="method='auto', or method='monte_carlo' for an estimate from draws",
         )
     is_mixed = isinstance(p, MixtureSameFamily) or isinstance(q, MixtureSameFamily)
     bounds = "kl_bounds(p, q) for guaranteed bounds, " if is_mixed else ""
-    return NoRuleError(
-        explain(
-            call,
-            "p, q",
-            wanted="a pair of distributions with a known divergence",
-            got=f"{names}, for which there is no exact rule",
-            instead=f"{bounds}method='monte_carlo' for an estimate with a standard error, or @register_kl{names} above "
-            "a function of p and q, if you know the formula",
-        )
+    return no_rule(
+        call,
+        "p, q",
+        wanted="a pair of distributions with a known divergence",
+        got=f"{names}, for which there is no exact rule",
+        instead=f"{bounds}method='monte_carlo' for an estimate with a standard error, or @register_kl{names} above "
+        "a function of p and q, if you know the formula",
     )

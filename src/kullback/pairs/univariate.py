@@ -21,11 +21,9 @@ from kullback.pairs.densities.own_scale import (
 )
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.f_divergence import integrate_divergence, sum_divergence
-from kullback.pairs.integration.kl_integrand import kl_terms
-from kullback.pairs.integration.quadrature import Integral
+from kullback.pairs.integration.quadrature import Integral, integrate
 from kullback.pairs.integration.shared_ends import widened
 from kullback.pairs.integration.summation import sum_terms
-from kullback.pairs.integration.uniform_endpoints import integrate_kl
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.options import MASS_ERROR, Options
 from kullback.pairs.support import is_divergence_infinite
@@ -33,12 +31,12 @@ from kullback.progress import progress_bar
 
 __all__ = ["divergence_of_densities", "method_for"]
 
-# Nodes that an element gets at first; those that need more get as many as there may be.
+# The first number of nodes of an element; an element that needs more gets the maximum.
 _FIRST_EVALUATIONS = 1200
-# Elements of a batch that are tried again alone where they did not reach their tolerance.
+# The number of elements of a batch that are computed again, alone, if they did not reach their tolerance.
 _ALONE = 16
-# Elements of a batch that are summed or integrated at once. Each has hundreds of nodes, and temporaries of far more
-# memory are slower than what is computed in them.
+# The number of elements of a batch that are summed or integrated at once. Each has hundreds of nodes, and larger
+# temporaries slow the computation down.
 _BLOCK = 512
 
 
@@ -54,7 +52,7 @@ def divergence_of_densities(
 ) -> tuple[Tensor, Tensor]:
     """Return the divergence of two densities and its error, of shape `shape`.
 
-    What is infinite for certain is not computed: it has no error, and no gradient.
+    Values that are certainly infinite are not computed; they have no error and no gradient.
     """
     found = _finite_elements(p, q, kind, shape, options)
     # Mass that is not on the nodes may hold as much of the value again.
@@ -210,14 +208,14 @@ def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, option
     target = options.target()
     with torch.set_grad_enabled(torch.is_grad_enabled() and _needs_gradient(p, q)):
         if p.integer and behaves_as(kind, KL):  # small sums of few terms are as exact as large ones
-            return sum_terms(p, q, kl_terms, shape, target._replace(atol=options.atol))
+            return sum_terms(p, q, shape, target._replace(atol=options.atol))
         if p.integer:
             return sum_divergence(p, q, DivergenceTerms(kind), shape, target)
 
         def integral(q: Density) -> Integral:
             if behaves_as(kind, KL) and (q.is_splittable() or is_far_and_narrow(p) is None):
-                return integrate_kl(p, q, kl_terms, shape, target)
-            # Where terms have a corner, as those of total variation, its place in a share has no exact derivative.
+                return integrate(p, q, shape, target)
+            # The place of a corner of the terms, as in total variation, has no exact derivative in a share.
             is_whole = is_far_and_narrow(p) is is_far_and_narrow(q) is None or growth_of(kind).corners
             shares = None if is_whole else shares_in_own_scale
             return integrate_divergence(p, q, DivergenceTerms(kind), shape, target, shares)
@@ -232,7 +230,7 @@ def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, option
 
 
 def _needs_gradient(p: Density, q: Density) -> bool:
-    """Tell whether a parameter requires a gradient; of a distribution known by its density alone it may."""
+    """Return whether a parameter may require a gradient, as in a distribution that is known only by its density."""
     tensors = [*p.tensors(), *q.tensors()]
     if True in [x.requires_grad for x in tensors] or (tensors and is_tracked(tensors[0])):
         return True

@@ -17,7 +17,7 @@ from kullback.special import bregman_by_quadrature, log1p_quotient, log_ratio, l
 __all__: list[str] = []
 
 
-@closed_form(Uniform, Uniform, native=ElementForm.UNIFORM, parameters="low high")
+@closed_form(Uniform, Uniform, native=ElementForm.UNIFORM)
 def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
     """Return log(1 + room / width), with P's width and the room between its ends and Q's.
 
@@ -28,12 +28,7 @@ def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
     return log1p_quotient(torch.where(room > 0, room, 0), high - low)
 
 
-@closed_form(
-    ContinuousBernoulli,
-    ContinuousBernoulli,
-    native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS,
-    parameters="logits|probs",
-)
+@closed_form(ContinuousBernoulli, ContinuousBernoulli, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS)
 def kl_continuous_bernoulli(p: ContinuousBernoulli, q: ContinuousBernoulli) -> Tensor:
     """Return Bregman's divergence, from P's logit to Q's, of A(l) = log((e^l - 1) / l).
 

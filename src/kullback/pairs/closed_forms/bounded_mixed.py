@@ -86,28 +86,23 @@ def _relative(low: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # Uniform || ...
 
 
-@closed_form(Uniform, Normal, native=ElementForm.UNIFORM_NORMAL, parameters=("low high", "loc scale"))
+@closed_form(Uniform, Normal, native=ElementForm.UNIFORM_NORMAL)
 def kl_uniform_normal(p: Uniform, q: Normal) -> Tensor:
     """Return log(2 pi s^2) / 2 - log w + (w^2 / 12 + d^2) / (2 s^2), with width w and d from the middle to m."""
-    scale = upcast(q.scale)
-    low, high = upcast(p.low), upcast(p.high)
-    width = (high - low) / scale
-    shift = ((low - upcast(q.loc)) + (high - low) / 2) / scale
-    return (width * width / 12 + shift * shift) / 2 - log_ratio(high - low, scale) + HALF_LOG_2PI
+    return _from_uniform_to_normal(p, upcast(q.loc), upcast(q.scale))
 
 
 @closed_form(Uniform, HalfNormal)
 def kl_uniform_half_normal(p: Uniform, q: HalfNormal) -> Tensor:
     """Return KL to the Normal distribution of mean 0, minus log 2."""
-    scale = upcast(q.scale)
+    return _from_uniform_to_normal(p, 0.0, upcast(q.scale)) - math.log(2)
+
+
+def _from_uniform_to_normal(p: Uniform, loc: Tensor | float, scale: Tensor) -> Tensor:
     low, high = upcast(p.low), upcast(p.high)
     width = (high - low) / scale
-    middle = low / scale + width / 2
-    return (
-        (width * width / 12 + middle * middle) / 2
-        - log_ratio(high - low, scale)
-        + (HALF_LOG_2PI - math.log(2))
-    )
+    shift = ((low - loc) + (high - low) / 2) / scale
+    return (width * width / 12 + shift * shift) / 2 - log_ratio(high - low, scale) + HALF_LOG_2PI
 
 
 @closed_form(Uniform, Laplace)
@@ -121,7 +116,7 @@ def kl_uniform_laplace(p: Uniform, q: Laplace) -> Tensor:
     return distance / scale + math.log(2) - log_ratio(end - start, scale)
 
 
-@closed_form(Uniform, Gumbel, native=ElementForm.UNIFORM_GUMBEL, parameters=("low high", "loc scale"))
+@closed_form(Uniform, Gumbel, native=ElementForm.UNIFORM_GUMBEL)
 def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
     """Return log(s / w) + E z + E e^-z, where E e^-z = e^-z_low (1 - e^-y) / y with y = w / s."""
     start, end, scale = upcast(p.low), upcast(p.high), upcast(q.scale)
@@ -129,7 +124,7 @@ def kl_uniform_gumbel(p: Uniform, q: Gumbel) -> Tensor:
     return low + width / 2 + bounded_exp(log_mean_decay(width) - low) - log_ratio(end - start, scale)
 
 
-@closed_form(Uniform, Exponential, native=ElementForm.UNIFORM_EXPONENTIAL, parameters=("low high", "rate"))
+@closed_form(Uniform, Exponential, native=ElementForm.UNIFORM_EXPONENTIAL)
 def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
     """Return r (low + high) / 2 - log(r w)."""
     start, rate = upcast(p.low), upcast(q.rate)
@@ -137,7 +132,7 @@ def kl_uniform_exponential(p: Uniform, q: Exponential) -> Tensor:
     return start * rate + width * rate / 2 - log_product(width, rate)
 
 
-@closed_form(Uniform, Gamma, native=ElementForm.UNIFORM_GAMMA, parameters=("low high", "concentration rate"))
+@closed_form(Uniform, Gamma, native=ElementForm.UNIFORM_GAMMA)
 def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
     """Return a (x - 1 - log x) - (a - 1) E log(X / E X) + lgamma(a) - a log a + a - log(w / E X), x = E X / mean_Q."""
     low, high = _ends(p, least=0.0)
@@ -152,7 +147,7 @@ def kl_uniform_gamma(p: Uniform, q: Gamma) -> Tensor:
     )
 
 
-@closed_form(Uniform, Pareto, native=ElementForm.UNIFORM_PARETO, parameters=("low high", "scale alpha"))
+@closed_form(Uniform, Pareto, native=ElementForm.UNIFORM_PARETO)
 def kl_uniform_pareto(p: Uniform, q: Pareto) -> Tensor:
     """Return (alpha + 1) E log X - alpha log s - log(alpha w)."""
     low, high = _ends(p, least=0.0)
@@ -165,9 +160,7 @@ def kl_uniform_pareto(p: Uniform, q: Pareto) -> Tensor:
     )
 
 
-@closed_form(
-    Uniform, Beta, native=ElementForm.UNIFORM_BETA, parameters=("low high", "concentration1 concentration0")
-)
+@closed_form(Uniform, Beta, native=ElementForm.UNIFORM_BETA)
 def kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
     """Return log B(a, b) - log w - (a - 1) E log X - (b - 1) E log(1 - X).
 
@@ -189,12 +182,7 @@ def kl_uniform_beta(p: Uniform, q: Beta) -> Tensor:
     return value.clamp(min=0)
 
 
-@closed_form(
-    Uniform,
-    ContinuousBernoulli,
-    native=ElementForm.UNIFORM_CONTINUOUS_BERNOULLI_LOGITS,
-    parameters=("low high", "logits|probs"),
-)
+@closed_form(Uniform, ContinuousBernoulli, native=ElementForm.UNIFORM_CONTINUOUS_BERNOULLI_LOGITS)
 def kl_uniform_continuous_bernoulli(p: Uniform, q: ContinuousBernoulli) -> Tensor:
     """Return A(l) - l E X - log w, with A(l) = log((e^l - 1) / l)."""
     low, high = upcast(p.low), upcast(p.high)
@@ -221,20 +209,13 @@ def _from_beta_to_unit(p: Beta) -> Tensor:
     return dirichlet_divergence(own, torch.ones_like(own))
 
 
-@closed_form(
-    Beta, Uniform, native=ElementForm.BETA_UNIFORM, parameters=("concentration1 concentration0", "low high")
-)
+@closed_form(Beta, Uniform, native=ElementForm.BETA_UNIFORM)
 def kl_beta_uniform(p: Beta, q: Uniform) -> Tensor:
     """Return KL to Beta(1, 1), plus log(high - low)."""
     return _from_beta_to_unit(p) + _log_room(q)
 
 
-@closed_form(
-    Beta,
-    ContinuousBernoulli,
-    native=ElementForm.BETA_CONTINUOUS_BERNOULLI_LOGITS,
-    parameters=("concentration1 concentration0", "logits|probs"),
-)
+@closed_form(Beta, ContinuousBernoulli, native=ElementForm.BETA_CONTINUOUS_BERNOULLI_LOGITS)
 def kl_beta_continuous_bernoulli(p: Beta, q: ContinuousBernoulli) -> Tensor:
     """Return KL to Beta(1, 1), plus A(l) - l E X."""
     a, b = upcast(p.concentration1), upcast(p.concentration0)
@@ -269,23 +250,13 @@ def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, 
     return logits, torch.where(down, from_end, 1 - from_end), negative_entropy
 
 
-@closed_form(
-    ContinuousBernoulli,
-    Uniform,
-    native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_UNIFORM,
-    parameters=("logits|probs", "low high"),
-)
+@closed_form(ContinuousBernoulli, Uniform, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_UNIFORM)
 def kl_continuous_bernoulli_uniform(p: ContinuousBernoulli, q: Uniform) -> Tensor:
     """Return KL to the ContinuousBernoulli of logit 0, plus log(high - low)."""
     return _mean_and_negative_entropy(p)[2] + _log_room(q)
 
 
-@closed_form(
-    ContinuousBernoulli,
-    Normal,
-    native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_NORMAL,
-    parameters=("logits|probs", "loc scale"),
-)
+@closed_form(ContinuousBernoulli, Normal, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_NORMAL)
 def kl_continuous_bernoulli_normal(p: ContinuousBernoulli, q: Normal) -> Tensor:
     """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X)."""
     logits, mean, negative_entropy = _mean_and_negative_entropy(p)
@@ -295,12 +266,7 @@ def kl_continuous_bernoulli_normal(p: ContinuousBernoulli, q: Normal) -> Tensor:
     return spread / 2 + torch.log(scale) + HALF_LOG_2PI + negative_entropy
 
 
-@closed_form(
-    ContinuousBernoulli,
-    Exponential,
-    native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_EXPONENTIAL,
-    parameters=("logits|probs", "rate"),
-)
+@closed_form(ContinuousBernoulli, Exponential, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_EXPONENTIAL)
 def kl_continuous_bernoulli_exponential(p: ContinuousBernoulli, q: Exponential) -> Tensor:
     """Return r E X - log r - H(X)."""
     _, mean, negative_entropy = _mean_and_negative_entropy(p)

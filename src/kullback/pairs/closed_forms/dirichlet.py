@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Beta, Dirichlet
+from torch.utils.checkpoint import checkpoint
 
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native.closed_forms import required_gradients
@@ -43,14 +44,6 @@ def concentrations(d: Any) -> Tensor:
     return upcast(d.concentration)
 
 
-@closed_form(
-    Beta, Beta, error=rounding_error, native=ElementForm.BETA, parameters="concentration1 concentration0"
-)
-def kl_beta_beta(p: Beta, q: Beta) -> Tensor:
-    """Return KL of Dirichlet distributions over two classes."""
-    return dirichlet_divergence(concentrations(p), concentrations(q))
-
-
 def _by_kernel(p: Dirichlet, q: Dirichlet) -> Tensor | None:
     """Return KL by the kernel; None where the kernel declines."""
     if p.concentration.shape[-1] <= _LONGEST_ROW:
@@ -61,8 +54,9 @@ def _by_kernel(p: Dirichlet, q: Dirichlet) -> Tensor | None:
     return _in_groups(*parameters) if is_ordinary_call() else None
 
 
+@closed_form(Beta, Beta, error=rounding_error, native=ElementForm.BETA)
 @closed_form(Dirichlet, Dirichlet, error=rounding_error, native=_by_kernel)
-def kl_dirichlet_dirichlet(p: Dirichlet, q: Dirichlet) -> Tensor:
+def kl_dirichlet_dirichlet(p: Beta | Dirichlet, q: Beta | Dirichlet) -> Tensor:
     """Return A_q KL(mean_Q || mean_P) + sum_i R(a_i) - R(A), with A the totals and R of `stirling_bregman`.
 
     Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
@@ -79,43 +73,13 @@ def dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor | None = None) -
     if torch.compiler.is_compiling() or is_transformed() or distance.numel() <= _BLOCK:
         return _dirichlet_divergence(p, q, distance)
     shape = distance.shape
-    rows = (x.expand(shape).reshape(-1, shape[-1]) for x in (p, q, distance))
-    value: Tensor = _BlockwiseDivergence.apply(*rows)  # pyright: ignore[reportAssignmentType]
-    return value.reshape(shape[:-1])
-
-
-class _BlockwiseDivergence(torch.autograd.Function):
-    """The divergence in blocks of rows; the backward pass computes each block again instead of storing its graph."""
-
-    @staticmethod
-    def forward(ctx: Any, *rows: Tensor) -> Tensor:
-        ctx.save_for_backward(*rows)
-        return torch.cat([_dirichlet_divergence(*block) for block in _blocks(*rows)])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative needs the whole graph
-            return _derivatives(rows, ctx.needs_input_grad, *gradients, create_graph=True)
-        derivatives: list[tuple[Tensor | None, ...]] = []
-        for *block, gradient in _blocks(*rows, *gradients):
-            leaves = [
-                x.detach().requires_grad_(needed)
-                for x, needed in zip(block, ctx.needs_input_grad, strict=True)
-            ]
-            derivatives.append(_derivatives(leaves, ctx.needs_input_grad, gradient))
-        sides = zip(*derivatives, strict=True)
-        return tuple(None if parts[0] is None else torch.cat(parts) for parts in sides)  # pyright: ignore[reportArgumentType]
-
-
-def _derivatives(
-    sides: Sequence[Tensor], needed: Sequence[bool], gradient: Tensor, *, create_graph: bool = False
-) -> tuple[Tensor | None, ...]:
-    with torch.enable_grad():
-        value = _dirichlet_divergence(*sides)
-    inputs = [x for x, is_needed in zip(sides, needed, strict=True) if is_needed]
-    gradients = iter(torch.autograd.grad(value, inputs, gradient, create_graph=create_graph))
-    return tuple(next(gradients) if is_needed else None for is_needed in needed)
+    rows = [x.expand(shape).reshape(-1, shape[-1]) for x in (p, q, distance)]
+    # The backward pass computes each block again, instead of storing its graph.
+    values = [
+        checkpoint(_dirichlet_divergence, *block, use_reentrant=False, preserve_rng_state=False)
+        for block in _blocks(*rows)
+    ]
+    return torch.cat(values).reshape(shape[:-1])
 
 
 def _blocks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -134,7 +98,7 @@ def _dirichlet_divergence(p: Tensor, q: Tensor, distance: Tensor) -> Tensor:
     )
 
 
-_KERNEL = NativeForm(kl_dirichlet_dirichlet, RowForm.DIRICHLET, "concentration")
+_KERNEL = NativeForm(kl_dirichlet_dirichlet, RowForm.DIRICHLET, Dirichlet, Dirichlet)
 
 
 def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:

@@ -34,7 +34,7 @@ from kullback.pairs.numerics.bernoulli import (
 )
 from kullback.pairs.numerics.parameters import all_equal, given_logits, is_batched, is_differentiated
 from kullback.pairs.registry import closed_form
-from kullback.special import expm1mx, itakura_saito
+from kullback.special import expm1mx, itakura_saito, log_ratio, polynomial
 
 __all__: list[str] = []
 
@@ -57,13 +57,13 @@ def _one_trial(p: Probabilities, q: Probabilities) -> Tensor:
     return of_success + generalized_kl(p.failure, q.failure, failure)
 
 
-@closed_form(Bernoulli, Bernoulli, native=ElementForm.BERNOULLI_LOGITS, parameters="logits|probs")
+@closed_form(Bernoulli, Bernoulli, native=ElementForm.BERNOULLI_LOGITS)
 def kl_bernoulli_bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
     """Return p log(p / q) + (1 - p) log((1 - p) / (1 - q))."""
     return _one_trial(probabilities_of(p), probabilities_of(q))
 
 
-@closed_form(Binomial, Binomial, native=ElementForm.BINOMIAL_LOGITS, parameters="total_count logits|probs")
+@closed_form(Binomial, Binomial, native=ElementForm.BINOMIAL_LOGITS)
 def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
     """Return n times KL of one trial if the counts are equal; otherwise there is no closed form."""
     counts = upcast(p.total_count), upcast(q.total_count)
@@ -72,7 +72,7 @@ def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
     return counts[0] * _one_trial(probabilities_of(p), probabilities_of(q))
 
 
-@closed_form(Geometric, Geometric, native=ElementForm.GEOMETRIC_LOGITS, parameters="logits|probs")
+@closed_form(Geometric, Geometric, native=ElementForm.GEOMETRIC_LOGITS)
 def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     """Return KL of one trial times the mean number of trials, 1 / p."""
     a, b = probabilities_of(p), probabilities_of(q)
@@ -123,16 +123,14 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
     return expm1mx(-last) + generalized_kl(odds, odds_of_q, others) * torch.exp(beyond)
 
 
-@closed_form(Poisson, Poisson, native=ElementForm.POISSON, parameters="rate")
+@closed_form(Poisson, Poisson, native=ElementForm.POISSON)
 def kl_poisson_poisson(p: Poisson, q: Poisson) -> Tensor:
     """Return a log(a / b) - a + b for the rates a and b."""
     a, b = rate_of(p), rate_of(q)
     return generalized_kl_of(a, b, _log_ratio)
 
 
-@closed_form(
-    Bernoulli, Poisson, native=ElementForm.BERNOULLI_LOGITS_POISSON, parameters=("logits|probs", "rate")
-)
+@closed_form(Bernoulli, Poisson, native=ElementForm.BERNOULLI_LOGITS_POISSON)
 def kl_bernoulli_poisson(p: Bernoulli, q: Poisson) -> Tensor:
     """Return p log(p / b) - p + b and (1 - p) log(1 - p) + p, for the rate b."""
     probabilities, rate = probabilities_of(p), rate_of(q)
@@ -143,33 +141,18 @@ def kl_bernoulli_poisson(p: Bernoulli, q: Poisson) -> Tensor:
         torch.where(failure == 0, 0, failure) * torch.where(failure == 0, 0, probabilities.log_failure)
         + success
     )
-    rest = torch.where(near, small * small * _series(small), far)
+    rest = torch.where(near, small * small * polynomial(_ENTROPY_SERIES, small), far)
     return generalized_kl_of(success, rate, _log_ratio) + rest
-
-
-def _series(x: Tensor) -> Tensor:
-    total = torch.full_like(x, _ENTROPY_SERIES[-1])
-    for c in reversed(_ENTROPY_SERIES[:-1]):
-        total = total * x + c
-    return total
 
 
 def _log_ratio(a: Tensor, b: Tensor) -> Tensor:
     """Return log(a / b); 0 where a or b is 0."""
-    near = ((a - b).abs() < b / 2) & (b > 0)
-    fraction = torch.where(near, a - b, 0) / torch.where(near, b, 1)
     empty = (a == 0) | (b == 0)
-    far = torch.log(torch.where(empty, 1, a)) - torch.log(torch.where(empty, 1, b))
-    return torch.where(near, torch.log1p(fraction), far)
+    return log_ratio(torch.where(empty, 1, a), torch.where(empty, 1, b))
 
 
-@closed_form(Categorical, Categorical, native=RowForm.CATEGORICAL_LOGITS, parameters="logits|probs")
-@closed_form(
-    OneHotCategorical,
-    OneHotCategorical,
-    native=RowForm.CATEGORICAL_LOGITS,
-    parameters="_categorical.logits|probs",
-)
+@closed_form(Categorical, Categorical, native=RowForm.CATEGORICAL_LOGITS)
+@closed_form(OneHotCategorical, OneHotCategorical, native=RowForm.CATEGORICAL_LOGITS)
 def kl_categorical_categorical(p: Classes, q: Classes) -> Tensor:
     """Return the sum of p log(p / q) over the classes."""
     return _rows(p, q)

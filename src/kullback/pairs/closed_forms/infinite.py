@@ -26,28 +26,17 @@ from torch.distributions import (
     Uniform,
 )
 
-from kullback.pairs.native_forms import Reader, Shortcut, reader_of
+from kullback.pairs.native_forms import ATTRIBUTES, CHOICE, Reader, Shortcut, reader_of
 from kullback.pairs.registry import shortcut
 from kullback.pairs.torch_registry import TypePair
 from kullback.representations import can_inspect
 
 __all__ = ["ALWAYS_INFINITE"]
 
-_REAL = dict.fromkeys((Normal, Laplace, Cauchy, Gumbel), reader_of("loc", "scale"))
-_POSITIVE = {
-    Exponential: reader_of("rate"),
-    Gamma: reader_of("concentration", "rate"),
-    **dict.fromkeys((HalfNormal, HalfCauchy), reader_of("base_dist.scale")),
-}
-_UNIT = {Beta: reader_of("concentration1", "concentration0"), ContinuousBernoulli: reader_of("_param")}
-_UNIT_OF_Q = {
-    **_UNIT,
-    Beta: reader_of("_dirichlet.concentration"),
-}  # both parameters at once, without a view of each
-_LATER = {Pareto: reader_of("scale", "alpha")}  # its support begins above 0
-_FINITE = {Uniform: reader_of("low", "high")}
-_COUNTS = {Poisson: reader_of("rate")}
-_AT_MOST = {Bernoulli: reader_of("_param"), Binomial: reader_of("total_count", "_param")}
+_REAL = (Normal, Laplace, Cauchy, Gumbel)
+_POSITIVE = (Exponential, Gamma, HalfNormal, HalfCauchy)
+_UNIT = (Beta, ContinuousBernoulli)
+_FINITE = (*_UNIT, Uniform)
 
 
 def infinite_divergence(read_p: Reader, read_q: Reader, p: Any, q: Any) -> Tensor | None:
@@ -93,17 +82,23 @@ def _with_gradients_of_0(value: Tensor, parameters: tuple[Tensor, ...]) -> Tenso
     return value
 
 
+def _reader(family: type, *, of_q: bool = False) -> Reader:
+    if family is Beta and of_q:  # both parameters at once, without a view of each
+        return reader_of("_dirichlet.concentration")
+    return reader_of(*ATTRIBUTES[family].replace(CHOICE, "_param").split())
+
+
 # A Poisson distribution of rate 0 has no mass above 0.
 ALWAYS_INFINITE: dict[TypePair, Shortcut] = {
-    (p, q): partial(infinite_divergence, read_p, read_q)
+    (p, q): partial(infinite_divergence, _reader(p), _reader(q, of_q=True))
     for these, those in (
-        (_REAL, _POSITIVE | _LATER | _UNIT_OF_Q | _FINITE),
-        (_POSITIVE, _LATER | _UNIT_OF_Q | _FINITE),
-        (_LATER, _UNIT_OF_Q | _FINITE),
-        (_UNIT, _LATER),
-        (_COUNTS, _AT_MOST),
+        (_REAL, (*_POSITIVE, Pareto, *_FINITE)),
+        (_POSITIVE, (Pareto, *_FINITE)),  # a Pareto's support begins above 0
+        ((Pareto,), _FINITE),
+        (_UNIT, (Pareto,)),
+        ((Poisson,), (Bernoulli, Binomial)),
     )
-    for (p, read_p), (q, read_q) in product(these.items(), those.items())
+    for p, q in product(these, those)
 }
 for _types, _rule in ALWAYS_INFINITE.items():
     shortcut(*_types)(_rule)

@@ -8,7 +8,7 @@ B = U M^(-1/2). The minimum of |v - U z|^2 + |z|^2 over z is v^T (1 - B B^T) v, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from kullback.pairs.numerics.cholesky import (
     Covariance,
     covariance_of,
     factors_of,
+    identity_like,
     of_low_rank,
     of_root,
     relative,
@@ -159,7 +160,7 @@ class RoundedRoot(NamedTuple):
 def root_of_matrix(d: MultivariateNormal) -> RoundedRoot | None:
     """Return the Cholesky factor of the covariance in float64; None if its gradient does not reach the parameter."""
     attributes = vars(d)
-    name = first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix"))
+    name = matrix_of(d)
     root: Tensor | None = attributes.get("_unbroadcasted_scale_tril")
     if name is None or root is None or not can_inspect(root):
         return None
@@ -207,27 +208,22 @@ def _random_vectors(size: int) -> Tensor:
 def _root_of_precision(matrix: Tensor) -> Tensor:
     """Return the Cholesky factor of the inverse of a matrix."""
     root = torch.linalg.cholesky(matrix.flip((-2, -1)), upper=True).flip((-2, -1))
-    return solve_lower(root, torch.eye(root.shape[-1], dtype=root.dtype, device=root.device))
+    return solve_lower(root, identity_like(root))
 
 
-def low_rank_divergence(parameters: tuple[Tensor, ...]) -> Tensor:
-    """Return KL for the means, factors and variances of P and of Q."""
-    p, q = FactorModel(*map(upcast, parameters[:3])), FactorModel(*map(upcast, parameters[3:]))
-    if _is_formed(p, q):
-        return _divergence_of_moments(*((x.mean, of_low_rank(x.factors, x.variances)) for x in (p, q)))
-    return factor_model_divergence(p, q)
+def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
+    """Return KL for the mean, factors and variances of P and of Q, or for the mean and Cholesky factor of one of them.
 
-
-def low_rank_to_full_divergence(parameters: tuple[Tensor, ...]) -> Tensor:
-    """Return KL for the mean, the factors and the variances of P, and the mean and the Cholesky factor of Q."""
-    mean_p, factors, variances, mean_q, root = map(upcast, parameters)
-    return _divergence_of_moments((mean_p, of_low_rank(factors, variances)), (mean_q, of_root(root)))
-
-
-def full_to_low_rank_divergence(parameters: tuple[Tensor, ...]) -> Tensor:
-    """Return KL for the mean and the Cholesky factor of P, and the mean, the factors and the variances of Q."""
-    mean_p, root, mean_q, factors, variances = map(upcast, parameters)
-    return _divergence_of_moments((mean_p, of_root(root)), (mean_q, of_low_rank(factors, variances)))
+    Covariances W W^T + D are not formed if that saves work.
+    """
+    # Q's mean comes before Q's matrix.
+    start = 2 if len(parameters) == 5 and parameters[2].dim() < parameters[3].dim() else 3
+    sides = [tuple(map(upcast, side)) for side in (parameters[:start], parameters[start:])]
+    models = [FactorModel(*side) for side in sides if len(side) == 3]
+    if len(models) == 2 and not _is_formed(*models):
+        return factor_model_divergence(*models)
+    p, q = ((mean, of_low_rank(*rest) if len(rest) == 2 else of_root(*rest)) for mean, *rest in sides)
+    return _divergence_of_moments(p, q)
 
 
 def _is_formed(*sides: FactorModel) -> bool:
@@ -311,8 +307,7 @@ def factor_model_divergence(p: FactorModel, q: FactorModel) -> Tensor:
 
 def _whitened(factors: Tensor, root: Tensor) -> _Whitened:
     u = factors / root.unsqueeze(-1)
-    one = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
-    return _Whitened(u, torch.linalg.cholesky(one + u.mT @ u))
+    return _Whitened(u, torch.linalg.cholesky(identity_like(u) + u.mT @ u))
 
 
 def _far(p: FactorModel, q: FactorModel) -> Tensor:
@@ -444,12 +439,12 @@ def low_rank_to_full_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> 
     root, p = root.tril(), _Precision.of(w, d)
     if p.loses_digits():
         return None
-    back = torch.linalg.solve_triangular(root, _identity_like(root), upper=False)
+    back = torch.linalg.solve_triangular(root, identity_like(root), upper=False)
     of_factors, of_noise = back @ w, back * torch.sqrt(d).unsqueeze(-2)
     of_means = back @ (mean_p - mean_q).unsqueeze(-1)
     step = (back.mT @ of_means).squeeze(-1)
     change = (
-        of_factors @ of_factors.mT + of_noise @ of_noise.mT + of_means @ of_means.mT - _identity_like(root)
+        of_factors @ of_factors.mT + of_noise @ of_noise.mT + of_means @ of_means.mT - identity_like(root)
     )
     by_d = ((back**2).sum(-2) - p.diagonal()) / 2
     derivatives = step, back.mT @ of_factors - p.times_factors(), by_d, -step, -(back.mT @ change).tril()
@@ -478,10 +473,6 @@ def _sum_of_columns(x: Tensor) -> Tensor:
     return (x @ x.new_ones(x.shape[-1], 1)).squeeze(-1)
 
 
-def _identity_like(x: Tensor) -> Tensor:
-    return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-
-
 def _times(found: Sequence[Tensor], grad: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return derivatives times the gradient of the values, in the dtypes of the parameters."""
     return tuple(
@@ -490,9 +481,9 @@ def _times(found: Sequence[Tensor], grad: Tensor, parameters: tuple[Tensor, ...]
     )
 
 
-def _by_factors(reference: Callable[[Parameters], Tensor], gradients: Gradients) -> Shortcut:
+def _by_factors(gradients: Gradients) -> Shortcut:
     """Return a shortcut by the kernel of low-rank covariances. A full covariance has to be given by its root."""
-    form = Form("closed_form_of_factors", (), reference, gradients)
+    form = Form("closed_form_of_factors", (), divergence_of_factors, gradients)
 
     def by_kernel(p: Any, q: Any) -> Tensor | None:
         is_full = isinstance(p, MultivariateNormal), isinstance(q, MultivariateNormal)
@@ -509,27 +500,23 @@ def _by_factors(reference: Callable[[Parameters], Tensor], gradients: Gradients)
 _READERS = reader_of("loc", "cov_factor", "cov_diag"), reader_of("loc", "scale_tril")
 
 
-@closed_form(
-    LowRankMultivariateNormal,
-    LowRankMultivariateNormal,
-    native=_by_factors(low_rank_divergence, low_rank_gradients),
-)
+@closed_form(LowRankMultivariateNormal, LowRankMultivariateNormal, native=_by_factors(low_rank_gradients))
 def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNormal) -> Tensor | None:
-    """Return KL for covariances W W^T + D, which are not formed if that saves work."""
-    return low_rank_divergence((*factor_model_of(p), *factor_model_of(q)))
+    """Return KL for covariances W W^T + D."""
+    return divergence_of_factors((*factor_model_of(p), *factor_model_of(q)))
 
 
 @closed_form(
     LowRankMultivariateNormal,
     MultivariateNormal,
     error=rounding_error,
-    native=_by_factors(low_rank_to_full_divergence, low_rank_to_full_gradients),
+    native=_by_factors(low_rank_to_full_gradients),
 )
 @closed_form(
     MultivariateNormal,
     LowRankMultivariateNormal,
     error=rounding_error,
-    native=_by_factors(full_to_low_rank_divergence, full_to_low_rank_gradients),
+    native=_by_factors(full_to_low_rank_gradients),
 )
 @closed_form(Independent, MultivariateNormal, error=rounding_error)
 @closed_form(MultivariateNormal, Independent, error=rounding_error)

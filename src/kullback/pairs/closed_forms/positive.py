@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch.distributions import (
 
 from kullback.kernels.codes import ElementForm
 from kullback.numeric import upcast
-from kullback.pairs.closed_forms.real import cauchy_divergence, gumbel_divergence
+from kullback.pairs.closed_forms.real import cauchy_divergence, gumbel_divergence, normal_divergence
 from kullback.pairs.registry import closed_form
 from kullback.special import (
     EULER_GAMMA,
@@ -42,40 +43,28 @@ from kullback.special import (
 __all__: list[str] = []
 
 
-@closed_form(Exponential, Exponential, native=ElementForm.EXPONENTIAL, parameters="rate")
+@closed_form(Exponential, Exponential, native=ElementForm.EXPONENTIAL)
 def kl_exponential_exponential(p: Exponential, q: Exponential) -> Tensor:
     """Return x - 1 - log x at x = r_q / r_p."""
     return itakura_saito(upcast(q.rate), upcast(p.rate))
 
 
-@closed_form(Gamma, Gamma, native=ElementForm.GAMMA, parameters="concentration rate")
-@closed_form(
-    InverseGamma, InverseGamma, native=ElementForm.GAMMA, parameters="base_dist.concentration base_dist.rate"
-)
-def kl_gamma_gamma(p: Gamma | InverseGamma, q: Gamma | InverseGamma) -> Tensor:
+def shape_and_rate(d: Any) -> tuple[Tensor, Tensor]:
+    """Return the concentration and the rate of a Gamma or InverseGamma; an Exponential has the concentration 1."""
+    rate = upcast(d.rate)
+    return (upcast(d.concentration) if hasattr(d, "concentration") else torch.ones_like(rate)), rate
+
+
+@closed_form(Gamma, Gamma, native=ElementForm.GAMMA)
+@closed_form(InverseGamma, InverseGamma, native=ElementForm.GAMMA)
+@closed_form(Gamma, Exponential, native=ElementForm.GAMMA_EXPONENTIAL)
+@closed_form(Exponential, Gamma, native=ElementForm.EXPONENTIAL_GAMMA)
+def kl_gamma_gamma(p: Gamma | InverseGamma | Exponential, q: Gamma | InverseGamma | Exponential) -> Tensor:
     """Return a_q (x - 1 - log x) at x = mean_P / mean_Q, plus Bregman's divergence of lgamma(a) - a log a + a.
 
     Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
     """
-    return gamma_divergence(upcast(p.concentration), upcast(p.rate), upcast(q.concentration), upcast(q.rate))
-
-
-@closed_form(
-    Gamma, Exponential, native=ElementForm.GAMMA_EXPONENTIAL, parameters=("concentration rate", "rate")
-)
-def kl_gamma_exponential(p: Gamma, q: Exponential) -> Tensor:
-    """Return KL to the Gamma distribution of concentration 1."""
-    a = upcast(p.concentration)
-    return gamma_divergence(a, upcast(p.rate), torch.ones_like(a), upcast(q.rate))
-
-
-@closed_form(
-    Exponential, Gamma, native=ElementForm.EXPONENTIAL_GAMMA, parameters=("rate", "concentration rate")
-)
-def kl_exponential_gamma(p: Exponential, q: Gamma) -> Tensor:
-    """Return KL from the Gamma distribution of concentration 1."""
-    a = upcast(q.concentration)
-    return gamma_divergence(torch.ones_like(a), upcast(p.rate), a, upcast(q.rate))
+    return gamma_divergence(*shape_and_rate(p), *shape_and_rate(q))
 
 
 def gamma_divergence(
@@ -134,21 +123,19 @@ def kl_weibull_gamma(p: Weibull, q: Gamma) -> Tensor:
     return (means + torch.where(sharp, far, shapes)).clamp(min=0)
 
 
-@closed_form(HalfNormal, HalfNormal, native=ElementForm.HALF_NORMAL, parameters="base_dist.scale")
+@closed_form(HalfNormal, HalfNormal, native=ElementForm.HALF_NORMAL)
 def kl_half_normal_half_normal(p: HalfNormal, q: HalfNormal) -> Tensor:
     """Return (r^2 - 1) / 2 - log r at r = s_p / s_q, as for Normal distributions with mean 0."""
-    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
-    more = (scale_p - scale_q) / scale_q
-    return more * more / 2 + itakura_saito(scale_p, scale_q)
+    return normal_divergence(0.0, upcast(p.scale), upcast(q.scale))
 
 
-@closed_form(HalfCauchy, HalfCauchy, native=ElementForm.HALF_CAUCHY, parameters="base_dist.scale")
+@closed_form(HalfCauchy, HalfCauchy, native=ElementForm.HALF_CAUCHY)
 def kl_half_cauchy_half_cauchy(p: HalfCauchy, q: HalfCauchy) -> Tensor:
     """Return log((s_p + s_q)^2 / (4 s_p s_q)), as for Cauchy distributions with location 0."""
     return cauchy_divergence(0.0, upcast(p.scale), upcast(q.scale))
 
 
-@closed_form(Pareto, Pareto, native=ElementForm.PARETO, parameters="scale alpha")
+@closed_form(Pareto, Pareto, native=ElementForm.PARETO)
 def kl_pareto_pareto(p: Pareto, q: Pareto) -> Tensor:
     """Return x - 1 - log x at x = alpha_q / alpha_p, plus alpha_q log(s_p / s_q).
 

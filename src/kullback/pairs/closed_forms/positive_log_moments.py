@@ -41,6 +41,7 @@ from kullback.pairs.closed_forms.log_moments import (
     LogMoments,
     NormalLog,
 )
+from kullback.pairs.closed_forms.positive import shape_and_rate
 from kullback.pairs.registry import closed_form
 from kullback.special import (
     EULER_GAMMA,
@@ -74,16 +75,8 @@ def _gamma_entropy(a: Tensor) -> Tensor:
     return torch.where(tiny, limit, stirling_remainder(b) - b * digamma_minus_log(b))
 
 
-def _of_gamma(d: Gamma) -> LogMoments:
-    return _gamma_moments(upcast(d.concentration), upcast(d.rate))
-
-
-def _of_exponential(d: Exponential) -> LogMoments:
-    rate = upcast(d.rate)
-    return _gamma_moments(torch.ones_like(rate), rate)
-
-
-def _gamma_moments(a: Tensor, rate: Tensor) -> LogMoments:
+def _of_gamma(d: Gamma | Exponential) -> LogMoments:
+    a, rate = shape_and_rate(d)
     return GammaProduct(
         _gamma_entropy(a), -torch.log(rate), (Factor(a),), Exact((a, rate), (torch.ones_like(a), a))
     )
@@ -107,10 +100,7 @@ def _of_weibull(d: Weibull) -> LogMoments:
 
 
 def _of_half_normal(d: HalfNormal) -> LogMoments:
-    return _half_normal_moments(upcast(d.scale))
-
-
-def _half_normal_moments(scale: Tensor) -> LogMoments:
+    scale = upcast(d.scale)
     half = torch.full_like(scale, 0.5)
     entropy = torch.full_like(scale, (math.log(math.pi) + 1 + EULER_GAMMA) / 2)
     mean = scale, torch.full_like(scale, math.sqrt(math.pi / 2))
@@ -172,7 +162,7 @@ def _of_log_normal(d: LogNormal) -> LogMoments:
 
 _MOMENTS: dict[type[Distribution], Callable[[Any], LogMoments]] = {
     Gamma: _of_gamma,
-    Exponential: _of_exponential,
+    Exponential: _of_gamma,
     InverseGamma: _of_inverse_gamma,
     Weibull: _of_weibull,
     LogNormal: _of_log_normal,
@@ -272,14 +262,7 @@ _INFINITE: set[tuple[type[Distribution], type[Distribution]]] = {
 }
 
 
-# The kernels of pairs, and the attributes that they read.
-_PARAMETERS: dict[type[Distribution], str] = {
-    Gamma: "concentration rate",
-    Exponential: "rate",
-    Beta: "concentration1 concentration0",
-    Pareto: "scale alpha",
-    Normal: "loc scale",
-}
+# The kernels of pairs.
 _NATIVE: dict[tuple[type[Distribution], type[Distribution]], ElementForm] = {
     (Gamma, Normal): ElementForm.GAMMA_NORMAL,
     (Exponential, Normal): ElementForm.EXPONENTIAL_NORMAL,
@@ -299,8 +282,7 @@ def _enter(family: type[Distribution], target: type[Distribution]) -> None:
         return divergence(moments_of(p), q).clamp(min=0)
 
     kl_by_log_moments.__doc__ = divergence.__doc__
-    names = _PARAMETERS.get(family, ""), _PARAMETERS.get(target, "")
-    closed_form(family, target, native=_NATIVE.get((family, target)), parameters=names)(kl_by_log_moments)
+    closed_form(family, target, native=_NATIVE.get((family, target)))(kl_by_log_moments)
 
 
 for _family in _MOMENTS:
@@ -309,23 +291,13 @@ for _family in _MOMENTS:
             _enter(_family, _target)
 
 
-@closed_form(Gamma, Gumbel, native=ElementForm.GAMMA_GUMBEL, parameters=("concentration rate", "loc scale"))
-def kl_gamma_gumbel(p: Gamma, q: Gumbel) -> Tensor:
+@closed_form(Gamma, Gumbel, native=ElementForm.GAMMA_GUMBEL)
+@closed_form(Exponential, Gumbel, native=ElementForm.EXPONENTIAL_GUMBEL)
+def kl_gamma_gumbel(p: Gamma | Exponential, q: Gumbel) -> Tensor:
     """Return log s + E z + E e^-z - H(X), where E e^(-x / s) = (1 + 1 / (r s))^-a."""
-    return _gamma_to_gumbel(upcast(p.concentration), upcast(p.rate), q)
-
-
-@closed_form(Exponential, Gumbel, native=ElementForm.EXPONENTIAL_GUMBEL, parameters=("rate", "loc scale"))
-def kl_exponential_gumbel(p: Exponential, q: Gumbel) -> Tensor:
-    """Return KL from the Gamma distribution of concentration 1."""
-    rate = upcast(p.rate)
-    return _gamma_to_gumbel(torch.ones_like(rate), rate, q)
-
-
-def _gamma_to_gumbel(a: Tensor, rate: Tensor, q: Gumbel) -> Tensor:
-    loc, scale = upcast(q.loc), upcast(q.scale)
+    (a, rate), loc, scale = shape_and_rate(p), upcast(q.loc), upcast(q.scale)
     unit = torch.ones_like(rate) / rate / scale
-    return _to_gumbel(_gamma_moments(a, rate), loc, scale, a * unit, -a * torch.log1p(unit))
+    return _to_gumbel(_of_gamma(p), loc, scale, a * unit, -a * torch.log1p(unit))
 
 
 @closed_form(HalfNormal, Gumbel)
@@ -334,7 +306,7 @@ def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
     loc, scale, scale_p = upcast(q.loc), upcast(q.scale), upcast(p.scale)
     t = scale_p / scale * math.sqrt(0.5)
     mean = t * (2 / math.sqrt(math.pi))
-    return _to_gumbel(_half_normal_moments(scale_p), loc, scale, mean, torch.log(torch.special.erfcx(t)))
+    return _to_gumbel(_of_half_normal(p), loc, scale, mean, torch.log(torch.special.erfcx(t)))
 
 
 def _to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_decay: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
-from kullback.errors import NoRuleError, explain
+from kullback.errors import no_rule
 from kullback.estimate import Estimate
 from kullback.numeric import upcast
 from kullback.pairs.densities.composite import log_weights_of
@@ -116,15 +116,13 @@ def _of_dimensions(d: TransformedDistribution) -> Distribution:
     """Return maps of independent numbers as independent mapped numbers; raise for other maps."""
     result = _in_dimensions(d)
     if result is d:
-        raise NoRuleError(
-            explain(
-                "kl_divergence",
-                "p, q",
-                wanted="transforms that share their tensors, need no gradient, or map single numbers",
-                got=f"maps of vectors of {type(d.base_dist).__name__} with equal values and different parameters that "
-                "require gradients",
-                instead="the same transforms for p and q, or kl_divergence under torch.no_grad() for the value alone",
-            )
+        raise no_rule(
+            "kl_divergence",
+            "p, q",
+            wanted="transforms that share their tensors, need no gradient, or map single numbers",
+            got=f"maps of vectors of {type(d.base_dist).__name__} with equal values and different parameters that "
+            "require gradients",
+            instead="the same transforms for p and q, or kl_divergence under torch.no_grad() for the value alone",
         )
     return result
 

@@ -37,7 +37,7 @@ from torch.distributions import (
 from kullback.numeric import upcast
 from kullback.pairs.closed_forms.dirichlet import concentrations, dirichlet_divergence
 from kullback.pairs.closed_forms.multivariate_normal import moments, rounding_error
-from kullback.pairs.closed_forms.positive import gamma_divergence
+from kullback.pairs.closed_forms.positive import gamma_divergence, shape_and_rate
 from kullback.pairs.numerics.bernoulli import generalized_kl
 from kullback.pairs.numerics.cholesky import mixed_with_one, relative, whitened
 from kullback.pairs.overrides import overrides_density
@@ -84,7 +84,7 @@ def _where_finite(finite: Tensor, value: Tensor) -> Tensor:
 
 def _of_gammas(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     """Return the divergence of Gamma or InverseGamma distributions."""
-    (a, rate_p), (b, rate_q) = _of_gamma(p), _of_gamma(q)
+    (a, rate_p), (b, rate_q) = shape_and_rate(p), shape_and_rate(q)
     c, rate = a + rest * (b - a), rate_p + rest * (rate_q - rate_p)
     finite = (c > 0) & (rate > 0)
     c, rate = torch.where(finite, c, 1), torch.where(finite, rate, 1)
@@ -93,11 +93,6 @@ def _of_gammas(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     to_p = gamma_divergence(c, rate, a, rate_p, rest * more, rest * faster)
     to_q = gamma_divergence(c, rate, b, rate_q, -alpha * more, -alpha * faster)
     return _by_kl(to_p, to_q, finite, alpha, rest)
-
-
-def _of_gamma(d: Any) -> tuple[Tensor, Tensor]:
-    rate = upcast(d.rate)
-    return (torch.ones_like(rate) if isinstance(d, Exponential) else upcast(d.concentration)), rate
 
 
 def _of_dirichlets(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
@@ -133,23 +128,15 @@ def _of_poissons(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
 
 
 def _of_normals(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return the divergence of Normal or LogNormal distributions."""
-    return _of_scales(upcast(p.scale), upcast(q.scale), upcast(p.loc) - upcast(q.loc), alpha, rest)
+    """Return alpha d^2 / 2 S + log(b / a) + log(S / b^2) / (2 rest), with S = alpha b^2 + rest a^2.
 
-
-def _of_half_normals(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return the divergence of Normal distributions with mean 0."""
-    scale_q = upcast(q.scale)
-    return _of_scales(upcast(p.scale), scale_q, torch.zeros_like(scale_q), alpha, rest)
-
-
-def _of_scales(a: Tensor, b: Tensor, shift: Tensor, alpha: float, rest: float) -> Tensor:
-    """Return alpha shift^2 / 2 S + log(b / a) + log(S / b^2) / (2 rest), with S = alpha b^2 + rest a^2.
-
+    The scales are a and b, and the means differ by d. LogNormal and HalfNormal variables are maps of Normal ones.
     With r = (a / b)^2 - 1 and g(x) = x - log(1 + x), the logarithmic terms are (g(r) - g(rest r) / rest) / 2.
 
     Rényi divergence measures for commonly used univariate continuous distributions (Gil, Alajaji and Linder, 2013)
     """
+    p, q = (getattr(x, "base_dist", x) for x in (p, q))
+    a, b, shift = upcast(p.scale), upcast(q.scale), upcast(p.loc) - upcast(q.loc)
     wide = a > _WIDE * b
     narrow = torch.where(wide, b, a)
     r = (narrow - b) / b * ((narrow + b) / b)
@@ -197,7 +184,7 @@ _RULES: tuple[
     ((MultivariateNormal, LowRankMultivariateNormal, Independent), _of_gaussians),
     ((Normal,), _of_normals),
     ((LogNormal,), _of_normals),
-    ((HalfNormal,), _of_half_normals),
+    ((HalfNormal,), _of_normals),
     ((Gamma, Exponential), _of_gammas),
     ((InverseGamma,), _of_gammas),
     ((Dirichlet,), _of_dirichlets),

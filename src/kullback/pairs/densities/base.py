@@ -9,24 +9,27 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
-from kullback.numeric import tensor_of
+from kullback.numeric import tensor_of, upcast
 from kullback.pairs.overrides import overrides_density
 
 __all__ = [
     "Coordinate",
     "Density",
     "Points",
+    "PositiveAtEnds",
     "Tail",
     "register_density",
     "density_of",
+    "density_of_family",
     "log_mean_exp",
     "log_sum",
     "breakpoints_around",
@@ -202,29 +205,27 @@ class Density(ABC):
         """Return the density with `change` applied to every parameter, for example to its shape."""
         parameters = dict(vars(self))
         for name, x in parameters.items():
-            parameters[name] = change(x) if isinstance(x, Tensor) else _mapped(x, change)
+            if isinstance(x, Tensor):
+                parameters[name] = change(x)
+            elif isinstance(x, Density):
+                parameters[name] = x.mapped(change)
         return replace(self, **parameters)
 
     def tensors(self) -> list[Tensor]:
         """Return the parameters that `mapped` changes."""
         tensors: list[Tensor] = []
         for x in vars(self).values():
-            tensors += (
-                [x] if isinstance(x, Tensor) else x.tensors() if isinstance(x, Density) else _tensors_of(x)
-            )
+            tensors += [x] if isinstance(x, Tensor) else x.tensors() if isinstance(x, Density) else []
         return tensors
 
     def detached(self) -> Density:
         """Return the density with the same values, without derivatives by the parameters, forward or backward."""
         parameters = dict(vars(self))
         for name, x in parameters.items():
-            parameters[name] = (
-                x.detach()
-                if isinstance(x, Tensor)
-                else x.detached()
-                if isinstance(x, Density)
-                else _detached(x)
-            )
+            if isinstance(x, Tensor):
+                parameters[name] = x.detach()
+            elif isinstance(x, Density):
+                parameters[name] = x.detached()
         return replace(self, **parameters)
 
     def is_splittable(self) -> bool:
@@ -241,6 +242,12 @@ class Density(ABC):
     def high(self) -> Tensor | None:
         """Return the upper end of the support, None for +inf."""
         return None
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Return the ends of the support, infinite where it has none."""
+        low, high = self.low(), self.high()
+        endless = torch.full((), torch.inf, dtype=torch.float64, device="cpu")
+        return -endless if low is None else low, endless if high is None else high
 
     @abstractmethod
     def log_density(self, at: Points) -> Tensor:
@@ -275,45 +282,39 @@ class Density(ABC):
         return Tail()
 
 
-def _mapped(value: object, change: Callable[[Tensor], Tensor]) -> object:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Density):
-        return value.mapped(change)
-    if isinstance(value, tuple):
-        return tuple(_mapped(part, change) for part in value)  # pyright: ignore[reportUnknownVariableType]
-    return value
+class PositiveAtEnds(Density):
+    """A density that is positive and finite where its support ends."""
 
+    def lower_tail(self) -> Tail:
+        return Tail.of_power(1.0)
 
-def _tensors_of(value: object) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Density):
-        return value.tensors()
-    if isinstance(value, tuple):
-        return [x for part in value for x in _tensors_of(part)]  # pyright: ignore[reportUnknownVariableType]
-    return []
-
-
-def _detached(value: object) -> object:
-    if isinstance(value, Tensor | Density):
-        return value.detach() if isinstance(value, Tensor) else value.detached()
-    if isinstance(value, tuple):
-        return tuple(_detached(part) for part in value)  # pyright: ignore[reportUnknownVariableType]
-    return value
+    upper_tail = lower_tail
 
 
 # Returns the density of a distribution, or None if it is not known.
 DensityReader = Callable[..., "Density | None"]
 _READERS: dict[type, DensityReader] = {}
+DensityReaderT = TypeVar("DensityReaderT", bound=DensityReader)
+DensityT = TypeVar("DensityT", bound=Density)
 
 
-def register_density(family: type) -> Callable[[DensityReader], DensityReader]:
+def register_density(family: type) -> Callable[[DensityReaderT], DensityReaderT]:
     """Register the function that returns the density of a distribution of this type."""
 
-    def enter(read: DensityReader) -> DensityReader:
+    def enter(read: DensityReaderT) -> DensityReaderT:
         _READERS[family] = read
         return read
+
+    return enter
+
+
+def density_of_family(family: type, *names: str) -> Callable[[type[DensityT]], type[DensityT]]:
+    """Register a class whose fields are these parameters of a family; by default, they have the names of the fields."""
+
+    def enter(density: type[DensityT]) -> type[DensityT]:
+        attributes = names or tuple(field.name for field in fields(density))
+        register_density(family)(lambda d: density(*map(upcast, map(partial(getattr, d), attributes))))
+        return density
 
     return enter
 

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,21 +73,23 @@ def black_box(distribution: Distribution) -> BlackBoxDensity:
         draws = distribution.sample(torch.Size([_DRAWS]))
         distribution.log_prob(draws[0])  # raises for a class without log_prob
         draws = upcast(draws)
-    low, high = (_end_of(distribution, name) for name in ("lower_bound", "upper_bound"))
-    t = Coordinate(low, high).of(draws).nan_to_num(posinf=700.0, neginf=-700.0)
+    t = Coordinate(*_ends_of(distribution)).of(draws).nan_to_num(posinf=700.0, neginf=-700.0)
     first, middle, last = t.sort(0).values[[_DRAWS // 4, _DRAWS // 2, 3 * _DRAWS // 4]]
     width = (last - first).clamp(min=1e-300) + 1e-12 * middle.abs()
     return BlackBoxDensity(distribution, Quartiles(first, middle, last, width))
 
 
-def _end_of(distribution: Distribution, name: str) -> Tensor | None:
-    """Return the `lower_bound` or `upper_bound` of a support; None if it is infinite."""
+def _ends_of(distribution: Distribution) -> tuple[Tensor | None, Tensor | None]:
+    """Return the lower and upper bound of a support; None if it is infinite."""
     constraint = distribution.support
-    bound = getattr(getattr(constraint, "base_constraint", constraint), name, None)
-    if bound is None:
-        return None
-    end = upcast(tensor_of(bound, None if isinstance(bound, Tensor) else torch.float64))
-    return None if bool(end.isinf().all()) else end
+    constraint = getattr(constraint, "base_constraint", constraint)
+    ends: list[Tensor | None] = []
+    for name in ("lower_bound", "upper_bound"):
+        bound = getattr(constraint, name, None)
+        if bound is not None:
+            bound = upcast(tensor_of(bound, None if isinstance(bound, Tensor) else torch.float64))
+        ends.append(None if bound is None or bool(bound.isinf().all()) else bound)
+    return ends[0], ends[1]
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,10 @@ class BlackBoxDensity(Density):
         return False
 
     def low(self) -> Tensor | None:
-        return self._end("lower_bound")
+        return self._end(-1)
 
     def high(self) -> Tensor | None:
-        return self._end("upper_bound")
+        return self._end(1)
 
     def log_density(self, at: Points) -> Tensor:
         shape = torch.broadcast_shapes(at.x.shape, (*self.distribution.batch_shape, 1))
@@ -151,21 +153,16 @@ class BlackBoxDensity(Density):
 
     def _edge(self, side: int, reach: float) -> _Edge:
         """Return the last point towards an end at which the density is evaluated."""
-        end = _end_of(self.distribution, "lower_bound" if side < 0 else "upper_bound")
+        ends = _ends_of(self.distribution)
+        end, other = ends if side < 0 else ends[::-1]
         first, middle, last, width = self.quartiles
         if end is None:
             log_u = torch.log(width) + reach
-            if self._is_half_line():  # the quartiles are logarithms of distances from the other end
-                log_u = torch.maximum(last.abs(), first.abs()) + reach
-                middle = cast(
-                    Tensor, _end_of(self.distribution, "upper_bound" if side < 0 else "lower_bound")
-                )
+            if other is not None:  # the quartiles are logarithms of distances from the other end
+                log_u, middle = torch.maximum(last.abs(), first.abs()) + reach, other
             return _Edge(side, middle, log_u, 1)
-        log_u = (
-            torch.minimum(side * -first, side * -last) - reach
-            if self._is_half_line()
-            else -reach - middle.abs()
-        )
+        log_u = torch.minimum(side * -first, side * -last) if other is None else -middle.abs()
+        log_u = log_u - reach
         log_u = torch.maximum(log_u, torch.log(_RESOLUTION * end.abs()))
         return _Edge(-side, end, log_u, -1)
 
@@ -184,8 +181,8 @@ class BlackBoxDensity(Density):
             x = change(x)
         return x
 
-    def _end(self, name: str) -> Tensor | None:
-        end = _end_of(self.distribution, name)
+    def _end(self, side: int) -> Tensor | None:
+        end = _ends_of(self.distribution)[side > 0]
         if end is not None and self.is_fixed:
             end = end.detach()
         return end if end is None or not end.ndim else self._changed(end)
@@ -193,18 +190,12 @@ class BlackBoxDensity(Density):
     def _read(self, side: int) -> list[Tensor]:
         """Return the fields of the tail towards one end."""
         with torch.no_grad():
-            end = _end_of(self.distribution, "lower_bound" if side < 0 else "upper_bound")
-            _, middle, _, width = self.quartiles
-            # The middle is in the coordinate of the support: a logarithm for a support with one finite end.
-            scale = (
-                torch.exp(width.clamp(max=300) + middle.clamp(-300, 300)) if self._is_half_line() else width
-            )
+            ends = _ends_of(self.distribution)
+            end, (_, middle, _, scale) = ends[side > 0], self.quartiles
+            if (ends[0] is None) != (ends[1] is None):  # the quartiles are logarithms
+                scale = torch.exp(scale.clamp(max=300) + middle.clamp(-300, 300))
             tail = self._read_at_infinity(side, scale) if end is None else self._read_at_end(side, end, scale)
             return [tensor_of(x).expand(self.distribution.batch_shape) for x in tail]
-
-    def _is_half_line(self) -> bool:
-        ends = [_end_of(self.distribution, name) for name in ("lower_bound", "upper_bound")]
-        return (ends[0] is None) != (ends[1] is None)
 
     def _read_at_infinity(self, side: int, scale: Tensor) -> Tail:
         logs = [self._log_prob(side * scale * math.exp(log_u)) for log_u in _FAR]
@@ -238,10 +229,8 @@ class BlackBoxDensity(Density):
         return Tail(torch.where(super_exponential, -1.0, 0.0), power, rate)
 
     def _log_prob(self, x: Tensor) -> Tensor:
-        low, high = (_end_of(self.distribution, name) for name in ("lower_bound", "upper_bound"))
-        log_density = upcast(
-            self.distribution.log_prob(_inside(x, low, high).expand(self.distribution.batch_shape))
-        )
+        x = _inside(x, *_ends_of(self.distribution)).expand(self.distribution.batch_shape)
+        log_density = upcast(self.distribution.log_prob(x))
         return torch.where(log_density == UNDERFLOWED, -torch.inf, log_density)
 
 

@@ -11,18 +11,18 @@ from torch.distributions import (
     Beta,
     ContinuousBernoulli,
     Kumaraswamy,
-    RelaxedBernoulli,
     Uniform,
     VonMises,
 )
-from torch.nn.functional import logsigmoid
 
 from kullback.numeric import upcast
 from kullback.pairs.densities.base import (
     Density,
     Points,
+    PositiveAtEnds,
     Tail,
     breakpoints_around,
+    density_of_family,
     log_mean_exp,
     register_density,
 )
@@ -33,13 +33,12 @@ __all__ = [
     "BetaDensity",
     "ContinuousBernoulliDensity",
     "KumaraswamyDensity",
-    "LogitLogisticDensity",
     "UniformDensity",
     "VonMisesDensity",
 ]
 
 
-class _Unit(Density):
+class _Unit(PositiveAtEnds):
     def low(self) -> Tensor | None:
         return torch.zeros((), dtype=torch.float64, device="cpu")
 
@@ -47,6 +46,7 @@ class _Unit(Density):
         return torch.ones((), dtype=torch.float64, device="cpu")
 
 
+@density_of_family(Beta, "concentration1", "concentration0")
 @dataclass(frozen=True)
 class BetaDensity(_Unit):
     """x^(a - 1) (1 - x)^(b - 1) / B(a, b)."""
@@ -81,6 +81,7 @@ class BetaDensity(_Unit):
         return Tail.of_power(self.b)
 
 
+@density_of_family(Kumaraswamy, "concentration1", "concentration0")
 @dataclass(frozen=True)
 class KumaraswamyDensity(_Unit):
     """a b x^(a - 1) (1 - x^a)^(b - 1)."""
@@ -117,8 +118,9 @@ class KumaraswamyDensity(_Unit):
         return Tail.of_power(self.b)
 
 
+@density_of_family(Uniform, "low", "high")
 @dataclass(frozen=True)
-class UniformDensity(Density):
+class UniformDensity(PositiveAtEnds):
     """1 / (upper - lower)."""
 
     lower: Tensor
@@ -135,11 +137,6 @@ class UniformDensity(Density):
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(self.upper), torch.full_like(self.upper, 1.8)
-
-    def lower_tail(self) -> Tail:
-        return Tail.of_power(1.0)
-
-    upper_tail = lower_tail
 
 
 @dataclass(frozen=True)
@@ -163,35 +160,10 @@ class ContinuousBernoulliDensity(_Unit):
         size = torch.log1p(self.logits.abs() / 2)
         return torch.sign(self.logits) * size, torch.full_like(size, 1.8)
 
-    def lower_tail(self) -> Tail:
-        return Tail.of_power(1.0)
 
-    upper_tail = lower_tail
-
-
+@density_of_family(VonMises)
 @dataclass(frozen=True)
-class LogitLogisticDensity(_Unit):
-    """The density of sigmoid(y) for y logistic with a location and a scale."""
-
-    loc: Tensor
-    scale: Tensor
-
-    def log_density(self, at: Points) -> Tensor:
-        log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
-        z = (log_x - log_rest - self.loc) / self.scale
-        return logsigmoid(z) + logsigmoid(-z) - torch.log(self.scale) - log_x - log_rest
-
-    def center_and_width(self) -> tuple[Tensor, Tensor]:
-        return self.loc, self.scale
-
-    def lower_tail(self) -> Tail:
-        return Tail.of_power(1 / self.scale)
-
-    upper_tail = lower_tail
-
-
-@dataclass(frozen=True)
-class VonMisesDensity(Density):
+class VonMisesDensity(PositiveAtEnds):
     """exp(concentration (cos(x - loc) - 1)) / (2 pi I0(concentration) e^-concentration) on the circle."""
 
     loc: Tensor
@@ -215,40 +187,9 @@ class VonMisesDensity(Density):
         derivative = 2 * math.pi / ((math.pi + inside) * (math.pi - inside))
         return torch.log((math.pi + inside) / (math.pi - inside)), derivative * width
 
-    def lower_tail(self) -> Tail:
-        return Tail.of_power(1.0)
-
-    upper_tail = lower_tail
-
-
-@register_density(Beta)
-def _beta(d: Beta) -> Density:
-    return BetaDensity(upcast(d.concentration1), upcast(d.concentration0))
-
-
-@register_density(Kumaraswamy)
-def _kumaraswamy(d: Kumaraswamy) -> Density:
-    return KumaraswamyDensity(upcast(d.concentration1), upcast(d.concentration0))
-
-
-@register_density(Uniform)
-def _uniform(d: Uniform) -> Density:
-    return UniformDensity(upcast(d.low), upcast(d.high))
-
 
 @register_density(ContinuousBernoulli)
 def _continuous_bernoulli(d: ContinuousBernoulli) -> Density:
     if given_logits(d):
         return ContinuousBernoulliDensity(upcast(d.logits))
     return ContinuousBernoulliDensity(torch.special.logit(upcast(d.probs)))
-
-
-@register_density(RelaxedBernoulli)
-def _relaxed_bernoulli(d: RelaxedBernoulli) -> Density:
-    temperature = upcast(d.temperature)
-    return LogitLogisticDensity(upcast(d.logits) / temperature, 1 / temperature)
-
-
-@register_density(VonMises)
-def _von_mises(d: VonMises) -> Density:
-    return VonMisesDensity(upcast(d.loc), upcast(d.concentration))

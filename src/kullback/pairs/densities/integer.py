@@ -20,8 +20,8 @@ from torch.distributions import Bernoulli, Binomial, Categorical, Geometric, Neg
 from kullback.numeric import upcast
 from kullback.pairs.densities.base import Coordinate, Density, Points, Tail, register_density
 from kullback.pairs.numerics.bernoulli import probabilities_of, rate_of
-from kullback.pairs.numerics.parameters import given_logits
-from kullback.special import HALF_LOG_2PI, safe_log
+from kullback.pairs.numerics.parameters import log_probs_of
+from kullback.special import HALF_LOG_2PI, polynomial
 
 __all__ = [
     "BinomialDensity",
@@ -35,15 +35,15 @@ __all__ = [
 # log(x!) - (x + 1/2) log x + x - log(2 pi) / 2 = 1 / 12 x - 1 / 360 x^3 + ...
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 _LARGE = 16.0
+# atanh(v) = v + v^3 (1/3 + v^2/5 + v^4/7 + ...)
+_ATANH = tuple(1 / k for k in range(3, 19, 2))
 
 
 def stirling_error(x: Tensor) -> Tensor:
     """Return log(x!) - log(sqrt(2 pi x) (x / e)^x) for x > 0."""
     large = x >= _LARGE
     inverse = 1 / torch.where(large, x, _LARGE)
-    square, series = inverse * inverse, torch.full_like(inverse, _STIRLING[-1])
-    for c in reversed(_STIRLING[:-1]):
-        series = series * square + c
+    series = polynomial(_STIRLING, inverse * inverse)
     small = torch.where(large, 1, x)
     direct = torch.lgamma(small + 1) - (small + 0.5) * torch.log(small) + small - HALF_LOG_2PI
     return torch.where(large, series * inverse, direct)
@@ -56,9 +56,7 @@ def deviance(x: Tensor, mean: Tensor, log_mean: Tensor) -> Tensor:
     near = v.abs() < 0.1
     v = torch.where(near, v, 0)
     square = v * v
-    series = torch.full_like(square, 1 / 17)
-    for k in (15, 13, 11, 9, 7, 5, 3):
-        series = series * square + 1 / k
+    series = polynomial(_ATANH, square)
     tiny = mean < 1e-100  # its square, in the derivative of the quotient, underflows
     log_ratio = torch.log(x / torch.where(near | tiny, x, mean))
     log_ratio = torch.where(tiny, torch.log(x) - log_mean, log_ratio)
@@ -272,14 +270,4 @@ def _negative_binomial(d: NegativeBinomial) -> Density:
 
 @register_density(Categorical)
 def _categorical(d: Categorical) -> Density:
-    if given_logits(d):
-        logits = upcast(d.logits)
-        return CategoricalDensity(logits - _log_sum(logits))
-    probs = upcast(d.probs)
-    return CategoricalDensity(safe_log(probs) - torch.log(probs.sum(-1, keepdim=True)))
-
-
-def _log_sum(logits: Tensor) -> Tensor:
-    """Return log sum exp over the classes; the derivative by a logit of -inf is 0, not NaN."""
-    peak = logits.detach().amax(-1, keepdim=True)
-    return peak + torch.log(torch.exp(logits - peak).sum(-1, keepdim=True))
+    return CategoricalDensity(log_probs_of(d))

@@ -1,7 +1,7 @@
-"""Two densities in units of one of them: a divergence is the same there, and so narrow densities keep their digits.
+"""Two densities in units of one of them, which does not change a divergence; narrow densities keep their digits there.
 
-In absolute numbers x - loc loses what x has more than loc. In the unit of P its own location is 0 and its scale 1, so
-that a change of either is one of Q alone: the derivatives are sums without large terms that cancel.
+In absolute numbers, x - loc loses digits of x. In the unit of P, its own location is 0 and its scale is 1, so only Q
+changes with them. The derivatives are then sums without large terms that cancel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kullback.pairs.densities.base import Density, Points, Tail
 from kullback.pairs.densities.composite import MixtureDensity
-from kullback.pairs.densities.real import LocationScaleDensity, StudentTDensity, log_one_plus_square
+from kullback.pairs.densities.real import LocationScaleDensity, log_one_plus_square
 from kullback.pairs.densities.transformed import AffineDensity
 
 __all__ = [
@@ -25,22 +25,23 @@ __all__ = [
     "shares_in_own_scale",
 ]
 
-# The largest ratio of scales, or distance in units of a scale, of which squares are numbers.
+# The largest ratio of scales, or distance in units of a scale: its square does not overflow.
 _WIDEST = 1e150
-# How many of its scales a component may be from 0: further out, gradients on absolute nodes miss a part in 1e8.
+# The largest distance of a component from 0 in units of its scale: farther out, gradients on absolute nodes are off by
+# 1e-8.
 _FARTHEST = 1e4
-# How many times narrower a density is that a change of the unit would move too far.
+# A change of the unit would move a density too far if it is this many times narrower.
 _FAR_NARROWER = 100.0
 # At this many of its scales from 0, a component and the rest share the component's center equally.
 _SHARED = 1e3
-# Breakpoints where a share ends, in units of where it is half of what is there.
+# Breakpoints where a share ends, in units of the distance at which it is one half.
 _OUT = torch.exp(torch.linspace(-2, 2, 9, dtype=torch.float64, device="cpu"))
 
 
 def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Density]:
-    """Return two densities in the unit of P, or of the narrower one; as they are if they have no location and scale.
+    """Return two densities in the unit of P, or of the narrower one; unchanged if they have no location and scale.
 
-    Elements of a batch whose scales are too far apart stay as they are.
+    Elements of a batch whose scales are too far apart do not change.
     """
     of_first, of_second = _location_and_scale(p), _location_and_scale(q)
     if of_first is None or (of_second is None and not (of_p and lives_everywhere(q))):
@@ -62,7 +63,7 @@ def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Densit
 
 
 def _unit(loc: Tensor, scale: Tensor, densities: list[Density]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a unit, without derivatives where a density is far narrower, and where that is so.
+    """Return a unit, and where a density is far narrower; the unit has no derivatives there.
 
     A change of the unit moves such a density by many of its widths: its derivatives would be huge terms that cancel.
     """
@@ -79,10 +80,10 @@ def _unit(loc: Tensor, scale: Tensor, densities: list[Density]) -> tuple[Tensor,
 
 
 def is_far_and_narrow(d: Density) -> Tensor | None:
-    """Tell where components are so far from 0 and so narrow that absolute numbers lose their digits.
+    """Return where components are so far from 0 and so narrow that absolute numbers lose their digits.
 
-    A density that is no mixture is one component. None where that is so of no element, or components have no scale of
-    their own.
+    A density that is not a mixture counts as one component. The result is None if there are no such elements, or if the
+    components have no scale.
     """
     far = _far_components(d)
     far = None if far is None else far.any(-1)
@@ -90,7 +91,7 @@ def is_far_and_narrow(d: Density) -> Tensor | None:
 
 
 def _far_components(d: Density) -> Tensor | None:
-    """Tell which components, along one more dimension, are far from 0 in units of their scale."""
+    """Return which components are far from 0 in units of their scale; the components are the last dimension."""
     own = _components(d)
     if own is None:
         return None
@@ -103,7 +104,7 @@ def _far_components(d: Density) -> Tensor | None:
 
 
 def _components(d: Density) -> tuple[Tensor, Tensor] | None:
-    """Return the locations and scales of the components, along one more dimension."""
+    """Return the locations and scales of the components, along a new last dimension."""
     is_mixture = isinstance(d, MixtureDensity)
     own = _location_and_scale(d.part if is_mixture else d)
     if own is None:
@@ -115,7 +116,7 @@ def _components(d: Density) -> tuple[Tensor, Tensor] | None:
 def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, Density, Density]:
     """Return the weights of a mixture, and its components, the mixture and Q in the unit of each component.
 
-    The components are one more dimension. One without weight is replaced by that of the largest.
+    The components are a new last dimension. The component of the largest weight replaces components without weight.
     """
     mixture = cast("MixtureDensity", p)
     part = mixture.part.mapped(lambda x: _with_weight(x, mixture.log_weights))
@@ -159,7 +160,7 @@ def shares_in_own_scale(p: Density, q: Density) -> list[tuple[Density, Density]]
 
 
 def _side_by_side(numbers: list[Tensor]) -> Tensor:
-    """Return numbers of several components along one more dimension, without derivatives."""
+    """Return numbers of several components along a new last dimension, without derivatives."""
     return torch.stack(torch.broadcast_tensors(*numbers), -1).detach()
 
 
@@ -235,7 +236,7 @@ def lives_everywhere(d: Density) -> bool:
 
 
 def _location_and_scale(d: Density) -> tuple[Tensor, Tensor] | None:
-    if isinstance(d, LocationScaleDensity | StudentTDensity):
+    if isinstance(d, LocationScaleDensity):
         return d.loc, d.scale
     if isinstance(d, AffineDensity):
         part = _location_and_scale(d.part)
@@ -245,7 +246,7 @@ def _location_and_scale(d: Density) -> tuple[Tensor, Tensor] | None:
 
 def _moved(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
     """Return the density of (x - loc) / scale, which is the standard one of the family where that is its own unit."""
-    if isinstance(d, LocationScaleDensity | StudentTDensity):
+    if isinstance(d, LocationScaleDensity):
         return replace(
             d,
             loc=torch.where(own, 0.0, (d.loc - loc) / scale),

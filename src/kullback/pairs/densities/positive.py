@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,8 +26,10 @@ from kullback.numeric import upcast
 from kullback.pairs.densities.base import (
     Density,
     Points,
+    PositiveAtEnds,
     Tail,
     breakpoints_around,
+    density_of_family,
     log_mean_exp,
     register_density,
 )
@@ -46,38 +49,38 @@ __all__ = [
 ]
 
 
-def _trigamma(x: Tensor) -> Tensor:
-    return torch.polygamma(1, x)
-
-
 def _log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:
     """Return c log y - y - lgamma(c), without large terms near y = c for a large c."""
     d = log_y - torch.log(c)
     return torch.where(d > 709, -torch.inf, -scaled_expm1mx(c, d) - stirling_remainder(c))
 
 
-class _Positive(Density):
+class _Positive(PositiveAtEnds):
     def low(self) -> Tensor | None:
         return torch.zeros((), dtype=torch.float64, device="cpu")
 
 
+@density_of_family(Gamma)
 @dataclass(frozen=True)
 class GammaDensity(_Positive):
     """rate^c x^(c - 1) e^(-rate x) / Gamma(c)."""
 
+    # The variable to this power has a Gamma distribution.
+    power: ClassVar[int] = 1
+
     concentration: Tensor
     rate: Tensor
 
     def log_density(self, at: Points) -> Tensor:
         log_x = at.log_above(0.0)
-        return _log_gamma_density(self.concentration, torch.log(self.rate) + log_x) - log_x
+        return _log_gamma_density(self.concentration, torch.log(self.rate) + self.power * log_x) - log_x
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         c = self.concentration
-        return torch.digamma(c) - torch.log(self.rate), torch.sqrt(_trigamma(c))
+        return self.power * (torch.digamma(c) - torch.log(self.rate)), torch.sqrt(torch.polygamma(1, c))
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        bend = torch.log(self.concentration + 1) - torch.log(self.rate)
+        bend = self.power * (torch.log(self.concentration + 1) - torch.log(self.rate))
         return breakpoints_around(*self.center_and_width(), bend, steps)
 
     def lower_tail(self) -> Tail:
@@ -87,32 +90,15 @@ class GammaDensity(_Positive):
         return Tail(0.0, 1.0, self.rate)
 
 
-@dataclass(frozen=True)
-class InverseGammaDensity(_Positive):
+@density_of_family(InverseGamma)
+class InverseGammaDensity(GammaDensity):
     """rate^c x^(-c - 1) e^(-rate / x) / Gamma(c)."""
 
-    concentration: Tensor
-    rate: Tensor
-
-    def log_density(self, at: Points) -> Tensor:
-        log_x = at.log_above(0.0)
-        return _log_gamma_density(self.concentration, torch.log(self.rate) - log_x) - log_x
-
-    def center_and_width(self) -> tuple[Tensor, Tensor]:
-        c = self.concentration
-        return torch.log(self.rate) - torch.digamma(c), torch.sqrt(_trigamma(c))
-
-    def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        bend = torch.log(self.rate) - torch.log(self.concentration + 1)
-        return breakpoints_around(*self.center_and_width(), bend, steps)
-
-    def lower_tail(self) -> Tail:
-        return Tail(0.0, 1.0, self.rate)
-
-    def upper_tail(self) -> Tail:
-        return Tail.of_power(self.concentration)
+    power: ClassVar[int] = -1
+    lower_tail, upper_tail = GammaDensity.upper_tail, GammaDensity.lower_tail
 
 
+@density_of_family(Weibull)
 @dataclass(frozen=True)
 class WeibullDensity(_Positive):
     """(k / scale) (x / scale)^(k - 1) exp(-(x / scale)^k) with k the concentration."""
@@ -136,6 +122,7 @@ class WeibullDensity(_Positive):
         return Tail(0.0, self.concentration, self.scale**-self.concentration)
 
 
+@density_of_family(LogNormal)
 @dataclass(frozen=True)
 class LogNormalDensity(_Positive):
     """exp(-z^2 / 2) / (x scale sqrt(2 pi)) with z = (log x - loc) / scale."""
@@ -156,6 +143,7 @@ class LogNormalDensity(_Positive):
     upper_tail = lower_tail
 
 
+@density_of_family(HalfNormal)
 @dataclass(frozen=True)
 class HalfNormalDensity(_Positive):
     """2 exp(-z^2 / 2) / (scale sqrt(2 pi)) with z = x / scale."""
@@ -169,13 +157,11 @@ class HalfNormalDensity(_Positive):
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         return torch.log(self.scale) - 0.635, torch.full_like(self.scale, 1.11)
 
-    def lower_tail(self) -> Tail:
-        return Tail.of_power(1.0)
-
     def upper_tail(self) -> Tail:
         return Tail(0.0, 2.0, 1 / (2 * self.scale**2))
 
 
+@density_of_family(HalfCauchy)
 @dataclass(frozen=True)
 class HalfCauchyDensity(_Positive):
     """2 / (pi scale (1 + z^2)) with z = x / scale."""
@@ -189,12 +175,11 @@ class HalfCauchyDensity(_Positive):
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         return torch.log(self.scale), torch.full_like(self.scale, math.pi / 2)
 
-    def lower_tail(self) -> Tail:
+    def upper_tail(self) -> Tail:
         return Tail.of_power(1.0)
 
-    upper_tail = lower_tail
 
-
+@density_of_family(FisherSnedecor)
 @dataclass(frozen=True)
 class FisherSnedecorDensity(_Positive):
     """The density of the ratio of two chi-squared means with df1 and df2 degrees of freedom."""
@@ -211,7 +196,7 @@ class FisherSnedecorDensity(_Positive):
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         a, b = self.df1 / 2, self.df2 / 2
         center = torch.digamma(a) - torch.digamma(b) + torch.log(self.df2) - torch.log(self.df1)
-        return center, torch.sqrt(_trigamma(a) + _trigamma(b))
+        return center, torch.sqrt(torch.polygamma(1, a) + torch.polygamma(1, b))
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
         a, b = self.df1 / 2, self.df2 / 2
@@ -226,8 +211,9 @@ class FisherSnedecorDensity(_Positive):
         return Tail.of_power(self.df2 / 2)
 
 
+@density_of_family(Pareto)
 @dataclass(frozen=True)
-class ParetoDensity(Density):
+class ParetoDensity(PositiveAtEnds):
     """alpha scale^alpha / x^(alpha + 1) for x > scale."""
 
     scale: Tensor
@@ -247,15 +233,13 @@ class ParetoDensity(Density):
         middle = 0.7 / self.alpha
         return torch.log(self.scale) + middle + torch.log(-torch.expm1(-middle)), 1 + 1 / self.alpha
 
-    def lower_tail(self) -> Tail:
-        return Tail.of_power(1.0)
-
     def upper_tail(self) -> Tail:
         return Tail.of_power(self.alpha)
 
 
+@density_of_family(GeneralizedPareto)
 @dataclass(frozen=True)
-class GeneralizedParetoDensity(Density):
+class GeneralizedParetoDensity(PositiveAtEnds):
     """(1 + c z)^(-1 / c - 1) / scale with z = (x - loc) / scale and c the concentration; e^-z / scale for c = 0."""
 
     loc: Tensor
@@ -288,9 +272,6 @@ class GeneralizedParetoDensity(Density):
         center = torch.where(bounded, 0, torch.log(self.scale))
         return center, torch.where(bounded, 2.0, 1.3 + self.concentration)
 
-    def lower_tail(self) -> Tail:
-        return Tail.of_power(1.0)
-
     def upper_tail(self) -> Tail:
         c = self.concentration
         light = c == 0
@@ -302,48 +283,3 @@ class GeneralizedParetoDensity(Density):
 def _exponential(d: Exponential) -> Density:
     rate = upcast(d.rate)
     return GammaDensity(torch.ones_like(rate), rate)
-
-
-@register_density(Gamma)
-def _gamma(d: Gamma) -> Density:
-    return GammaDensity(upcast(d.concentration), upcast(d.rate))
-
-
-@register_density(InverseGamma)
-def _inverse_gamma(d: InverseGamma) -> Density:
-    return InverseGammaDensity(upcast(d.concentration), upcast(d.rate))
-
-
-@register_density(Weibull)
-def _weibull(d: Weibull) -> Density:
-    return WeibullDensity(upcast(d.scale), upcast(d.concentration))
-
-
-@register_density(LogNormal)
-def _log_normal(d: LogNormal) -> Density:
-    return LogNormalDensity(upcast(d.loc), upcast(d.scale))
-
-
-@register_density(HalfNormal)
-def _half_normal(d: HalfNormal) -> Density:
-    return HalfNormalDensity(upcast(d.scale))
-
-
-@register_density(HalfCauchy)
-def _half_cauchy(d: HalfCauchy) -> Density:
-    return HalfCauchyDensity(upcast(d.scale))
-
-
-@register_density(FisherSnedecor)
-def _fisher_snedecor(d: FisherSnedecor) -> Density:
-    return FisherSnedecorDensity(upcast(d.df1), upcast(d.df2))
-
-
-@register_density(Pareto)
-def _pareto(d: Pareto) -> Density:
-    return ParetoDensity(upcast(d.scale), upcast(d.alpha))
-
-
-@register_density(GeneralizedPareto)
-def _generalized_pareto(d: GeneralizedPareto) -> Density:
-    return GeneralizedParetoDensity(upcast(d.loc), upcast(d.scale), upcast(d.concentration))

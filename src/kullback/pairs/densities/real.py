@@ -12,7 +12,7 @@ from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.nn.functional import logsigmoid
 
 from kullback.numeric import upcast
-from kullback.pairs.densities.base import Density, Points, Tail, register_density
+from kullback.pairs.densities.base import Density, Points, Tail, density_of_family, register_density
 from kullback.special import HALF_LOG_2PI, stirling_remainder
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "NormalDensity",
     "StudentTDensity",
     "log_one_plus_square",
+    "logit_relaxed_bernoulli",
 ]
 
 
@@ -38,7 +39,7 @@ def log_one_plus_square(z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LocationScaleDensity(Density):
-    """A function of z = (x - loc) / scale, divided by scale."""
+    """A function of z = (x - loc) / scale, and perhaps of further parameters, divided by scale."""
 
     loc: Tensor
     scale: Tensor
@@ -51,6 +52,7 @@ class LocationScaleDensity(Density):
         return (at.x - self.loc) / self.scale
 
 
+@density_of_family(Normal)
 class NormalDensity(LocationScaleDensity):
     """exp(-z^2 / 2) / (scale sqrt(2 pi))."""
 
@@ -63,6 +65,7 @@ class NormalDensity(LocationScaleDensity):
     upper_tail = lower_tail
 
 
+@density_of_family(Laplace)
 class LaplaceDensity(LocationScaleDensity):
     """exp(-|z|) / (2 scale)."""
 
@@ -78,6 +81,7 @@ class LaplaceDensity(LocationScaleDensity):
     upper_tail = lower_tail
 
 
+@density_of_family(Cauchy)
 class CauchyDensity(LocationScaleDensity):
     """1 / (pi scale (1 + z^2))."""
 
@@ -90,6 +94,7 @@ class CauchyDensity(LocationScaleDensity):
     upper_tail = lower_tail
 
 
+@density_of_family(Gumbel)
 class GumbelDensity(LocationScaleDensity):
     """exp(-z - e^-z) / scale."""
 
@@ -117,16 +122,12 @@ class LogisticDensity(LocationScaleDensity):
     upper_tail = lower_tail
 
 
+@density_of_family(StudentT)
 @dataclass(frozen=True)
-class StudentTDensity(Density):
+class StudentTDensity(LocationScaleDensity):
     """(1 + z^2 / df)^(-(df + 1) / 2), normalized."""
 
     df: Tensor
-    loc: Tensor
-    scale: Tensor
-
-    def center_and_width(self) -> tuple[Tensor, Tensor]:
-        return self.loc, self.scale
 
     def log_density(self, at: Points) -> Tensor:
         z = (at.x - self.loc) / (self.scale * torch.sqrt(self.df))
@@ -147,32 +148,8 @@ class StudentTDensity(Density):
     upper_tail = lower_tail
 
 
-@register_density(Normal)
-def _normal(d: Normal) -> Density:
-    return NormalDensity(upcast(d.loc), upcast(d.scale))
-
-
-@register_density(Laplace)
-def _laplace(d: Laplace) -> Density:
-    return LaplaceDensity(upcast(d.loc), upcast(d.scale))
-
-
-@register_density(Cauchy)
-def _cauchy(d: Cauchy) -> Density:
-    return CauchyDensity(upcast(d.loc), upcast(d.scale))
-
-
-@register_density(Gumbel)
-def _gumbel(d: Gumbel) -> Density:
-    return GumbelDensity(upcast(d.loc), upcast(d.scale))
-
-
-@register_density(StudentT)
-def _student_t(d: StudentT) -> Density:
-    return StudentTDensity(upcast(d.df), upcast(d.loc), upcast(d.scale))
-
-
 @register_density(LogitRelaxedBernoulli)
-def _logit_relaxed_bernoulli(d: LogitRelaxedBernoulli) -> Density:
+def logit_relaxed_bernoulli(d: LogitRelaxedBernoulli) -> LogisticDensity:
+    """Return the density of a logistic variable."""
     temperature = upcast(d.temperature)
     return LogisticDensity(upcast(d.logits) / temperature, 1 / temperature)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import TransformedDistribution
+from torch.distributions import RelaxedBernoulli, TransformedDistribution
 from torch.distributions.transforms import (
     AffineTransform,
     ExpTransform,
@@ -30,6 +30,7 @@ from kullback.pairs.densities.base import (
     register_density,
 )
 from kullback.pairs.densities.image import density_on_image, ends_after, steps_of
+from kullback.pairs.densities.real import logit_relaxed_bernoulli
 
 __all__ = ["AffineDensity", "ExpDensity", "LogDensity", "SigmoidDensity"]
 
@@ -362,6 +363,11 @@ def _log_logit_difference(log_d: Tensor, log_x: Tensor, log_rest: Tensor, result
     close = torch.log(torch.log1p(one) - torch.log1p(-two))
     far = torch.log(torch.where(large, result, 1))
     return torch.where(tiny, log_d - log_x - log_rest, torch.where(large, far, close))
+
+
+@register_density(RelaxedBernoulli)
+def _relaxed_bernoulli(d: RelaxedBernoulli) -> Density:
+    return SigmoidDensity(logit_relaxed_bernoulli(d.base_dist))
 
 
 @register_density(TransformedDistribution)

@@ -259,7 +259,7 @@ def integrate_divergence(
             measures.append(measure)
             diverges, unseen, rest = diverges | first.diverges, unseen | first.is_lost, rest + first.rest
 
-        # The derivatives of a share in its own unit are small beside its value, and so have an error of their own.
+        # The derivatives of a share in its own unit are much smaller than its value, so they have a separate error.
         in_units = [k for k, piece in enumerate(pieces) if piece.share < len(fixed) - 1]
 
         def slope_error(parts: list[Panels]) -> Tensor:
@@ -602,8 +602,9 @@ def _window(
     doubling = 2.0 ** torch.arange(0, 50, dtype=torch.float64, device="cpu")
     offsets = torch.cat([-doubling.flip(0), torch.zeros(1, dtype=torch.float64, device="cpu"), doubling])
     centers = [density.center_and_width()[0].expand(shape).floor() for density in (p, q)]
-    ends = [_integer_ends(density, shape) for density in (p, q)]
-    least, most = torch.minimum(ends[0][0], ends[1][0]), torch.maximum(ends[0][1], ends[1][1])
+    ends = p.ends(), q.ends()
+    least = torch.minimum(ends[0][0], ends[1][0]).expand(shape)
+    most = torch.maximum(ends[0][1], ends[1][1]).expand(shape)
     x = torch.cat(
         [*(center + offsets for center in centers), least.clamp(min=-1e15), most.clamp(max=1e15)], -1
     )
@@ -622,18 +623,10 @@ def _window(
     return before + torch.arange(count, dtype=torch.float64, device="cpu"), after, most, diverges, cut_off
 
 
-def _integer_ends(density: Density, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    low, high = (
-        torch.full(shape, end, dtype=torch.float64, device="cpu") if x is None else x.expand(shape)
-        for x, end in ((density.low(), -torch.inf), (density.high(), torch.inf))
-    )
-    return low, high
-
-
 def _log_masses_at(p: Density, q: Density, x: Tensor, needed: _Needed) -> tuple[Tensor, Tensor]:
     logs: list[Tensor] = []
     for side, density in enumerate((p, q)):
-        low, high = _integer_ends(density, x.shape)
+        low, high = density.ends()
         inside = (x >= low) & (x <= high) & (True if needed is None else needed[side])
         center = density.center_and_width()[0].detach().floor()
         within = torch.minimum(torch.maximum(torch.where(inside, x, center), low), high)

@@ -38,6 +38,7 @@ __all__ = [
     "same_coordinate",
     "scan_points",
     "span",
+    "with_halves",
     "without_ladders",
 ]
 
@@ -109,13 +110,15 @@ class Panels(NamedTuple):
         left, right = self.lower.gather(-1, worst), self.upper.gather(-1, worst)
         middle = (left + right) / 2
         new = measure(torch.cat([left, middle], -1), torch.cat([middle, right], -1))
+        both = zip((*self[:2], *self.columns), (*new[:2], *new.columns), strict=True)
+        lower, upper, *columns = [with_halves(old, worst, fresh) for old, fresh in both]
+        return Panels(lower, upper, tuple(columns))
 
-        def replaced(old: Tensor, fresh: Tensor) -> Tensor:
-            index = worst.expand(*old.shape[:-1], -1)
-            return torch.cat([old.scatter(-1, index, fresh[..., :count]), fresh[..., count:]], -1)
 
-        columns = (replaced(old, fresh) for old, fresh in zip(self.columns, new.columns, strict=True))
-        return Panels(replaced(self.lower, new.lower), replaced(self.upper, new.upper), tuple(columns))
+def with_halves(old: Tensor, places: Tensor, halves: Tensor) -> Tensor:
+    """Return numbers of panels after halving some: left halves replace them in their places, right halves follow."""
+    count, index = places.shape[-1], places.expand(*old.shape[:-1], -1)
+    return torch.cat([old.scatter(-1, index, halves[..., :count]), halves[..., count:]], -1)
 
 
 # Measures the panels between these edges.

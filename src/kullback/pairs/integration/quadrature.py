@@ -1,18 +1,20 @@
 """The Kullback-Leibler divergence of two densities on the line: adaptive quadrature over P's support, with an error.
 
 The nodes are constants, and one differentiable sum over them gives the value. So the gradient reaches every parameter,
-including the ends of the support.
+including the ends of the support. The ends of a Uniform have derivatives without an integral.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kullback.pairs.densities.base import Density
+from kullback.generators.base import NEAR, power_series
+from kullback.generators.entropic import KL_SERIES
+from kullback.pairs.densities.base import Density, Points
+from kullback.pairs.densities.bounded import UniformDensity
 from kullback.pairs.integration.breaks import corner_terms, find_breaks, moving
 from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import (
@@ -36,16 +38,30 @@ from kullback.pairs.integration.slow_tails import SlowTail, slow_tails
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.options import MASS_ERROR, Target
 
-__all__ = ["Integral", "Terms", "integrate"]
+__all__ = ["Integral", "integrate", "kl_integrand"]
 
 _FIRST_PANELS = 16
 # The logarithm below which P's density is too small to have a derivative.
 _UNDERFLOW = -700.0
 # A log-density that is -inf next to values below this has overflowed; it does not mark the end of a support.
 _OVERFLOW = -1e250
+# The smallest step inwards from an end at 0.
+_LEAST_DISTANCE = 1e-100
 
-# The integrand from log p and log q; the flag says whether all of Q's mass is on the nodes.
-Terms = Callable[[Tensor, Tensor, bool], Tensor]
+
+def kl_integrand(log_p: Tensor, log_q: Tensor, with_q: bool) -> Tensor:
+    """Return p log(p / q), 0 where P has no mass; with `with_q`, the non-negative p log(p / q) - p + q.
+
+    Both have the same sum if all of Q's mass is on the nodes.
+    """
+    p = torch.exp(log_p)
+    empty = p == 0
+    d = torch.where(empty, 0, torch.where(empty, 0, log_p) - log_q)
+    if not with_q:
+        return p * d
+    near = (d.abs() < NEAR) & ~empty
+    far = torch.exp(log_q) - p + p * d
+    return torch.where(near, p * power_series(KL_SERIES, torch.where(near, d, 0)), far)
 
 
 class Integral(NamedTuple):
@@ -86,36 +102,73 @@ class _Pair(NamedTuple):
         return [self.line.v(marks).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for marks in points]
 
 
-def integrate(
-    p: Density,
-    q: Density,
-    terms: Terms,
-    batch_shape: torch.Size,
-    target: Target,
-    *,
-    moves_nodes: bool = True,
-) -> Integral:
-    """Integrate `terms` of two densities over P's support.
+def integrate(p: Density, q: Density, batch_shape: torch.Size, target: Target) -> Integral:
+    """Integrate the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
+
+    For these, the nodes are fixed in the derivatives of the integrand. The strip between an end and its current value
+    is added as its width times the integrand at its middle, which is exact to the second derivatives. This resolves q
+    next to an end on any scale; the nodes of the integral may be too far apart for that.
 
     Arguments:
         p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
         q: the density of Q, likewise; its support contains P's support.
-        terms: the integrand, per dv.
         batch_shape: the broadcast shape of the parameters, without the last dimension.
         target: the required error, and the limit on nodes.
-        moves_nodes: whether the nodes move with the ends of P; otherwise only the densities at fixed nodes have
-            derivatives.
     """
+    if not (isinstance(p, UniformDensity) and torch.is_grad_enabled()):
+        return _integrate(p, q, batch_shape, target, moves_nodes=True)
+    p = UniformDensity(*(_constant_at_infinity(end, q) for end in (p.lower, p.upper)))
+    integral = _integrate(p, q, batch_shape, target, moves_nodes=False)
+    value = integral.value
+    mean = torch.where(value.isfinite(), value, 0).detach().unsqueeze(-1)
+    for end, inwards in ((p.lower, 1), (p.upper, -1)):
+        if is_tracked(end):
+            value = value + (inwards * _between(end, p, q, mean)).squeeze(-1)
+    return integral._replace(value=value)
+
+
+def _constant_at_infinity(end: Tensor, q: Density) -> Tensor:
+    """Return an end, as a constant where q is 0 or infinite: the derivative by the end is infinite there."""
+    fixed = end.detach()
+    return torch.where(q.detached().log_density(Points(fixed)).isfinite(), end, fixed)
+
+
+def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor:
+    """Return the integral of p (log(p / q) - mean) from an end to its current value: 0, with derivatives."""
+    fixed = end.detach()
+    level = q.detached().log_density(Points(fixed))
+    is_known = level.isfinite()
+    middle = (p.lower + p.upper).detach() / 2
+    low, high = q.detached().ends()
+    # The logarithm of a distance from an end of Q has no derivative at that end, so log q is evaluated just inside.
+    inside = fixed + (middle - fixed).sign() * (
+        4 * torch.finfo(fixed.dtype).eps * fixed.abs() + _LEAST_DISTANCE
+    )
+    at = torch.where((fixed == low) | (fixed == high), inside, fixed)
+    at = torch.where(is_known, at + (end - fixed) / 2, middle)
+    log_q = q.log_density(Points(at))
+    log_q = torch.where(is_known, level, log_q.detach()) + (log_q - log_q.detach())
+    log_p = -torch.log(p.upper - p.lower)
+    f = torch.exp(log_p) * (log_p - log_q - mean)
+    return torch.where(is_known, (fixed - end) * f, 0)
+
+
+def _integrate(
+    p: Density, q: Density, batch_shape: torch.Size, target: Target, *, moves_nodes: bool
+) -> Integral:
+    """Return the integral; the nodes move with the ends of P, or only densities at fixed nodes have derivatives."""
     fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
         center, width = fixed_p.center_and_width()
         center, width = center.expand(*batch_shape, 1), width.expand(*batch_shape, 1)
         pair = _Pair(fixed_p, fixed_q, Line(fixed_p.coordinate(), center, width))
-        same_ends = _same_ends(fixed_p, fixed_q).squeeze(-1)
+        (low_p, high_p), (low_q, high_q) = fixed_p.ends(), fixed_q.ends()
+        # Otherwise Q's mass on P's support is not 1, and depends on P's ends.
+        same_ends = ((low_p == low_q) & (high_p == high_q)).squeeze(-1)
         tails = slow_tails(fixed_p, fixed_q, pair.line)
 
         def measure(lower: Tensor, upper: Tensor) -> Panels:
-            return Panels(lower, upper, _measured(pair, lower, upper, terms))
+            return Panels(lower, upper, _measured(pair, lower, upper))
 
         def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
             sums = _Columns(*parts[0].columns).sums(same_ends)
@@ -141,7 +194,7 @@ def integrate(
             lower, upper = _out_to_breakpoints(pair, p, lower, upper)
             line = line._replace(coordinate=p.coordinate())
         is_whole = sums.is_whole & moves_nodes
-        total = _differentiable_sum(_Pair(p, q, line), pair, lower, upper, is_whole, is_finite, terms, mean)
+        total = _differentiable_sum(_Pair(p, q, line), pair, lower, upper, is_whole, is_finite, mean)
         value = torch.where(is_finite, total if moves_nodes else value + (total - total.detach()), value)
     for tail in tails:
         rest, rest_error = tail.rest(p, q, is_finite)
@@ -185,19 +238,6 @@ class _Columns(NamedTuple):
 _MASS_ERRORS = _Columns._fields.index("mass_errors")
 
 
-def _same_ends(p: Density, q: Density) -> Tensor:
-    """Return where both supports are equal; otherwise Q's mass on P's support is not 1, and depends on P's ends."""
-    same = torch.ones(1, dtype=torch.bool, device="cpu")
-    for a, b in ((p.low(), q.low()), (p.high(), q.high())):
-        if a is not None or b is not None:
-            ends = (
-                torch.full((1,), torch.inf, dtype=torch.float64, device="cpu") if x is None else x
-                for x in (a, b)
-            )
-            same = same & torch.eq(*ends)
-    return same
-
-
 def _edges(pair: _Pair, tails: list[SlowTail]) -> tuple[Tensor, Tensor, Tensor]:
     """Return the ends of panels that span the non-negligible part, cut at breakpoints, and where log q overflows."""
     breakpoints = pair.breakpoints()
@@ -213,14 +253,14 @@ def _edges(pair: _Pair, tails: list[SlowTail]) -> tuple[Tensor, Tensor, Tensor]:
     return *first_edges(start, stop, breakpoints, _FIRST_PANELS), overflows.any(-1)
 
 
-def _measured(pair: _Pair, lower: Tensor, upper: Tensor, terms: Terms) -> _Columns:
+def _measured(pair: _Pair, lower: Tensor, upper: Tensor) -> _Columns:
     v, half = panel_nodes(lower, upper)
     log_p, log_q, log_jacobian = pair.clean_log_densities(v.flatten(-2))
     log_p, log_q, log_jacobian = log_p.reshape(v.shape), log_q.reshape(v.shape), log_jacobian.reshape(v.shape)
     p, q = torch.exp(log_p), torch.exp(log_q)
     mass_p, mass_errors = integrate_panels(p, half)
     mass_q, _ = integrate_panels(q, half)
-    f = torch.stack([terms(log_p, log_q, whole) for whole in (True, False)])
+    f = torch.stack([kl_integrand(log_p, log_q, whole) for whole in (True, False)])
     values, errors = integrate_panels(f, half)
     # The rounding of log q changes a term by |p - q| if the term includes Q's mass, and by p otherwise.
     by_q = torch.stack([(p - q).abs(), p])
@@ -261,7 +301,6 @@ def _differentiable_sum(
     upper: Tensor,
     is_whole: Tensor,
     is_finite: Tensor,
-    terms: Terms,
     mean: Tensor,
 ) -> Tensor:
     """Return the sum over the nodes plus `mean` times P's missing mass, which is about 0; 0 for infinite values.
@@ -280,7 +319,7 @@ def _differentiable_sum(
         alive = (log_p > _UNDERFLOW) & counted
         lone = (log_q > _UNDERFLOW) & counted & ~alive & whole  # Q's mass where P has none
     log_p, log_q = pair.log_densities(v, alive)
-    f = torch.where(whole, terms(log_p, log_q, True), terms(log_p, log_q, False))
+    f = torch.where(whole, kl_integrand(log_p, log_q, True), kl_integrand(log_p, log_q, False))
     mass = torch.where(alive, torch.exp(log_p) * weights, 0).sum(-1)
     total = torch.where(alive, f * weights, 0).sum(-1) + mean * (1 - mass)
     if bool(lone.any()):

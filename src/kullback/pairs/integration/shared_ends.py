@@ -50,7 +50,7 @@ def widened(p: Density, q: Density, kind: Divergence) -> tuple[Density, Tensor] 
     if not bool(moves.any()):
         return None
     size = _size(fixed_p)
-    low, high = _ends(fixed_q)
+    low, high = fixed_q.ends()
     spacing = torch.finfo(torch.float64).eps * torch.maximum(
         low.abs().nan_to_num(posinf=0), high.abs().nan_to_num(posinf=0)
     )
@@ -92,19 +92,9 @@ def _has_slope(at_p: Tensor, at_q: Tensor, kind: Divergence) -> Tensor:
     return finite | (at_q == 1)
 
 
-def _ends(d: Density) -> tuple[Tensor, Tensor]:
-    """Return the ends of a support, infinite where it has none."""
-    zero = torch.zeros((), dtype=torch.float64, device="cpu")
-    low, high = d.low(), d.high()
-    low = torch.full_like(zero, -torch.inf) if low is None else low
-    high = torch.full_like(zero, torch.inf) if high is None else high
-    low, high = torch.broadcast_tensors(low, high)
-    return low, high
-
-
 def _size(p: Density) -> Tensor:
     """Return the width of a support, or about the distance of the mass from its only end."""
-    low, high = _ends(p)
+    low, high = p.ends()
     center = p.center_and_width()[0]
     one_sided = torch.where(low.isinf(), torch.exp(-center), torch.exp(center))
     return torch.where(low.isinf() | high.isinf(), one_sided, high - low).nan_to_num(posinf=0)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from kullback.numeric import tensor_of
 from kullback.pairs.densities.base import Density, Points
-from kullback.pairs.integration.quadrature import Integral, Terms
+from kullback.pairs.integration.panels import with_halves
+from kullback.pairs.integration.quadrature import Integral, kl_integrand
 from kullback.pairs.options import Target
 
 __all__ = ["sum_terms"]
@@ -85,13 +86,12 @@ class _Panels(NamedTuple):
     mass_q: Tensor
 
 
-def sum_terms(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, target: Target) -> Integral:
-    """Sum `terms` of two densities over the integers where P has mass.
+def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Target) -> Integral:
+    """Sum the terms of KL over the integers where P has mass.
 
     Arguments:
         p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
         q: the density of Q, likewise.
-        terms: the summand.
         batch_shape: the broadcast shape of the parameters, without the last dimension.
         target: the required error, and the limit on nodes, which may be exceeded where every term has to be summed.
     """
@@ -100,7 +100,7 @@ def sum_terms(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, tar
         low, high, missing = _window(fixed_p, fixed_q, batch_shape)
         starts, kinds = _cut(low, high, _is_smooth(p) and _is_smooth(q))
         marks = _breakpoints(fixed_p, fixed_q, batch_shape)
-        panels = _measure(fixed_p, fixed_q, terms, *_resolved(starts, kinds, marks))
+        panels = _measure(fixed_p, fixed_q, *_resolved(starts, kinds, marks))
         rest_of_q = _mass_outside(fixed_q, panels)
         while True:
             is_whole = _is_whole(panels, rest_of_q)
@@ -109,12 +109,12 @@ def sum_terms(p: Density, q: Density, terms: Terms, batch_shape: torch.Size, tar
             splits = max(4, panels.starts.shape[-1] // 4)
             if bool(enough.all()) or (panels.starts.shape[-1] + splits) * _NODES > target.max_evaluations:
                 break
-            panels = _split(fixed_p, fixed_q, terms, panels, is_whole, splits)
+            panels = _split(fixed_p, fixed_q, panels, is_whole, splits)
         unintegrated = (panels.mass_p.sum(-1) - 1).abs()
         error = error + rounding + missing + torch.where(is_whole, rest_of_q, 0)
         error = error + torch.where(value.isinf(), 0, unintegrated * value.abs())
     if torch.is_grad_enabled():
-        value = torch.where(value.isinf(), value, _sum(p, q, terms, panels, is_whole))
+        value = torch.where(value.isinf(), value, _sum(p, q, panels, is_whole))
     return Integral(value, error, unintegrated)
 
 
@@ -135,7 +135,7 @@ def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Te
     shape = (*batch_shape, 1)
     peaks = [marks.expand(*batch_shape, len(_STEPS)) for marks in p.breakpoints(_STEPS)]
     marks = torch.floor(torch.cat(peaks, -1))
-    least, most = _ends(p, marks[..., :1])
+    least, most = p.ends()
     top = marks.amax(-1, keepdim=True).clamp(least, most)
     bottom = marks.amin(-1, keepdim=True).clamp(least, most)
 
@@ -152,21 +152,13 @@ def _window(p: Density, q: Density, batch_shape: torch.Size) -> tuple[Tensor, Te
     log_slowest = 2 * torch.log1p(1 / (high + 1)) - rate
     missing = _rest(log_size, low, -1.0, -_HUGE) + _rest(log_size, high, 1.0, log_slowest)
     if not _is_smooth(q):
-        high = torch.maximum(high, _ends(q, high)[1])
+        high = torch.maximum(high, q.ends()[1])
     return low, high, missing.squeeze(-1)
 
 
 def _rate_of(density: Density) -> Tensor:
     """Return the rate at which a tail falls; it is infinite for tails that fall faster than every exponential."""
     return tensor_of(density.upper_tail().coefficient, torch.float64).nan_to_num(nan=torch.inf)
-
-
-def _ends(density: Density, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest integer of a density, in the shape of `like`."""
-    low, high = density.low(), density.high()
-    least = torch.full_like(like, -torch.inf) if low is None else low.expand_as(like)
-    most = torch.full_like(like, torch.inf) if high is None else high.expand_as(like)
-    return least, most
 
 
 def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tensor:
@@ -260,13 +252,14 @@ def _nodes(starts: Tensor, kinds: Tensor) -> Tensor:
     return (starts.unsqueeze(-1) + _rules().nodes.to(starts.device)[kinds]).flatten(-2)
 
 
-def _measure(p: Density, q: Density, terms: Terms, starts: Tensor, kinds: Tensor) -> _Panels:
+def _measure(p: Density, q: Density, starts: Tensor, kinds: Tensor) -> _Panels:
     rules = _Rules(*(table.to(starts.device)[kinds] for table in _rules()))
     x = _nodes(starts, kinds)
     log_p, log_q, outside = _log_densities(p, q, x)
     shape = (*kinds.shape[-1:], _NODES)
     mass_p, mass_q = ((torch.exp(log).unflatten(-1, shape) * rules.weights).sum(-1) for log in (log_p, log_q))
-    f = torch.stack([terms(log_p, torch.where(outside, -torch.inf, log_q), whole) for whole in (True, False)])
+    log_q_or_none = torch.where(outside, -torch.inf, log_q)
+    f = torch.stack([kl_integrand(log_p, log_q_or_none, whole) for whole in (True, False)])
     f = torch.where(rules.weights > 0, f.unflatten(-1, shape), 0)
     infinite = f.isinf()
     values = (f * rules.weights).sum(-1)
@@ -305,7 +298,7 @@ def _mass_outside(q: Density, panels: _Panels) -> Tensor:
     first = torch.where(used, panels.starts, torch.inf).amin(-1, keepdim=True)
     ends = panels.starts + _size(panels.kinds) - 1
     last = torch.where(used, ends, 0).amax(-1, keepdim=True)
-    least, most = _ends(q, first)
+    least, most = q.ends()
 
     def log_size(x: Tensor) -> Tensor:
         return torch.where((x < least) | (x > most), -torch.inf, q.log_density(Points(x.clamp(least, most))))
@@ -320,27 +313,18 @@ def _is_whole(panels: _Panels, rest_of_q: Tensor) -> Tensor:
     return (rest_of_q <= (1e-13 * with_q).clamp(min=1e-40)) & ((panels.mass_q.sum(-1) - 1).abs() < 1e-8)
 
 
-def _split(p: Density, q: Density, terms: Terms, panels: _Panels, is_whole: Tensor, count: int) -> _Panels:
+def _split(p: Density, q: Density, panels: _Panels, is_whole: Tensor, count: int) -> _Panels:
     """Halve the panels with the largest errors of each element."""
     errors = torch.where(is_whole.unsqueeze(-1), panels.errors[0], panels.errors[1])
     count = min(count, errors.shape[-1])
     places, starts, kinds = _halved(panels.starts, panels.kinds, errors, count)
-    new = _measure(
-        p,
-        q,
-        terms,
-        *(torch.cat([x.gather(-1, places), x[..., -count:]], -1) for x in (starts, kinds)),
-    )
-
-    def replaced(old: Tensor, fresh: Tensor) -> Tensor:
-        index = places.expand(*old.shape[:-1], -1)
-        return torch.cat([old.scatter(-1, index, fresh[..., :count]), fresh[..., count:]], -1)
-
-    return _Panels(*(replaced(old, fresh) for old, fresh in zip(panels, new, strict=True)))
+    halves = (torch.cat([x.gather(-1, places), x[..., -count:]], -1) for x in (starts, kinds))
+    both = zip(panels, _measure(p, q, *halves), strict=True)
+    return _Panels(*(with_halves(old, places, fresh) for old, fresh in both))
 
 
-def _sum(p: Density, q: Density, terms: Terms, panels: _Panels, is_whole: Tensor) -> Tensor:
+def _sum(p: Density, q: Density, panels: _Panels, is_whole: Tensor) -> Tensor:
     weights = _rules().weights.to(panels.starts.device)[panels.kinds].flatten(-2)
     log_p, log_q, _ = _log_densities(p, q, _nodes(panels.starts, panels.kinds))
-    f = torch.where(is_whole.unsqueeze(-1), terms(log_p, log_q, True), terms(log_p, log_q, False))
+    f = torch.where(is_whole.unsqueeze(-1), *(kl_integrand(log_p, log_q, whole) for whole in (True, False)))
     return (f * weights).sum(-1)

@@ -24,6 +24,7 @@ __all__ = [
     "Relative",
     "covariance_of",
     "factors_of",
+    "identity_like",
     "mixed_with_one",
     "of_low_rank",
     "of_matrix",
@@ -55,8 +56,7 @@ class Covariance(NamedTuple):
         The correction of the factor of a matrix (see `of_matrix`) leaves the third power of the initial error.
         """
         root = self.root.detach()
-        one = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
-        inverse = torch.linalg.solve_triangular(root, one.expand_as(root), upper=False)
+        inverse = torch.linalg.solve_triangular(root, identity_like(root).expand_as(root), upper=False)
         condition = torch.linalg.matrix_norm(root) * torch.linalg.matrix_norm(inverse)
         rounding = torch.finfo(root.dtype).eps
         first = (rounding * condition**2) ** 3 if self.from_matrix else 0
@@ -175,8 +175,13 @@ def solve_lower(root: Tensor, x: Tensor) -> Tensor:
     return torch.cat(columns, -1) if len(columns) > 1 else columns[0]
 
 
+def identity_like(x: Tensor) -> Tensor:
+    """Return the identity matrix with as many columns as x."""
+    return torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+
+
 def _plus_one(x: Tensor) -> Tensor:
-    return x + torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    return x + identity_like(x)
 
 
 def relative(p: Covariance, q: Covariance) -> Relative:
@@ -207,12 +212,9 @@ def _nearer(far: Relative, change: Tensor) -> Relative:
     """Replace M by the Cholesky factor of 1 + change where the change is small."""
     near = (change.detach() ** 2).sum((-2, -1)) < _NEAR
     change = torch.where(near[..., None, None], change, 0)
-    first = torch.linalg.cholesky(_plus_one(change)) - torch.eye(
-        change.shape[-1], dtype=change.dtype, device=change.device
-    )
-    small = _lower_half(
-        change - first @ first.mT
-    )  # one step of Newton's method restores the digits that 1 + change lost
+    first = torch.linalg.cholesky(_plus_one(change)) - identity_like(change)
+    # One step of Newton's method restores the digits that 1 + change lost.
+    small = _lower_half(change - first @ first.mT)
     shift = small.diagonal(dim1=-2, dim2=-1)
     close = Relative(1 + shift, shift * (2 + shift), small.tril(-1))
     marks = (near[..., None], near[..., None], near[..., None, None])
@@ -270,6 +272,5 @@ def _covariance(name: str, matrix: Tensor) -> Covariance:
         return of_matrix(matrix)
     flipped = of_matrix(matrix.flip((-2, -1)))
     inverse = flipped.root.flip((-2, -1)).mT
-    one = torch.eye(inverse.shape[-1], dtype=inverse.dtype, device=inverse.device)
-    root = torch.linalg.solve_triangular(inverse, one.expand_as(inverse), upper=False)
+    root = torch.linalg.solve_triangular(inverse, identity_like(inverse).expand_as(inverse), upper=False)
     return of_root(root)._replace(from_matrix=True)

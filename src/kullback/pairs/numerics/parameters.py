@@ -140,9 +140,8 @@ def given_logits(distribution: Distribution) -> bool:
     first = first_given(distribution, ("probs", "logits"))
     if first == "logits" or not can_inspect(probs):
         return first == "logits"
-    names = list(
-        attributes
-    )  # what is computed on demand comes after all that the constructor or `expand` set
+    # Attributes that are computed on demand come after all that the constructor or `expand` set.
+    names = list(attributes)
     if names.index("logits") > names.index("_batch_shape"):
         return False
     is_binary = "_num_events" not in attributes

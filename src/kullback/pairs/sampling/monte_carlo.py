@@ -21,7 +21,7 @@ from torch.distributions import Beta, Distribution, LKJCholesky, MixtureSameFami
 from torch.distributions.constraints import Constraint, MixtureSameFamilyConstraint
 
 from kullback.control_variate import coefficient, ratio_minus_one
-from kullback.errors import NoRuleError, explain
+from kullback.errors import no_rule
 from kullback.estimate import Estimate
 from kullback.numeric import tensor_of
 from kullback.pairs.clone import detached, expanded
@@ -37,14 +37,12 @@ def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> E
     """Return KL(P || Q) from draws of P, with its standard error."""
     shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     if overrides_density(p) and not (overrides(p, "sample") or overrides(p, "rsample")):
-        raise NoRuleError(
-            explain(
-                call,
-                "method",
-                wanted="draws from the density of P for method='monte_carlo'",
-                got=f"{type(p).__name__}, which overrides log_prob, but neither sample nor rsample",
-                instead="a sample method in the class that draws from the density of log_prob",
-            )
+        raise no_rule(
+            call,
+            "method",
+            wanted="draws from the density of P for method='monte_carlo'",
+            got=f"{type(p).__name__}, which overrides log_prob, but neither sample nor rsample",
+            instead="a sample method in the class that draws from the density of log_prob",
         )
     p, q = expanded(p, shape), expanded(q, shape)
     with _drawing_from(options.generator):
@@ -56,14 +54,12 @@ def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> E
                 ratio = ratio_minus_one(d) if _shares_support(p, q) else torch.zeros_like(d)
                 value, error = _mean(d, ratio, sequences)
         except NotImplementedError as failure:
-            raise NoRuleError(
-                explain(
-                    call,
-                    "method",
-                    wanted="distributions with sample and log_prob for method='monte_carlo'",
-                    got=f"({type(p).__name__}, {type(q).__name__}); at least one lacks them",
-                    instead="log_prob in the class, or @register_kl for the pair",
-                )
+            raise no_rule(
+                call,
+                "method",
+                wanted="distributions with sample and log_prob for method='monte_carlo'",
+                got=f"({type(p).__name__}, {type(q).__name__}); at least one lacks them",
+                instead="log_prob in the class, or @register_kl for the pair",
             ) from failure
     return Estimate(value.expand(shape), None, "monte_carlo", standard_error=error.expand(shape))
 
