@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from kullback.cli.commands import kullback
 from kullback.errors import KullbackError
-from kullback.io import open_rows, open_top_k, read_labels
+from kullback.io import open_rows, read_labels
 
 
 class Payload:
@@ -77,14 +77,6 @@ def test_no_command_unpickles_what_it_is_given(save, command):
     path = save()
     result = CliRunner().invoke(kullback, [*command, path, path])
     assert result.exit_code == 2, result.output
-    assert not Path("ran").exists()
-
-
-def test_yaml_makes_no_objects():
-    Path("compression_config.yaml").write_text("!!python/object/apply:os.mkdir [ran]\n")
-    Path("x.parquet").write_bytes(b"PAR1")
-    with pytest.raises(KullbackError):
-        open_top_k("x.parquet", format="distillkit")
     assert not Path("ran").exists()
 
 

@@ -11,7 +11,7 @@ from kullback.errors import OptionalDependencyError
 __all__ = ["is_installed", "load"]
 
 # Packages whose name for pip differs from their import name.
-_DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+_DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "sklearn": "scikit-learn"}
 
 
 def load(module: str, feature: str) -> Any:

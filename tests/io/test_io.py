@@ -484,7 +484,7 @@ def test_a_file_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
 )
 def test_content_of_another_format_is_refused(name: str, suffix: str, looks: str, tmp_path: Path) -> None:
     path = written(tmp_path, name, logits()).rename(tmp_path / f"renamed{suffix}")
-    with pytest.raises(FileError, match=rf"{suffix[1:]} file, as its extension says; got .*{looks}"):
+    with pytest.raises(FileError, match=rf"{suffix[1:]} file, by its extension; got .*{looks}"):
         open_rows(path, representation="logits")
 
 

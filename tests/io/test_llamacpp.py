@@ -356,7 +356,7 @@ def test_an_impossible_header_is_an_error(header: tuple[int, int, int], tmp_path
 def test_the_extension_without_the_magic_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "base.kld"
     path.write_bytes(b"_logits?" + bytes(100))
-    with pytest.raises(FileError, match=r"a llama\.cpp file, as its extension says; got .*_logits\?"):
+    with pytest.raises(FileError, match=r"a llama\.cpp file, by its extension; got .*_logits\?"):
         open_rows(path)
 
 

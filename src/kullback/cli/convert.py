@@ -95,7 +95,7 @@ def convert(
     can be compared with them; --tokens and --n-ctx say which tokens they are of.
 
     If it ends in .klref: the top classes that a server returned or a distillation tool stored (vLLM, SGLang, OpenAI,
-    llama-server, TRL, DistillKit and others) as a reference file for kullback compare.
+    llama-server, TRL and others) as a reference file for kullback compare.
 
     With another ending, or with none, DST is a base file as well; the endings of other formats, such as .npy, .csv and
     .gguf, are refused.

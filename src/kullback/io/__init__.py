@@ -23,8 +23,8 @@ fixed amount of memory:
 A reference file (``.klref``: `ReferenceWriter`, `Reference`) keeps of each position the top classes, the mass of the
 rest and draws from it.
 
-An unreadable file raises one `kullback.errors.FileError`, in one line: the file, what was wanted, what came, what to
-do about it.
+An unreadable file raises one `kullback.errors.FileError`, in one line: the file, the expected content, the content
+found, and the remedy.
 """
 
 from __future__ import annotations

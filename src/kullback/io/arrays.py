@@ -104,7 +104,7 @@ class BytesReader(Reader):
         array: the offset, shape and dtype.
         format: the format's name.
         key: the array's name inside the file.
-        archive: the archive of which `file` is a member.
+        archive: the archive that contains `file`.
     """
 
     def __init__(
@@ -346,7 +346,7 @@ def _made_dense(tensor: Tensor) -> str:
     if tensor.is_quantized:
         return "save x.dequantize()"
     if tensor.is_complex():
-        return "save its real part, x.real.contiguous(), if that is what is meant"
+        return "save x.real.contiguous() if you mean the real part"
     return (
         "save x.to_dense()"
         if tensor.layout is not torch.strided
@@ -360,7 +360,7 @@ def _described(tensor: Tensor) -> str:
 
 
 def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
-    """Map a file of `torch.save` and return its tensor or the tensors of its dict; nothing else is unpickled."""
+    """Map a file of `torch.save` and return its tensor or the tensors of its dict; no other object is unpickled."""
     try:
         with warnings.catch_warnings(action="ignore"):  # torch's own, of quantized tensors
             held: object = torch.load(ref.path, map_location="cpu", weights_only=True, mmap=True)
@@ -371,7 +371,7 @@ def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
             if file.read(2) not in (b"", b"PK"):
                 raise ref.error(
                     wanted="a file of torch.save, in its zip format",
-                    got="another, perhaps that of torch before 1.6",
+                    got="another, perhaps the format of torch before 1.6",
                     instead="convert it: torch.save(torch.load(path, weights_only=True), path)",
                 ) from None
         reason = str(error).split("\n")[0]
@@ -381,7 +381,7 @@ def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
     if isinstance(held, dict):
         return {str(key): value for key, value in cast("Any", held).items() if isinstance(value, Tensor)}
     raise ref.error(
-        wanted="a tensor or a dict of tensors (nothing else is loaded: weights_only=True)",
+        wanted="a tensor or a dict of tensors (other objects are not loaded: weights_only=True)",
         got="other Python objects" if held is None else f"a {type(held).__name__}",
         instead="save torch.save({'logits': x}, path)",
     )

@@ -1,4 +1,4 @@
-"""Check that blocks of rows hold what they are said to hold; errors name the row."""
+"""Check that the values of rows fit their representation; errors name the row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "looks_like",
 ]
 
-# Checks go through a block in parts of this many numbers, so that their temporaries stay small.
+# Checks process a block in parts of this many numbers, which keeps their temporaries small.
 PART = 1 << 18
 
 

@@ -72,7 +72,7 @@ def _first_line(raw: Any) -> bytes:
 
 
 def _is_number(text: str) -> bool:
-    """Tell whether a field is a number as Arrow reads one; Python reads 1_000 and digits of other scripts too."""
+    """Return whether a field is a number by Arrow's rules; Python reads 1_000 and digits of other scripts too."""
     if not text.isascii() or "_" in text:
         return False
     try:
@@ -83,7 +83,7 @@ def _is_number(text: str) -> bool:
 
 
 def is_whole(text: str) -> bool:
-    """Tell whether a field is a whole number."""
+    """Return whether a field is a whole number."""
     return WHOLE.fullmatch(text.strip()) is not None
 
 
@@ -135,7 +135,7 @@ class CsvReader(Reader):
             )
 
     def _is_quoted(self, number: int) -> bool:
-        """Tell whether a line has quotation marks."""
+        """Return whether a line has quotation marks."""
         with self.ref.path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
             return any('"' in line for line in islice(text, number, number + 1))
 

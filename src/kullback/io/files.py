@@ -35,7 +35,7 @@ LISTED_KEYS = 10
 
 
 class Closes:
-    """What a ``with`` statement closes at its end."""
+    """An object that a ``with`` statement closes at its end."""
 
     def close(self) -> None:
         """Free what it holds."""
@@ -58,13 +58,13 @@ class FileReference:
     key_name: str = "key"  # the argument that names an array of the file
 
     def error(self, *, wanted: str, got: str, instead: str) -> FileError:
-        """Return the error in one line: the file, what was wanted, what came and what to do."""
+        """Return the error in one line: the file, the expected content, the content found, and the remedy."""
         line = " ".join(f"wanted {wanted}; got {got}; {instead}".split())
         return FileError(f"{self.name} = {self.shown}: {printable(line, LONGEST_MESSAGE)}")
 
     @property
     def shown(self) -> str:
-        """The path as it stands in messages."""
+        """The path as messages show it."""
         return printable(self.path, LONGEST_NAME)
 
     @contextmanager
@@ -123,7 +123,7 @@ def find_format(ref: FileReference, known: dict[str, str] = EXTENSIONS) -> str:
         raise ref.truncated(wanted=f"a {claimed} file", got="an empty file")
     if not _agrees(claimed, head):
         raise ref.error(
-            wanted=f"a {claimed} file, as its extension says",
+            wanted=f"a {claimed} file, by its extension",
             got=f"a file that begins with {head!r}" + (f", which looks like {seen}" if seen else ""),
             instead="rename the file to its format's extension, or write it again",
         )

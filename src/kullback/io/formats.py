@@ -44,7 +44,7 @@ def open_rows(
     Arguments:
         path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file whose
             last dimension (or whose columns) holds the classes, or a llama.cpp ``--kl-divergence-base`` file.
-        representation: what the numbers are: ``"logits"``, ``"log-probs"`` (nats), ``"probs"`` or ``"counts"``.
+        representation: the kind of numbers: ``"logits"``, ``"log-probs"`` (nats), ``"probs"`` or ``"counts"``.
             Integers are counts, and a llama.cpp file holds logits; anything else must be named.
         key: which array, tensor or list column, where the file holds several.
         name: the argument that the path was passed as, for error messages.
@@ -71,7 +71,8 @@ def open_rows(
     found = find_format(ref)
     with ExitStack() as stack:
         stack.enter_context(ref.decoding(f"a {found} file"))
-        # Text does not tell integers from floats: whole numbers are read as counts only if nothing else is asked for.
+        # Text does not distinguish integers from floats: whole numbers are read as counts only if no other
+        # representation is asked for.
         reader = (
             CsvReader(ref, key, named=representation is not None)
             if found == "csv"

@@ -2,9 +2,9 @@
 
 Little-endian throughout: the eight bytes ``_logits_``; int32 n_ctx, n_vocab and n_chunk; n_chunk * n_ctx
 int32 tokens; then, for each window of n_ctx tokens, the n_ctx - 1 - n_ctx // 2 positions of its second half
-that have a next token in it. A position is two float32, its scale and its smallest log-probability, and one
-uint16 code for each class (and one more if V is odd): log p = smallest + scale * code. The smallest kept is
-`floor` nats (16; ik_llama.cpp takes 24) below the row's largest.
+that have a next token in it. A position is two float32, its scale and its smallest log-probability, and a uint16 code
+for each class (with padding if V is odd): log p = smallest + scale * code. The smallest kept is `floor` nats (16;
+ik_llama.cpp takes 24) below the row's largest.
 """
 
 from __future__ import annotations

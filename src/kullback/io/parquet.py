@@ -33,7 +33,7 @@ ARROW_DTYPES = {
     "uint32": torch.int64,
 }
 COLUMN_BUFFERS = 1 << 24  # bytes, for all columns of a Parquet file together
-BATCHES = 8  # per block: Arrow needs several times the memory of what it decodes at once
+BATCHES = 8  # per block: Arrow needs several times the memory of the values that it decodes at once
 
 
 class ParquetReader(Reader):

@@ -61,8 +61,8 @@ class Reader(ABC):
         rows: the number of rows, or None where only reading tells.
         classes: the number of classes.
         dtype: the dtype of the blocks.
-        stored: the dtype in the file, where it may differ from that of the blocks.
-        representation: what the values are, where the format says so.
+        stored: the dtype in the file, where it may differ from `dtype`.
+        representation: the kind of values, where the format specifies it.
         labels: the true class of each row, where the format holds them.
         stored_mass: the sums of the stored probabilities in the latest pass, for formats that round them.
         alignment: the remedy where the other file has another number of rows.

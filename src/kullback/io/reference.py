@@ -35,7 +35,7 @@ ROUNDING, MASS_TOLERANCE = 6e-8, 1e-5
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ReferenceBlock(ShortRepr):
-    r"""Rows of a reference file: what is known of a model's distributions at some scored tokens.
+    r"""Rows of a reference file: the known part of a model's distributions at some scored tokens.
 
     Attributes:
         start: the number of the first row.
@@ -145,7 +145,7 @@ class Reference(Closes):
         self._file.close()
 
     def describe(self) -> list[str]:
-        """Return what the file holds, as lines of text: its sizes, then its metadata."""
+        """Return the content of the file as lines of text: its sizes, then its metadata."""
         size = self.ref.path.stat().st_size
         lines = [
             f"{self.rows:,} scored tokens of {self._layout.tokens:,}, in {len(self.windows):,} windows",
@@ -230,7 +230,7 @@ class Reference(Closes):
 
 
 def _faults(block: ReferenceBlock) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield the name of a tensor, what is wanted of it, and a mask of the rows where it is otherwise."""
+    """Yield the name of a tensor, a condition, and a mask of the rows that violate it."""
     classes, top, tail = block.classes, block.top_log_probs, block.tail_log_probs
     mass, label = block.tail_log_mass, block.label_log_probs
     for name in ("top_indices", "tail_indices"):
@@ -250,7 +250,7 @@ def _faults(block: ReferenceBlock) -> Iterator[tuple[str, str, Tensor]]:
     drawn = torch.where(some[:, None], tail.isfinite() & (tail <= most[:, None]), tail == -torch.inf).all(-1)
     yield (
         "tail_log_probs",
-        "of at most those of the top and of the tail's mass, and -inf where that is 0",
+        "not above the top's and the tail's mass, and -inf where that mass is 0",
         ~drawn,
     )
     total = top.double().exp().sum(-1) + mass.double().exp()
@@ -283,7 +283,7 @@ def _faults(block: ReferenceBlock) -> Iterator[tuple[str, str, Tensor]]:
 class _KnownTail(NamedTuple):
     """The classes of each row's tail whose log-probability is known: how many have mass, and its logarithm.
 
-    `differs` tells the rows where a class has two log-probabilities.
+    `differs` marks the rows where a class has two log-probabilities.
     """
 
     classes: Tensor
@@ -292,7 +292,7 @@ class _KnownTail(NamedTuple):
 
 
 def _known_tail(block: ReferenceBlock, *, with_label: bool) -> _KnownTail:
-    """Return what the draws tell of the tail, and the label where it is no class of the top."""
+    """Return the probabilities of the drawn classes, and of the label where it is not in the top."""
     log_probs = block.tail_log_probs.double()
     indices = torch.where(log_probs == -torch.inf, -1, block.tail_indices.long())  # -1: nothing was drawn
     if with_label:

@@ -38,12 +38,12 @@ DTYPES = {
 }
 ROW_TENSORS = tuple(DTYPES)[2:9]
 MOST_CLASSES = 2**31 - 1
-LARGEST_HEADER = 100_000_000  # that of the safetensors library
+LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
 
 
 @dataclass(frozen=True)
 class ReferenceLayout:
-    """The sizes of a reference file, and what follows from them.
+    """The sizes of a reference file, and the shapes that follow from them.
 
     Attributes:
         windows: how many windows.
@@ -98,7 +98,7 @@ def read_header(
 ) -> tuple[ReferenceLayout, dict[str, str], dict[str, BytesReader]]:
     """Read and check the header; return the sizes, the metadata and a reader for each tensor that is not empty.
 
-    Tensors may lie in any order, but without gaps, as the safetensors format demands.
+    Tensors may be in any order but without gaps, as the safetensors format demands.
     """
     size = ref.path.stat().st_size
     length = int.from_bytes(file.read(8), "little")
@@ -205,7 +205,7 @@ def _check_shapes(ref: FileReference, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def windows_fault(windows: Windows, classes: int) -> tuple[str, str] | None:
-    """Return what was wanted of the first faulty tensor of windows, and what came; None where all is well."""
+    """Return the expected and the actual values of the first faulty tensor of windows; None where all is well."""
     tokens, offsets, scored = windows.tokens, windows.offsets, windows.scored
     if int(offsets[0]) != 0 or int(offsets[-1]) != len(tokens) or bool((offsets.diff() < 1).any()):
         return f"offsets that rise from 0 to {len(tokens)}, the number of tokens", _first(

@@ -71,7 +71,7 @@ class ReferenceWriter:
 
     Attributes:
         written: how many rows were written.
-        notes: what a report should say about the file.
+        notes: remarks on the file, for reports.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
@@ -292,7 +292,7 @@ class ReferenceWriter:
 def summarize_rows(
     logits: Tensor, labels: Tensor, *, top: int, uniforms: Tensor, start: int = 0
 ) -> ReferenceBlock:
-    """Return what a reference file keeps of rows of logits, on the CPU.
+    """Return the part of rows of logits that a reference file keeps, on the CPU.
 
     Arguments:
         logits: float64, shape (rows, classes), without NaN and +inf; they are overwritten.

@@ -34,7 +34,7 @@ class RowSource(Closes):
 
     Arguments:
         reader: the format's reader.
-        representation: what the values are; integers are counts by default, other values need it.
+        representation: the kind of values; integers are counts by default, other values need it.
 
     Attributes:
         path: the file.
@@ -191,7 +191,7 @@ class RowSource(Closes):
         known = self._reader.representation
         if known is not None and representation is not None and representation not in (known, "log-probs"):
             raise self.ref.error(
-                wanted=f"representation={known!r} or none: a {self.format} file says itself what it holds",
+                wanted=f"representation={known!r} or none: {self.format} files specify it",
                 got=f"representation={representation!r} (--as {representation})",
                 instead="leave it out for this file",
             )
@@ -224,7 +224,7 @@ class RowSource(Closes):
         if self.format in ("csv", "parquet"):
             remedy += "; if these are tables, compare them by --as table (kullback.compare_tables)"
         raise self.ref.error(
-            wanted="representation= (--as), which says what the numbers are",
+            wanted="representation= (--as), the kind of numbers",
             got=f"none, and {describe(first)} in the first {len(first)} rows",
             instead=remedy,
         )
@@ -305,5 +305,5 @@ def _different(p: RowSource, q: RowSource, what: str, counts: tuple[int, int], i
 
 
 def _align(p: RowSource, q: RowSource) -> str:
-    """Return the remedy for two files of different length; that of a llama.cpp file names its windows."""
+    """Return the remedy for two files of different length; for a llama.cpp file it names the windows."""
     return q.reader.alignment if q.format == "llama.cpp" else p.reader.alignment

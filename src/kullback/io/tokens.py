@@ -29,7 +29,7 @@ def read_tokens(
         name: the argument that the path was passed as, for error messages.
 
     Returns:
-        the text of each class, None where a class stands for none; bytes that are no UTF-8 are written ``\xNN``.
+        the text of each class, None where a class has none; bytes that are no UTF-8 are written ``\xNN``.
 
     Raises:
         FileError: the file cannot be read, holds something else, or has more tokens than there are classes.
@@ -109,7 +109,7 @@ def _has_type(part: Any, kind: str) -> bool:
 
 
 def sentencepiece_bytes(name: str) -> bytes:
-    """Return the bytes that a token of SentencePiece stands for.
+    """Return the bytes of a SentencePiece token.
 
     Example:
         >>> sentencepiece_bytes("\\u2581the"), sentencepiece_bytes("<0x0A>")
@@ -124,7 +124,7 @@ def sentencepiece_bytes(name: str) -> bytes:
 
 
 def byte_level_bytes(name: str) -> bytes:
-    """Return the bytes that a token of GPT-2's vocabulary stands for; one with other characters stands for itself.
+    """Return the bytes of a token of GPT-2's vocabulary; other characters keep their own bytes.
 
     Example:
         >>> byte_level_bytes("\\u0120the"), byte_level_bytes(" the")
@@ -145,7 +145,7 @@ class _ByteOfCharacter(dict[int, int]):
 
 @cache
 def _byte_of_character() -> _ByteOfCharacter:
-    """Return the byte that each character stands for: printable ones for themselves."""
+    """Return the byte that each character encodes: printable characters encode themselves."""
     own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
     return _ByteOfCharacter(

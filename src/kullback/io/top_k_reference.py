@@ -30,14 +30,14 @@ def write_top_k_reference(
     """Write top-k log-probabilities as a reference file.
 
     Each sequence becomes a window. A position is scored where the log-probability of its token is known. Of each row
-    the most probable classes are kept, as many as every row lists, and the mass of all others; nothing is drawn from
-    these, so that the file gives bounds of a divergence and no estimate.
+    the most probable classes are kept, as many as every row lists, and the mass of all others; no classes are drawn,
+    so the file gives bounds of a divergence and no estimate.
 
     Arguments:
-        source: the open file, of which the sequences' tokens and the number of classes are known.
+        source: the open file. Its sequences' tokens and its number of classes must be known.
         path: the file to write, by custom with the extension ``.klref``.
         metadata: what else to store, text by name, such as ``{"model": "llama-3-8b"}``.
-        progress: called with the number of rows written and that of all.
+        progress: called with the number of rows written and the total.
 
     Returns:
         remarks on the file, as sentences.
@@ -74,7 +74,7 @@ def write_top_k_reference(
         lists.add(block)
     if not lists.scored:
         raise source.ref.error(
-            wanted="positions of which the token and its log-probability are known",
+            wanted="positions with a known token and log-probability",
             got="none",
             instead="store the log-probabilities of the prompt's own tokens too",
         )
@@ -127,7 +127,7 @@ class _Lists:
 
 
 def _known(block: TopKBlock) -> Tensor:
-    """Tell which positions have a token with a log-probability, and are not the first of their sequence."""
+    """Return which positions have a token with a log-probability, and are not the first of their sequence."""
     return (block.labels >= 0) & ~block.label_log_probs.isnan() & (block.positions > 0)
 
 

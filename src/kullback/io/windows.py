@@ -17,7 +17,7 @@ class Windows(ShortRepr):
     """Windows of tokens that a causal language model reads one by one, and the tokens it is scored on.
 
     Each scored token is one row of predictions: the distribution over the vocabulary given the tokens before it in its
-    window. The rows stand in the order of the tokens.
+    window. The rows are in the order of the tokens.
 
     Attributes:
         tokens: the token ids of all windows, one after the other, int64 of shape (tokens,).

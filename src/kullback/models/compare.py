@@ -38,7 +38,7 @@ __all__ = ["compare_models"]
 CALL = "compare_models"
 BLOCK_BYTES = 40 * 1024 * 1024
 FEWEST_DOCUMENTS = 10  # to be the clusters; of fewer, the windows are
-# What is kept of the base where only one model is in memory: more than in a file that is sent around.
+# Classes kept for each token of the base where only one model is in memory: more than in a file that is shared.
 RECORDED_TOP, RECORDED_DRAWS = 256, 64
 
 
@@ -75,19 +75,19 @@ def compare_models(
 
     over the scored tokens of the text, and everything else that `compare_predictions` reports, perplexities among them.
     All models read the same tokens. Windows are cut and scored as ``llama-perplexity`` does by default, so that numbers
-    can be compared: `context` tokens each, of which the second half is scored. Standard errors and intervals are those
-    of windows (of documents, where there are ten or more). Their order is examined: where it shows dependence, blocks
-    of windows are the units, and a note gives the effective number of windows.
+    can be compared: `context` tokens each, with the second half scored. Standard errors and intervals treat windows as
+    the independent units, or documents where there are ten or more. Their order is examined: where it shows
+    dependence, blocks of windows are the units, and a note gives the effective number of windows.
 
-    Where two models have the same tokens in another order, or one has classes that stand for no token, classes are
-    matched by the bytes of their tokens. What is not shared becomes one class, so that every divergence is a lower
-    bound of that of the whole vocabularies; a note says so. Models whose tokenizers cut the text differently are
-    refused.
+    Where two models have the same tokens in another order, or one has classes without a token, classes are matched by
+    the bytes of their tokens. All classes that are not shared become one class. Every divergence is then a lower bound
+    of the divergence over the whole vocabularies, and a note says so. Models whose tokenizers cut the text differently
+    are refused.
 
     With a reference file of `record_reference` as base or candidate, and all logits of the other side, every mean is
-    unbiased, and its interval includes the drawing; `Candidate.drawn` and `Candidate.certain` say what is known of
-    these very tokens. The divergence to the reference, KL(base || candidate) where the candidate is one, weighs draws
-    by ratios of probabilities: its interval is open above unless these are found light-tailed in every row. Of a
+    unbiased, and its interval includes the drawing; `Candidate.drawn` and `Candidate.certain` give the known bounds
+    for these very tokens. The divergence to the reference, KL(base || candidate) where the candidate is one, weighs
+    draws by ratios of probabilities: its interval is open above unless these are found light-tailed in every row. Of a
     server, of stored top classes, or of two references, divergences are bounded: those reported are certain lower
     bounds, with all other classes as one.
 
@@ -100,32 +100,32 @@ def compare_models(
             a name of their own, the second with the name of another is called ``"name (2)"``, and so on.
         texts: a text; a `pathlib.Path` of a text file, or of JSONL lines with ``"text"``, with ``"messages"`` and
             ``"tools"``, or with ``"prompt"`` and ``"completion"``; a list of texts, or of such records; or a list of
-            conversations. May be left out where a side is a reference file, whose text it is.
-        tokenizer: that of the modules among the models.
-        representation: what the numbers of the files among the sides are, as for `compare_predictions`.
+            conversations. Leave it out where a side is a reference file: its text is read.
+        tokenizer: the tokenizer of the modules among the models.
+        representation: the kind of numbers in the files among the sides, as for `compare_predictions`.
         context: the number of tokens in a window, and the most that a conversation may have.
         score: ``"second-half"`` of each window, ``"all"`` tokens, or the replies of the ``"assistant"`` in
             conversations.
         most_windows: how many windows to read; all by default.
-        dtype: of the weights of folders: ``"auto"`` as declared there, ``"float32"``, ``"bfloat16"``, ``"float16"``.
-        device: where folders run, as ``"cuda"``.
+        dtype: of the weights of folders: ``"auto"`` as the folder declares, ``"float32"``, ``"bfloat16"``,
+            ``"float16"``.
+        device: the device of the folders' models, such as ``"cuda"``.
         trust_remote_code: whether code in a folder may run.
-        hub: whether names may stand for models on the Hugging Face hub.
-        noise_floor: whether to compare the base also with itself plus noise of its dtype's rounding in every layer:
-            what lies below this KL no measurement can tell.
+        hub: whether names may be those of models on the Hugging Face hub.
+        noise_floor: whether to compare the base also with itself plus noise of its dtype's rounding in every layer.
+            Smaller values of KL are within rounding noise.
         one_at_a_time: whether to keep only one model in memory: the base's predictions are first recorded as a
-            reference file, in a temporary folder, and each candidate is then compared with that; of a candidate that
-            is a reference itself, that gives bounds alone.
+            reference file, in a temporary folder, and each candidate is then compared with that; for a candidate that
+            is a reference itself, this gives only bounds.
         independent: whether windows, or documents, are known to be independent, so that their order is not examined.
-        resume: a file that holds the finished windows: a run that was stopped goes on from it, and gives the same
-            result as one that was not. It is removed at the end, whoever made it, also an empty file that was there
-            before.
-        llama_cpp: also compute what ``llama-perplexity --kl-divergence`` prints, as for `compare_predictions`; of sides
-            whose logits are all known.
+        resume: a file that keeps the finished windows. A run that was stopped continues from it and gives the same
+            result as an uninterrupted run. The file is removed at the end, even if it was there before and empty.
+        llama_cpp: also compute the numbers that ``llama-perplexity --kl-divergence`` prints, as for
+            `compare_predictions`. All logits of both sides must be known.
         api_key_env: the name of the environment variable that holds the key of the servers.
         server_top: how many of the most probable tokens to ask servers for.
         worst, bootstrap, generator, block_bytes: as for `compare_predictions`.
-        progress: called with the tokens scored and those in all.
+        progress: called with the number of scored tokens and the total.
 
     Returns:
         a `ModelComparison`; divergences in nats.
@@ -208,7 +208,7 @@ def compare_models(
 
 
 class _Tuning(NamedTuple):
-    """What is the same for all groups of candidates."""
+    """Settings that all groups of candidates share."""
 
     worst: int
     bootstrap: int
@@ -280,8 +280,8 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
 
     Arguments:
         parts: the results.
-        name: that of a base that was recorded on the way.
-        names: those that were given to the candidates, or None.
+        name: the name of a base that was recorded on the way.
+        names: the names that the user gave to the candidates, or None.
     """
     matched, settings, _, floor, whole_text = parts[0]
     base = matched.sides[0].info
@@ -311,7 +311,7 @@ def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> M
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Return names of which no two are equal: of equal ones those after the first are numbered.
+    """Return names that are all different: repeated names are numbered from the second on.
 
     Example:
         >>> distinct(["base", "base", "int8", "base", "base (2)"])
@@ -325,7 +325,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def _called(candidate: Candidate, base: str, name: str) -> Candidate:
-    """Return a candidate under the names by which the base and it are reported."""
+    """Return a candidate with the names that the report uses for it and for the base."""
     return replace(
         candidate,
         model=replace(candidate.model, name=name),

@@ -258,8 +258,8 @@ def _require_reply(message: Message, before: str, text: str, place: int, number:
 
     Arguments:
         message: the reply.
-        before: what the template writes before it, with the beginning of a reply; empty at the first message.
-        text: what the template adds for it.
+        before: the template's text before it, with the beginning of a reply; empty at the first message.
+        text: the text that the template adds for it.
         place: its place in the conversation, for errors.
         number: the number of the conversation, for errors.
     """

@@ -24,16 +24,16 @@ _WITHOUT_FLASH_ATTENTION = 0
 _WARNING, _ERROR = 3, 4  # levels of ggml's log
 _LARGEST_BATCH = 512  # tokens that llama.cpp evaluates at a time: its own default
 _SMALLEST_BATCH = 32
-_LARGEST_ATTENTION = 2**20  # scores of one head, tokens of a batch times those of the window
+_LARGEST_ATTENTION = 2**20  # scores of one head: tokens of a batch times tokens of the window
 _NO_TOKENIZER = 0  # LLAMA_VOCAB_TYPE_NONE
 
 
 class GGUFModel(LanguageModel):
     """A causal language model in a GGUF file, run by llama.cpp.
 
-    Keys and values are held in float32 and attention is computed in float32, not in llama.cpp's default of float16 with
-    flash attention, so that what is measured is the model: those alone move the logits of a small model by 0.02.
-    llama.cpp holds the logits of one block at a time, and the block is a copy of them.
+    Keys, values and attention are in float32, not in llama.cpp's default of float16 with flash attention. That default
+    alone moves the logits of a small model by 0.02. llama.cpp holds the logits of one block at a time, and the block
+    is a copy of them.
 
     Arguments:
         path: the file; of a split model, the first of its files.
@@ -133,7 +133,7 @@ class GGUFModel(LanguageModel):
             for number in range(first, len(windows)):
                 self._llama.llama_memory_clear(self._llama.llama_get_memory(context), True)
                 tokens, scored = windows.window(number)
-                # The distribution over a token is what the model says at the token before it.
+                # The model gives the distribution over a token at the token before it.
                 wanted = scored[1:].tolist()
                 for places in _batches(wanted, size, rows):
                     outputs = self._decode(context, batch, tokens.tolist(), wanted, places)
@@ -255,7 +255,7 @@ class GGUFModel(LanguageModel):
 
 
 def _batches(wanted: list[bool], size: int, rows: int) -> Iterator[range]:
-    """Iterate over the batches of a window: at most `size` places, of which at most `rows` give a row of logits."""
+    """Iterate over the batches of a window: at most `size` places, at most `rows` of them with logits."""
     end = len(wanted) - wanted[::-1].index(True) if any(wanted) else 0  # nothing later is asked for
     start = 0
     while start < end:

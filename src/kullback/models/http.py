@@ -40,7 +40,7 @@ class UnreachableError(ModelError):
 
 
 class Answer(NamedTuple):
-    """What a server answered: the status, and the JSON or None."""
+    """A server's answer: the status, and the JSON or None."""
 
     status: int
     body: Any
@@ -121,7 +121,7 @@ class Endpoint:
         self._client.close()
 
     def message(self, answer: Answer) -> str:
-        """Return what the server said went wrong, in one line, without the key."""
+        """Return the server's error message, in one line, without the key."""
         body = answer.body
         for name in ("error", "message", "detail"):
             if isinstance(body, dict) and name in body:

@@ -34,7 +34,7 @@ class HuggingFaceModel(LanguageModel):
     Arguments:
         model: the module: called with ``input_ids`` it returns an object with ``logits``.
         tokenizer: its tokenizer.
-        info: what is known of it.
+        info: its name and origin.
     """
 
     def __init__(self, model: torch.nn.Module, tokenizer: Any, info: ModelInfo) -> None:
@@ -76,7 +76,7 @@ class HuggingFaceModel(LanguageModel):
     def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
         for number in range(first, len(windows)):
             tokens, scored = windows.window(number)
-            # The distribution over a token is what the model says at the token before it.
+            # The model gives the distribution over a token at the token before it.
             places = scored.nonzero().squeeze(-1) - 1
             yield from self._window(tokens, places, rows)
 
@@ -170,7 +170,7 @@ def open_folder(
 
     Arguments:
         name: the folder, or the name on the hub.
-        dtype: of its weights; ``"auto"`` keeps what the folder declares.
+        dtype: of its weights; ``"auto"`` keeps the dtype that the folder declares.
         device: where it runs.
         trust_remote_code: whether code that comes with the model may run.
         hub: whether files may be downloaded.
@@ -190,12 +190,12 @@ def open_folder(
         vocabulary = len(tokenizer)
     except Exception as error:
         raise ModelError(
-            f"model = {shown}: wanted a tokenizer beside the model; got {_in_short(error)}; save it there "
+            f"model = {shown}: wanted a tokenizer in the same folder; got {_in_short(error)}; save it there "
             "(tokenizer.save_pretrained(folder))"
         ) from error
     if not vocabulary:
         raise ModelError(
-            f"model = {shown}: wanted a tokenizer beside the model; got one without tokens; save it there "
+            f"model = {shown}: wanted a tokenizer in the same folder; got one without tokens; save it there "
             "(tokenizer.save_pretrained(folder))"
         )
     with _loading(shown, "weights that fit the model"), _without_bars(transformers):
@@ -298,7 +298,7 @@ def read_vocabulary(tokenizer: Any) -> Vocabulary:
 
 
 def _token_bytes(tokenizer: Any) -> Callable[[str], bytes]:
-    """Return how the tokenizer's names of tokens stand for bytes: as GPT-2's do, or as SentencePiece's."""
+    """Return how the tokenizer's names of tokens encode bytes: like GPT-2, or like SentencePiece."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # The decoder's part of the tokenizer's JSON: all of it is megabytes.
     decoder = (

@@ -21,7 +21,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What is known of a model beside its predictions.
+    """A model's name and origin.
 
     Attributes:
         name: its path or address.
@@ -107,7 +107,7 @@ class LanguageModel(Closes, ABC):
         )
 
     def chat_encode(self, text: str) -> list[int]:
-        """Return the tokens of what `chat_text` returns, in which special tokens are written as text."""
+        """Return the tokens of `chat_text`'s text, with special tokens written as text."""
         raise NotImplementedError
 
     def chat_tokens(

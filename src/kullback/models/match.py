@@ -56,7 +56,7 @@ class Matched(NamedTuple):
 
 
 def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: Cut) -> Matched:
-    """Give every side its windows, and refuse those that read other tokens than the base.
+    """Give every side its windows, and refuse sides that read other tokens than the base.
 
     Raises:
         ModelError: a model reads other tokens, or no side can read a text.
@@ -208,7 +208,7 @@ def _difference(a: LanguageModel, ours: Windows, b: LanguageModel, theirs: Windo
 
 
 def _require_tokenizer_of(held: Reference, opened: LanguageModel) -> None:
-    """Refuse a model whose vocabulary is another than that of a reference, which holds no texts of tokens."""
+    """Refuse a model whose vocabulary differs from the vocabulary of a reference, which has no texts of tokens."""
     _require_fingerprint(printable(opened.name), opened.vocabulary.fingerprint, held)
 
 
@@ -269,7 +269,7 @@ def _require_same_text(
             raise invalid_value(
                 CALL,
                 "texts",
-                wanted="the text of the reference, to tell whether the server reads the same tokens",
+                wanted="the text of the reference, which shows whether the server reads the same tokens",
                 got="None",
                 instead="texts=pathlib.Path('corpus.txt') (--text FILE)",
             )
@@ -281,7 +281,7 @@ def _require_same_text(
         )
     if server.bos is not None and server.bos != reader.bos:
         raise ModelError(
-            f"{printable(server.name)}: wanted windows that begin as those of {printable(reader.name)}; got another "
+            f"{printable(server.name)}: wanted windows that begin as in {printable(reader.name)}; got another "
             "first token (BOS); compare models of one tokenizer"
         )
     for document in () if text is None else text.documents:

@@ -21,10 +21,11 @@ SEED = 20_260_101
 
 
 class NoisyModel(LanguageModel):
-    r"""A Hugging Face model each of whose layers gives :math:`x (1 + \epsilon u)` for :math:`x`.
+    r"""A Hugging Face model whose layers each give :math:`x (1 + \epsilon u)` for :math:`x`.
 
-    u is uniform on [-1/2, 1/2], independent for every element, and :math:`\epsilon` the distance of two numbers of the
-    model's dtype next to 1: the error of one more rounding in every layer. The draws are seeded by the window.
+    u is uniform on [-1/2, 1/2], independent for every element. :math:`\epsilon` is the distance of adjacent numbers of
+    the model's dtype near 1. This is the error of an additional rounding in every layer. The draws are seeded by the
+    window.
 
     Arguments:
         model: the model.

@@ -1,4 +1,4 @@
-"""Open what a side of a comparison names: a folder, a GGUF file, a server, a module, or a file of predictions."""
+"""Open a side of a comparison: a folder, a GGUF file, a server, a module, or a file of predictions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Progress = Callable[[int, int | None], object]
 
 
 def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
-    """Whether a name on the command line stands for a model, and not for a file of predictions.
+    """Whether a name on the command line means a model, not a file of predictions.
 
     Example:
         >>> [is_model(name) for name in ("q4.gguf", "http://localhost:8000", "float32.npy")]
@@ -62,11 +62,11 @@ def open_model(
 
     Arguments:
         model: a folder of a Hugging Face model, a ``.gguf`` file, or a module.
-        tokenizer: that of a module.
+        tokenizer: the tokenizer of a module.
         dtype: of the weights of a folder.
         device: where a folder runs.
         trust_remote_code: whether code in the folder may run.
-        hub: whether a name may stand for a model on the Hugging Face hub.
+        hub: whether a name may be the name of a model on the Hugging Face hub.
         argument: the argument that it was passed as, for error messages.
 
     Raises:

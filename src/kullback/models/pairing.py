@@ -1,4 +1,4 @@
-"""One candidate against the base: what is measured of each passage, and the result of all."""
+"""One candidate against the base: the measurements of each passage, and the result of all."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Pairing(ABC):
     Arguments:
         base: the base.
         candidate: the candidate.
-        settings: those of the comparison.
+        settings: the settings of the comparison.
     """
 
     def __init__(self, base: Side, candidate: Side, settings: Settings) -> None:
@@ -96,12 +96,12 @@ class Pairing(ABC):
 
 
 class DensePairing(Pairing):
-    """Two sides of which the logits of every class are known.
+    """Two sides with known logits of every class.
 
     Arguments:
         base: the base.
         candidate: the candidate.
-        settings: those of the comparison.
+        settings: the settings of the comparison.
         shared: the classes they share, or None where all are the same.
     """
 
@@ -176,13 +176,13 @@ class DensePairing(Pairing):
 def _note_on_classes(shared: SharedClasses) -> str:
     if shared.padding:
         return (
-            f"{shared.padding:,} classes that stand for no token, which only one of P and Q has, are left out: the "
-            "probabilities of the tokens are taken among the tokens."
+            f"{shared.padding:,} classes without a token, which only one of P and Q has, are left out. The "
+            "probabilities of the tokens are renormalized."
         )
     if shared.classes == len(shared.p):
         return "The classes of P and Q are in another order; they are matched by the bytes of their tokens."
     return (
         f"P and Q share {len(shared.p):,} classes, matched by the bytes of their tokens. {len(shared.others_p):,} "
-        f"classes of P and {len(shared.others_q):,} of Q are counted as one class, so that every divergence is a lower "
-        "bound of that of the whole vocabularies."
+        f"classes of P and {len(shared.others_q):,} of Q are counted as one class. Every divergence is therefore a "
+        "lower bound of the divergence over the whole vocabularies."
     )

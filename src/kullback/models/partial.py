@@ -1,4 +1,4 @@
-"""Pairs of which one side is known in part: a reference file, or lists of the most probable classes."""
+"""Pairs with one side known in part: a reference file, or lists of the most probable classes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CHUNK = 4096  # rows that the collector takes in at a time
 
 
 class _Known(NamedTuple):
-    """What is known of one side of some rows.
+    """The known classes of one side of some rows.
 
     Attributes:
         indices: the most probable classes in order, int64, shape (rows, k); -1 for none.
         log_probs: their log-probabilities, float64; -inf for none.
         at_label: the log-probability of the true class, NaN where it is not known.
-        dense: those of all classes, or None.
+        dense: the log-probabilities of all classes, or None.
         ranked: of how many of `indices` the rank is known, shape (rows,), or None for all.
     """
 
@@ -85,7 +85,7 @@ def _top_classes(p: _Known, q: _Known, row: int) -> list[TopClass]:
 
 
 def _table(p: _Known, q: _Known, labels: Tensor, divergences: list[Tensor]) -> Tensor:
-    """Return the table of rows as `measure` gives it; what is not known is NaN."""
+    """Return the table of rows as `measure` gives it; unknown values are NaN."""
     count = len(labels)
 
     def places(side: _Known) -> Tensor:
@@ -152,7 +152,7 @@ class _PartialPairing(Pairing):
 
     @abstractmethod
     def row_divergences(self, p: Any, q: Any, known: tuple[_Known, _Known]) -> tuple[list[Tensor], Tensor]:
-        """Return what is certain of the divergences of each row, and further columns."""
+        """Return certain bounds of the divergences of each row, and further columns."""
 
     def add(self, part: Part) -> None:
         table, worst, passages = part
@@ -168,7 +168,7 @@ class _PartialPairing(Pairing):
 
 
 class ListedPairing(_PartialPairing):
-    """A pair of which some classes of each side are known at most, or of one: divergences are bounded."""
+    """A pair with only some classes known on one side or on both: divergences are bounded."""
 
     @property
     def width(self) -> int:
@@ -217,7 +217,7 @@ class ListedPairing(_PartialPairing):
         return found, table[:, 0]
 
     def _up_to(self, summary: Summary, upper: Tensor, bound: float) -> Summary:
-        """Return the lower bounds' summary with an interval up to that of the rows' upper bounds."""
+        """Return the lower bounds' summary, with an interval that extends to the interval of the upper bounds."""
         if summary.interval is None:
             return summary
         end = bound
@@ -231,13 +231,11 @@ class ListedPairing(_PartialPairing):
     def _note(self) -> str:
         known = "Of one side only the most probable classes are known"
         if all(isinstance(side, ReferenceSide) for side in (self.base, self.candidate)):
-            known = (
-                "P and Q are references, which tell the most probable classes, those drawn and the true token"
-            )
+            known = "P and Q are references, with only the most probable classes, the drawn ones and the true token"
         return (
-            f"{known}: divergences are what is certain of them, with all other classes as one, and their intervals "
-            "reach up to those of the upper bounds. Quantiles, the worst rows and the histogram are those of the lower "
-            "bounds; the acceptance rate is the largest it can be."
+            f"{known}. The divergences are certain lower bounds, with all other classes as one; their intervals extend "
+            "to the intervals of the upper bounds. Quantiles, the worst rows and the histogram show the lower bounds. "
+            "The acceptance rate is the largest possible one."
         )
 
 
@@ -248,10 +246,10 @@ def _of_listed(side: _Known, other: TopKBlock) -> Tensor:
 
 
 def _known_classes(block: ReferenceBlock) -> TopKBlock:
-    """Return all classes of which a reference tells the probability, each once: the top, the draws and the token."""
+    """Return all classes with a known probability in a reference, each once: the top, the draws and the token."""
     indices = torch.cat([block.top_indices.long(), block.tail_indices.long(), block.labels[:, None]], -1)
     log_probs = torch.cat([block.top_log_probs, block.tail_log_probs, block.label_log_probs[:, None]], -1)
-    # What has no mass is padding of a list, and no class twice.
+    # Entries without mass are padding of a list. No class occurs twice.
     places = block.classes + torch.arange(indices.shape[-1])
     ordered, order = torch.where(log_probs == -torch.inf, places, indices).sort(dim=-1, stable=True)
     again = torch.zeros_like(ordered, dtype=torch.bool)
@@ -335,8 +333,8 @@ _NOTE_ON_BASE = (
 _NOTE_ON_CANDIDATE = (
     "Q is a reference: its most probable classes are exact, all others are known by their mass and by draws from them. "
     "Means are unbiased and their intervals include the drawing; a single row's value, and so quantiles, the worst "
-    "rows and the histogram, carry its noise. KL(P||Q) has an upper end only where p/q is found to have light tails in "
-    "every row: where P has mass and Q hardly any, draws from Q do not show it."
+    "rows and the histogram, carry its noise. KL(P||Q) has an upper end only where p/q has light tails in every row: "
+    "draws from Q seldom show classes where P has mass and Q almost none."
 )
 _DRAWN = DrawnDivergence._fields
 _MOMENTS = 3, 4  # the columns of its last two fields, `variances` and `thirds`

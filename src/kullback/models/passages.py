@@ -1,4 +1,4 @@
-"""The passages of a text in which two models differ most, with the top classes of each token."""
+"""The passages of a text where two models differ most, with the top classes of each token."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["LENGTH", "Passages", "read_tokens"]
 LENGTH = 32  # scored tokens in a passage
 MOST = 8
 BEFORE = 24
-SHORT_TEXT = 1024  # rows up to which every passage is kept
+SHORT_TEXT = 1024  # a text with at most this many rows keeps every passage
 
 
 def read_tokens(part: Measured, labels: Tensor) -> list[ReadToken]:
-    """Return the tokens of measured rows; `labels` are theirs, and may go on."""
+    """Return the tokens of measured rows; `labels` are their labels; more may follow."""
     return [
         ReadToken(label, kl, *part.at_label(i), part.top_classes(i))
         for i, (kl, label) in enumerate(zip(part.table[:, 0].tolist(), labels.tolist(), strict=False))
@@ -69,5 +69,5 @@ class Passages:
             del self._found[MOST:]
 
     def passages(self) -> list[Passage]:
-        """Return the passages: the whole text in its order, or those of largest mean first."""
+        """Return the passages: the whole text in its order, or the passages of largest mean first."""
         return [passage for _, _, passage in self._found]

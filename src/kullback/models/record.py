@@ -45,27 +45,27 @@ def record_reference(
 
     Of each scored token the file keeps the `top` most probable classes, the exact mass of all others, `tail_draws` of
     those drawn with known probability, and the token's own log-probability: 0.8 kB with the defaults, where the logits
-    of 128,256 classes take 256 kB or more. `compare_models` takes the file as its base or as a candidate: what it
-    then says of the divergences is unbiased, with intervals that include the drawing.
+    of 128,256 classes take 256 kB or more. `compare_models` takes the file as its base or as a candidate: its
+    estimates of the divergences are unbiased, and their intervals include the drawing.
 
     Arguments:
         model: a folder of a Hugging Face causal language model, a ``.gguf`` file, or a module.
-        texts: what it reads, as for `compare_models`.
+        texts: the text that it reads, as for `compare_models`.
         path: the file to write, by custom with the extension ``.klref``.
-        tokenizer: that of a module.
+        tokenizer: the tokenizer of a module.
         top: how many of the most probable classes to keep.
         tail_draws: how many of the others to draw.
         seed: of the draws.
         context, score, most_windows, dtype, device, trust_remote_code, hub: as for `compare_models`.
         block_bytes: the most that a block of logits may take in memory.
-        progress: called with the tokens scored and those in all.
+        progress: called with the number of scored tokens and the total.
 
     Returns:
         remarks on the file, as sentences.
 
     Raises:
         ModelError: the model cannot be loaded or run, or gives NaN; the text is shorter than a window.
-        FileError: the file cannot be written; nothing is left behind.
+        FileError: the file cannot be written; no partial file remains.
         ArgumentTypeError, ArgumentValueError: an argument is of the wrong type or value.
 
     Example:

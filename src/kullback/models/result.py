@@ -26,7 +26,7 @@ class ReadToken(ShortRepr):
         kl: KL(P || Q) of the distributions over it.
         p: its probability under the base.
         q: its probability under the candidate.
-        top: the top classes under P, then those of the top classes under Q that are not among them.
+        top: the top classes under P, then the further top classes under Q.
     """
 
     index: int
@@ -63,11 +63,11 @@ class Candidate(ShortRepr):
     """One candidate compared with the base.
 
     Attributes:
-        model: what is known of it.
+        model: its name and origin.
         comparison: base (P) and candidate (Q), row by row.
         passages: the passages of largest mean KL(P || Q), the largest first; of a short text all, in their order.
         shared_classes: how many classes it shares with the base, or None where the vocabularies are the same.
-        known: what is known of both sides: ``"all classes"``; of one of them a ``"reference"``, from which divergences
+        known: the known part of both sides: ``"all classes"``; a ``"reference"`` for one of them, so that divergences
             are estimated; or the ``"top classes"``, as of two references, so that the divergences of `comparison` are
             lower bounds.
         certain: for each divergence, between what its mean over these tokens must lie; None where it is known.
@@ -90,7 +90,7 @@ class Candidate(ShortRepr):
 
     @property
     def is_open_above(self) -> bool:
-        """Whether nothing bounds KL(P || Q) of these tokens from above, neither what is known nor the draws."""
+        """Whether KL(P || Q) of these tokens has no upper bound, neither from the known classes nor from the draws."""
         if self.drawn is not None:
             return self.drawn["kl_pq"].interval[1] == math.inf
         return self.is_lower_bound
@@ -103,8 +103,8 @@ class ModelComparison(Shown):
     ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json` and `to_pandas` write it.
 
     Attributes:
-        base: what is known of the base.
-        candidates: the candidates, that of the smallest mean KL(base || candidate) first.
+        base: the base's name and origin.
+        candidates: the candidates, with the smallest mean KL(base || candidate) first.
         differences: for each candidate but the last, the mean KL of the next one minus its own, paired by rows. Where
             one of the two has no upper end, the difference has none on that side; between lower bounds neither end.
         noise_floor: the base against itself with noise of its dtype's rounding in every layer, or None.

@@ -40,7 +40,7 @@ class Run:
     Arguments:
         base: the base.
         pairings: the base with each candidate.
-        settings: those of the comparison.
+        settings: the settings of the comparison.
     """
 
     def __init__(self, base: Side, pairings: Sequence[Pairing], settings: Settings) -> None:
@@ -51,7 +51,7 @@ class Run:
     def all_windows(
         self, block_bytes: int, progress: Progress | None, checkpoint: Checkpoint | None = None
     ) -> None:
-        """Read all windows, those that the checkpoint holds from there."""
+        """Read all windows; finished ones come from the checkpoint."""
         windows = self._settings.windows
         ends = windows.clusters.bincount(minlength=len(windows)).cumsum(0).tolist()
         if checkpoint is not None:
@@ -102,7 +102,7 @@ class Run:
 
 
 def differences(found: Sequence[tuple[Candidate, Tensor]], settings: Settings) -> list[Mean]:
-    """Return the mean KL of each candidate but the first minus that of the one before, paired by rows."""
+    """Return the mean KL of each candidate minus the mean KL of the one before it, paired by rows."""
     means: list[Mean] = []
     for (candidate, before), (following, after) in pairwise(found):
         mean = _difference(after - before, settings)

@@ -29,27 +29,27 @@ CONCURRENCY = 4
 PIECE = 1 << 16  # characters of a text that are compared at a time
 BYTES_OF_ENTRY = 256  # at most, of one token in an answer
 FIELDS = "tokens", "token_logprobs", "top_logprobs"
-TRIALS = 8  # beginnings of a text that may be needed to tell how a server counts its tokens
+TRIALS = 8  # beginnings of a text that may be needed to find how a server counts its tokens
 SMALLEST_REST = 1e-6  # of a probability in float32
 ROUNDING = 0.5  # nats between two computations of one distribution, of an improbable token in low precision
 WHO_CAN = "vLLM, SGLang and llama-cpp-python's server (started with --logits_all true) can"
 
 
 class ServerModel(LanguageModel):
-    r"""A language model behind an inference server, of which the most probable tokens are known at each position.
+    r"""A language model behind an inference server, which gives the most probable tokens at each position.
 
     The server is asked for the log-probabilities of the prompt: vLLM (``/v1/completions`` with ``prompt_logprobs``),
     SGLang (``/generate`` with ``top_logprobs_num``), or another with OpenAI's completions, ``echo`` and ``logprobs``,
-    as that of llama-cpp-python. Windows are sent as token ids, which those of the last kind may not take: they get
-    text, and only windows whose text gives back the same tokens are possible; their answers name tokens by text, and
-    where a text stands for several tokens, only those more probable are known. llama-server and OpenAI's own API give
-    log-probabilities of generated tokens alone, and are refused.
+    such as llama-cpp-python. Windows are sent as token ids. Servers of the last kind may refuse ids and then get text:
+    only windows whose text gives back the same tokens are possible. Their answers name tokens by text. Where several
+    tokens share a text, only the more probable tokens are known. llama-server and OpenAI's own API give
+    log-probabilities of generated tokens only, and are refused.
 
     Arguments:
         address: as in ``http://localhost:8000``.
         top: how many tokens to ask for at each position. The true token comes on top.
         api_key_env: the name of the environment variable with the server's key.
-        vocabulary: that of the model it is compared with, where `require_same_tokens` holds.
+        vocabulary: the vocabulary of the model it is compared with, where `require_same_tokens` holds.
         classes: the number of classes of the logits, which servers do not tell.
         concurrency: how many requests to have in flight.
         timeout: how many seconds the server may take for one.
@@ -148,7 +148,7 @@ class ServerModel(LanguageModel):
             except UnreachableError as error:
                 raise ModelError(
                     f"{self.name}: the server stopped answering after {done} of {len(windows)} windows "
-                    f"({error.reason}); start it again; a command that was given --resume goes on from there"
+                    f"({error.reason}); start it again; a command with --resume continues from there"
                 ) from error
             finally:
                 for each in waiting:
@@ -261,9 +261,9 @@ class ServerModel(LanguageModel):
     def _require_alignment(
         self, ids: list[int], start: int, held: tuple[list[Any], list[Any], list[Any]]
     ) -> None:
-        """Check, once, that a token's log-probabilities are those given the tokens before it.
+        """Check, once, that a token's log-probabilities are given the tokens before it.
 
-        llama-cpp-python gives, for models without BOS, those of the token after it. The same distribution comes with
+        For models without BOS, llama-cpp-python gives those of the next token. The same distribution comes with
         the first token that is generated after a beginning of the text, where that is cut into the same tokens.
         """
         if self._is_aligned:
@@ -341,11 +341,11 @@ class ServerModel(LanguageModel):
         raise ModelError(f"{self.name}: wanted log-probabilities of a prompt; got {said}; {instead}")
 
     def _scored(self, block: TopKBlock | None, tokens: Tensor, scored: Tensor, number: int) -> TopKBlock:
-        """Return the rows of the scored tokens, which must be those that were sent."""
+        """Return the rows of the scored tokens, which must be the tokens that were sent."""
         places = scored.nonzero().squeeze(-1)
         row_of = torch.full((len(tokens),), -1)
         if block is not None:
-            inside = block.positions < len(tokens)  # what was generated comes after
+            inside = block.positions < len(tokens)  # the generated tokens come after
             row_of[block.positions[inside]] = inside.nonzero().squeeze(-1)
         rows = row_of[places]
         if block is None or bool((rows < 0).any()):
@@ -375,8 +375,8 @@ class ServerModel(LanguageModel):
         found = answer.body.get("tokens") if isinstance(answer.body, dict) else None
         if not answer.is_good or not isinstance(found, list) or not all(type(each) is int for each in found):
             raise ModelError(
-                f"{self.name}: wanted the tokens of a text from /tokenize, to tell whether they are those of the other "
-                f"model; got {self._server.message(answer)}; use vLLM, or SGLang 0.5.3 or newer"
+                f"{self.name}: wanted the tokens of a text from /tokenize, to compare them with the other model's;"
+                f" got {self._server.message(answer)}; use vLLM, or SGLang 0.5.3 or newer"
             )
         return found
 
@@ -388,7 +388,7 @@ class ServerModel(LanguageModel):
 
 
 def _recognize(server: Endpoint) -> tuple[str, str | None]:
-    """Return what a server speaks, and the name of its model."""
+    """Return a server's protocol, and the name of its model."""
     models = server.get("/v1/models")
     listed = models.body.get("data") if models.is_good and isinstance(models.body, dict) else None
     first = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
@@ -423,23 +423,25 @@ def _choices(found: Any) -> list[dict[str, Any]]:
 def _largest_untold(
     others: dict[str, Any], text: str, value: Any, words: Mapping[str, int], top: int
 ) -> float:
-    """Return a bound on the log-probability of the tokens in a list that cannot be told by their text.
+    """Return a bound on the log-probability of listed tokens whose text does not identify them.
 
-    A text that stands for several tokens, or for none that is known, tells none; and of the tokens of one text a list
-    keeps one alone, so that the others are known only to have no more than the probability that is left.
+    A text that several tokens share, or no known token has, identifies none. A list keeps only one of the tokens with
+    one text. The others have at most the probability that is left.
 
     Arguments:
         others: the log-probabilities of the listed texts but for the true token's.
         text: the true token's text.
         value: its log-probability.
-        words: the texts that tell a token.
+        words: the texts that identify a token.
         top: how many tokens were asked for.
     """
     if text in words and all(word in words for word in others):
         return -math.inf
     numbers = {word: float(each) for word, each in others.items() if isinstance(each, (int, float))}
     largest = max((each for word, each in numbers.items() if word not in words), default=-math.inf)
-    in_list = value >= min(numbers.values(), default=math.inf)  # else it may stand beside the list
+    in_list = value >= min(
+        numbers.values(), default=math.inf
+    )  # otherwise it may come in addition to the list
     if len(numbers) < top - in_list:
         rest = 1 - sum(math.exp(min(each, 1)) for each in (*numbers.values(), value))
         largest = max(largest, math.log(max(rest, SMALLEST_REST)))
@@ -447,9 +449,9 @@ def _largest_untold(
 
 
 def _only_ranked(block: TopKBlock, ranked_above: list[float]) -> TopKBlock:
-    """Return a block with those tokens alone that are more probable than every one that cannot be told.
+    """Return a block with only the tokens that are more probable than every unidentified one.
 
-    So what is listed are the most probable tokens, in fact as in name.
+    So the listed tokens are indeed the most probable ones.
     """
     limit = torch.tensor(ranked_above, dtype=block.log_probs.dtype)[block.positions]
     dropped = (block.log_probs <= limit.unsqueeze(-1)) & (block.log_probs != -torch.inf)
@@ -461,7 +463,7 @@ def _only_ranked(block: TopKBlock, ranked_above: list[float]) -> TopKBlock:
 
 
 def _agree(a: Any, b: Any) -> bool:
-    """Tell whether two lists of top tokens are of one distribution, as far as rounding allows."""
+    """Return whether two lists of top tokens can be of one distribution, up to rounding."""
     if not isinstance(a, dict) or not isinstance(b, dict):
         return False
     numbers = (int, float)

@@ -25,7 +25,7 @@ Block = Tensor | ReferenceBlock | TopKBlock
 
 @dataclass
 class Side(ABC):
-    """A side: what is known of it, and the windows in its own tokens."""
+    """A side: its name and origin, and the windows in its own tokens."""
 
     info: ModelInfo
     windows: Windows
@@ -85,12 +85,12 @@ class DenseSide(Side):
             raise ModelError(
                 f"{printable(self.info.name)}: wanted finite logits; got {_fault(block[row - start])} for token "
                 f"{place - int(self.windows.offsets[window])} of window {window} (row {row}); run the model in another "
-                "--dtype, or mend its weights"
+                "--dtype, or repair its weights"
             )
 
     @classmethod
     def of_file(cls, source: RowSource, windows: Windows) -> DenseSide:
-        """Return a file of predictions as a side; its rows are those of the scored tokens.
+        """Return a file of predictions as a side, with one row for each scored token.
 
         Raises:
             FileError: it has another number of rows.
@@ -116,7 +116,7 @@ class ReferenceSide(Side):
 
     @classmethod
     def of(cls, reference: Reference) -> ReferenceSide:
-        """Return an open reference as a side, with what it says of its model."""
+        """Return an open reference as a side, with the description of its model."""
         held = reference.metadata
         numbers = [held.get(name, "") for name in ("parameters", "file_bytes")]
         parameters, file_bytes = (int(x) if x.isdecimal() else None for x in numbers)
@@ -142,7 +142,7 @@ class ListedSide(Side):
                 yield take_rows(block, slice(start, start + rows))
 
     def _from_file(self, source: TopKSource, first_window: int) -> Iterator[TopKBlock]:
-        """Yield the rows of a file from a window on, which are those of the scored tokens or of all."""
+        """Yield the rows of a file from a window on: rows of the scored tokens, or of all tokens."""
         windows, done = self.windows, 0
         labels, first = windows.labels, self._first_row(first_window)
         for block in source.blocks():

@@ -34,12 +34,12 @@ LONGEST_LINE = 64 * 1024 * 1024  # bytes of a line of JSON
 
 @dataclass(frozen=True)
 class Text:
-    """What the models are to read.
+    """The text that the models read.
 
     Attributes:
         documents: the texts, or the conversations and completions.
-        running: whether it is one running text, of which only whole windows are read, as llama.cpp does; of each of
-            several documents the last window may be shorter.
+        running: whether it is one running text. Only its whole windows are read, as llama.cpp does. The last window of
+            each of several documents may be shorter.
     """
 
     documents: Sequence[Document]
@@ -47,7 +47,7 @@ class Text:
 
     @property
     def are_conversations(self) -> bool:
-        """Whether the documents are conversations or completions, of which the replies are scored."""
+        """Whether the documents are conversations or completions, whose replies are scored."""
         return not isinstance(self.documents[0], str)
 
 
@@ -148,9 +148,9 @@ def make_windows(
 ) -> tuple[Windows, Tensor]:
     """Cut texts into windows of `context` tokens, as ``llama-perplexity`` does; each conversation is one window.
 
-    The tokens of a running text are cut one window after the other; what is left at its end is dropped. The first token
-    of a window is replaced by the model's first token (BOS) where its tokenizer adds one, so that no window begins
-    within a text.
+    The tokens of a running text are cut one window after the other; the rest at its end is dropped. The first token of
+    a window is replaced by the model's first token (BOS) where its tokenizer adds one, so that no window begins within
+    a text.
 
     Arguments:
         model: whose tokens they are.

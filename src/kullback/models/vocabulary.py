@@ -17,10 +17,10 @@ __all__ = ["SharedClasses", "Token", "Vocabulary", "share_classes"]
 
 @dataclass(frozen=True)
 class Token:
-    """The text that one class of a language model stands for.
+    """The text of one class of a language model.
 
     Attributes:
-        content: its bytes; of a special token, those of its name.
+        content: its bytes, or the bytes of a special token's name.
         special: whether it is a control token, which no text contains.
     """
 
@@ -34,7 +34,7 @@ class Token:
 
 
 class Vocabulary(Sequence[Token | None]):
-    """The token of each class of a language model; None where a class stands for no token, as in padding.
+    """The token of each class of a language model; None where a class has no token, as in padding.
 
     Arguments:
         tokens: the token of each class.
@@ -70,7 +70,7 @@ class Vocabulary(Sequence[Token | None]):
         return digest.hexdigest()
 
     def text(self, index: int) -> str:
-        """Return the text of a class, or its number where it stands for no token."""
+        """Return the text of a class, or its number where it has no token."""
         token = self._tokens[index] if 0 <= index < len(self._tokens) else None
         return f"[{index}]" if token is None else token.text
 
@@ -84,7 +84,7 @@ class SharedClasses:
         q: the same tokens in Q's numbers.
         others_p: P's classes that Q lacks.
         others_q: Q's classes that P lacks.
-        padding: how many classes that stand for no token are left out of the rows, because only one side has such.
+        padding: how many classes without a token are left out of the rows, because only one side has such.
     """
 
     p: Tensor
@@ -113,7 +113,7 @@ class SharedClasses:
         )
 
     def shared_numbers(self, tokens: Tensor) -> Tensor:
-        """Return P's token numbers as numbers of the mapped rows; those that Q lacks get the last class."""
+        """Return P's token numbers as numbers of the mapped rows; tokens that Q lacks get the last class."""
         number = torch.full((int(max(tokens.max(), self.p.max())) + 1,), len(self.p))
         number[self.p] = torch.arange(len(self.p))
         return number[tokens]
@@ -127,11 +127,11 @@ def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> Sha
     Arguments:
         p: P's vocabulary.
         q: Q's.
-        classes: the number of classes of P's and Q's logits; classes beyond a vocabulary stand for no token. Where
-            only one side has such classes and the rest are the same, these are left out.
+        classes: the number of classes of P's and Q's logits; classes beyond a vocabulary have no token. Where only one
+            side has such classes and the rest are the same, these are left out.
 
     Returns:
-        the shared classes; None where both have the same tokens in the same places, so that nothing is to be mapped.
+        the shared classes; None where both have the same tokens in the same places.
 
     Example:
         >>> a, b, c = Token(b"a"), Token(b"b"), Token(b"c")

@@ -77,7 +77,7 @@ class HeldTensor:
 
 
 class StoredTensor:
-    """A tensor of a safetensors file, of which each read is one of the file."""
+    """A tensor of a safetensors file that is read from the file at each access."""
 
     def __init__(self, ref: FileReference, name: str, entry: Any, data: int) -> None:
         layout = safetensors_layout(ref, name, entry, data)
@@ -249,7 +249,7 @@ class ArraysReader(TopKReader):
         log_probs = values.double().log_softmax(-1)
         labels = None
         if "input_ids" in self._tensors:
-            # Those of the next positions; after the last one of a sequence there is none.
+            # The tokens of the next positions; the last position of a sequence has none.
             following = self._column("input_ids", start + 1, min(stop + 1, last))
             labels = torch.cat(
                 [following, torch.full((stop - start - len(following),), NO_LABEL, device="cpu")]

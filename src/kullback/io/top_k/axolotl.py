@@ -2,8 +2,8 @@
 
 A field, by default `llm_text_generation_vllm_logprobs`, has for each position a list of ``{"token": "token_id:123",
 "logprob": -0.5}``; in the later form it holds lists of numbers, and `target_token_ids` the tokens. Positions that are
-null or empty, or masked by `target_mask`, have no distribution. Releases differ in which token a row is about, so that
-the true token is not told.
+null or empty, or masked by `target_mask`, have no distribution. Releases differ in the token that a row predicts, so
+the true token is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _IDS, _MASK = "target_token_ids", "target_mask"
 
 
 def has_fields(record: object) -> bool:
-    """Tell whether a record has fields of axolotl."""
+    """Return whether a record has fields of axolotl."""
     return isinstance(record, Mapping) and (
         FIELDS[0] in record or (_IDS in record and any(name in record for name in FIELDS[1:]))
     )

@@ -1,4 +1,4 @@
-"""A block of positions of which the most probable classes are known, and the check of its values."""
+"""A block of positions with known most probable classes, and the check of its values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Positions", "TopKBlock", "check", "join", "log_tail_mass", "part", "to_block"]
 
 LARGEST_INDEX = 2**31 - 1
-SAME = 1e-2  # relative difference up to which two log-probabilities of one token are the same, computed twice
+SAME = 1e-2  # largest relative difference between two computations of one token's log-probability
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,8 @@ class TopKBlock:
         log_probs: their natural log-probabilities, shape (n, k); -inf is padding of positions with fewer classes.
         labels: the true token, int64, shape (n,); -100 where it is not known.
         label_log_probs: its log-probability, shape (n,); NaN where it is not known.
-        log_tail: the log of the mass outside the known classes, float64, shape (n,); -inf where nothing is left, NaN
-            where the file does not tell, because it holds logits of the known classes alone.
+        log_tail: the log of the mass outside the known classes, float64, shape (n,); -inf where no mass is left, NaN
+            where it is unknown because the file has only the logits of the known classes.
         classes: the number of all classes, or None where that is not known.
 
     Example:
@@ -141,7 +141,7 @@ def to_block(found: Positions, classes: int | None) -> TopKBlock:
 
 
 def join(blocks: Sequence[TopKBlock]) -> TopKBlock:
-    """Join blocks, those with fewer classes padded."""
+    """Join blocks; blocks with fewer classes are padded."""
     if len(blocks) == 1:
         return blocks[0]
     k = max(block.indices.shape[-1] for block in blocks)
@@ -177,7 +177,7 @@ def part(block: TopKBlock, start: int, stop: int) -> TopKBlock:
 
 
 def check(block: TopKBlock, ref: FileReference, rounding: torch.dtype) -> None:
-    """Raise `FileError` for the first invalid value; the tolerance is that of probabilities of dtype `rounding`."""
+    """Raise `FileError` for the first invalid value; the tolerance suits probabilities of dtype `rounding`."""
     limit = tolerance(rounding)
     log_probs, kept = block.log_probs, block.log_probs != -torch.inf
     bad = log_probs.isnan() | (log_probs > limit)
@@ -197,7 +197,7 @@ def check(block: TopKBlock, ref: FileReference, rounding: torch.dtype) -> None:
     # NaN where the mass outside the list is not known.
     bad = (totals - 1).abs() > limit
     if bool(bad.any()):
-        wanted = f"probabilities that with the mass outside the list sum to 1 within {limit:g} ({dtype_name(rounding)})"
+        wanted = f"probabilities that sum to 1 within {limit:g} ({dtype_name(rounding)}), mass outside the list included"
         instead = "store log-probabilities among all classes, and no other number of classes than there are"
         raise _refused(block, ref, bad, totals, wanted, instead)
     places = torch.arange(1, block.indices.shape[-1] + 1, device="cpu")

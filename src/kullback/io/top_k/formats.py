@@ -14,7 +14,6 @@ from kullback.inputs import whole_from
 from kullback.io.files import FileReference
 from kullback.io.top_k import axolotl, llama_server, openai, sglang, trl, vllm
 from kullback.io.top_k.arrays import ARRAY_FORMATS, array_format, open_arrays, open_folder
-from kullback.io.top_k.distillkit import CONFIG, PACKED, RAW, DistillKitReader
 from kullback.io.top_k.parquet import ParquetRows
 from kullback.io.top_k.records import ReadRecord, RecordReader, Records, Tokens
 from kullback.io.top_k.source import TopKReader, TopKSource
@@ -30,7 +29,7 @@ RECORD_FORMATS: dict[str, tuple[Callable[[object], bool], ReadRecord]] = {
     "openai": (openai.has_log_probs, openai.read),
     "axolotl": (axolotl.has_fields, axolotl.reader_of(None)),
 }
-TOP_K_FORMATS = (*RECORD_FORMATS, "distillkit", *ARRAY_FORMATS)
+TOP_K_FORMATS = (*RECORD_FORMATS, *ARRAY_FORMATS)
 
 
 def open_top_k(
@@ -52,7 +51,6 @@ def open_top_k(
     | ``llama-server`` | responses of ``/completion`` with `n_probs` | the generated one |
     | ``trl`` | responses of ``trl vllm-serve``: ``/get_sequence_logprobs/`` and ``/generate/`` | if given |
     | ``axolotl`` | rows of Parquet or JSON lines with `llm_text_generation_vllm_logprobs`, or another `key` | no |
-    | ``distillkit`` | a folder of packed Parquet files with ``compression_config.yaml``, or one of them | yes |
     | ``safetensors`` | tensors `indices` and `log_probs` (..., k); `labels`, `label_log_probs`, `log_tail` if known | if stored |
     | ``mlx-dwq`` | tensors `indices` and `logits` (batch, length, k), in a file or a folder | no |
     | ``nemo-rl`` | tensors `teacher_topk_indices`, `teacher_topk_logits` (batch, length, k), in a file or a dictionary | with `input_ids` |
@@ -129,7 +127,7 @@ def open_top_k(
 
 
 class _Wanted(NamedTuple):
-    """What the caller says of the source."""
+    """The caller's settings of the source."""
 
     format: str | None
     key: str | None
@@ -158,20 +156,11 @@ def _open_objects(source: object, wanted: _Wanted, name: str) -> TopKReader:
 def _open_path(ref: FileReference, wanted: _Wanted) -> TopKReader:
     suffix = ref.path.suffix.lower()
     if ref.path.is_dir():
-        parquet = sorted(ref.path.glob("*.parquet"))
-        if wanted.format == "distillkit" or (ref.path / CONFIG).exists() or parquet:
-            if not parquet:
-                raise ref.error(
-                    wanted="a folder of .parquet files",
-                    got="none in it",
-                    instead="name the folder that holds them",
-                )
-            return DistillKitReader(ref, parquet)
         return open_folder(ref, wanted.format)
     if suffix in (".safetensors", ".pt", ".pth"):
         return open_arrays(ref, wanted.format)
     if suffix == ".parquet":
-        return _open_parquet(ref, wanted)
+        return _open_records(ParquetRows(ref), wanted)
     if suffix in (".json", ".jsonl", ".ndjson"):
         return _open_records(Records(ref), wanted)
     ref.open().close()
@@ -180,15 +169,6 @@ def _open_path(ref: FileReference, wanted: _Wanted) -> TopKReader:
         got=f"extension {suffix!r}",
         instead="rename the file to its format's extension",
     )
-
-
-def _open_parquet(ref: FileReference, wanted: _Wanted) -> TopKReader:
-    rows = ParquetRows(ref)
-    packed = any({*columns} <= {*rows.names} for columns in (PACKED, RAW))
-    if wanted.format == "distillkit" or (wanted.format is None and packed):
-        rows.close()
-        return DistillKitReader(ref, [ref.path])
-    return _open_records(rows, wanted)
 
 
 def _open_records(records: Records | ParquetRows, wanted: _Wanted) -> TopKReader:

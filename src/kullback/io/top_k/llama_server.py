@@ -22,7 +22,7 @@ _AFTER_SAMPLERS = (
 
 
 def has_probabilities(record: object) -> bool:
-    """Tell whether a record is llama-server's."""
+    """Return whether a record is from llama-server."""
     return _tokens_of(record) is not None
 
 

@@ -1,8 +1,8 @@
 """Log-probabilities in the form of OpenAI's API, which other servers answer in too.
 
 Chats have ``choices[].logprobs.content[] = {token, bytes, logprob, top_logprobs: [{token, bytes, logprob}]}``,
-completions ``choices[].logprobs = {tokens, token_logprobs, top_logprobs: [{token: logprob}]}``, with ``echo`` those of
-the prompt too. Tokens are text; vLLM writes ``token_id:123`` when asked to, and llama-server adds ids.
+completions ``choices[].logprobs = {tokens, token_logprobs, top_logprobs: [{token: logprob}]}``, with ``echo``
+also for the prompt. Tokens are text; vLLM writes ``token_id:123`` when asked to, and llama-server adds ids.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["has_log_probs", "read"]
 
 
 def has_log_probs(record: object) -> bool:
-    """Tell whether a record is such a response with log-probabilities."""
+    """Return whether a record is such a response with log-probabilities."""
     choices = get(record, "choices")
     return isinstance(choices, list) and any(
         get(choice, "logprobs") is not None for choice in cast("list[Any]", choices)

@@ -24,13 +24,13 @@ def paired_top_k_blocks(
 ) -> Iterator[tuple[TopKBlock, TopKBlock]]:
     """Iterate over the same positions of two sources, block by block.
 
-    Positions correspond in order, sequence by sequence; how each source numbers them in a sequence may differ, as a
-    server that returns those of a completion begins with it.
+    Positions correspond in order, sequence by sequence. The sources may number them differently: a server that returns
+    a completion's positions begins with the completion.
 
     Arguments:
         p: the first source.
         q: the second source, of the same texts.
-        rows: the number of positions in a block, of which only the last may have fewer.
+        rows: the number of positions in a block; the last block may have fewer.
 
     Returns:
         An iterator over pairs of `TopKBlock` of as many positions.

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, of which each is one text."""
+"""Rows of Parquet files, where each row is a text."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Place:
         return replace(self, where=f"{self.where}, {what}" if self.where else what)
 
     def error(self, *, wanted: str, got: str, instead: str) -> FileError:
-        """Return the error for what stands here."""
+        """Return the error for the value at this place."""
         where = f" at {self.where}" if self.where else ""
         return self.ref.error(wanted=wanted, got=got + where, instead=instead)
 
@@ -97,9 +97,9 @@ class RecordSource(Protocol):
 
 
 class Records:
-    """The records of a file: those of each line of ``.jsonl`` or ``.ndjson``, else of the one document; or objects.
+    """The records of a file, or of given objects: each line of ``.jsonl`` or ``.ndjson``, else the whole document.
 
-    A record that is a list stands for its elements.
+    A record that is a list is replaced by its elements.
     """
 
     def __init__(self, ref: FileReference, objects: Sequence[Any] | None = None) -> None:
@@ -175,7 +175,7 @@ class Collected:
         label: object = None,
         label_log_prob: object = None,
     ) -> None:
-        """Add a position: pairs of a token's id and its log-probability, and those of the true token."""
+        """Add a position: pairs of a token's id and its log-probability, and the pair of the true token."""
         ids: list[int] = []
         values: list[float] = []
         for token, value in entries:
@@ -199,7 +199,7 @@ class Collected:
         self._label_log_probs = [torch.nan] * len(self._labels)
 
     def positions(self, sequence: int) -> Positions:
-        """Return the positions as tensors, those with fewer classes padded."""
+        """Return the positions as tensors; positions with fewer classes are padded."""
         tokens = self._tokens
         known = bool(self._labels) and NO_LABEL not in self._labels
         if tokens is None and known and self._positions == list(range(len(self._positions))):
@@ -249,7 +249,7 @@ ReadRecord = Callable[[Any, Place, Tokens | None], Iterator[Collected]]
 
 
 class RecordReader(TopKReader):
-    """A reader of records, of which `read` makes sequences; servers compute their log-probabilities in float32."""
+    """A reader of records that `read` turns into sequences; servers compute their log-probabilities in float32."""
 
     def __init__(
         self,

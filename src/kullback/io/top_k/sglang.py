@@ -15,12 +15,12 @@ __all__ = ["has_meta_info", "read"]
 
 
 def has_meta_info(record: object) -> bool:
-    """Tell whether a record is SGLang's."""
+    """Return whether a record is from SGLang."""
     return get(record, "meta_info") is not None
 
 
 def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected]:
-    """Read one response: the prompt, or where its log-probabilities were not asked for, what was generated."""
+    """Read one response: the prompt, or the generated text where the prompt's log-probabilities were not asked for."""
     del tokens
     meta = get(record, "meta_info")
     side = next((each for each in ("input", "output") if get(meta, f"{each}_top_logprobs")), None)

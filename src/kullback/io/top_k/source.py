@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["TopKReader", "TopKSource"]
 
 BLOCK_BYTES = 64 * 1024 * 1024
-# Rows of a block where only reading tells how many classes a position lists.
+# Rows of a block where the number of listed classes is unknown before reading.
 BLOCK_ROWS = 1024
 
 
 class TopKReader(ABC):
-    """A reader of one format of top-k log-probabilities; `TopKSource` checks and joins what it finds.
+    """A reader of one format of top-k log-probabilities; `TopKSource` checks and joins its blocks.
 
     Attributes:
         ref: the path and the argument it was passed as.
@@ -34,7 +34,7 @@ class TopKReader(ABC):
         rows: the number of positions with a distribution, or None where only reading tells.
         k: the most classes that a position lists, or None likewise.
         classes: the number of all classes, or None where the format does not tell.
-        tail: what is known of the other classes: their mass, or nothing.
+        tail: the known part of the other classes: their mass, or none.
         rounding: the dtype that the log-probabilities were computed or stored in.
     """
 
@@ -97,7 +97,7 @@ class TopKSource(Closes):
 
     @property
     def name(self) -> str:
-        """The path of the file, or what stands for it."""
+        """The path of the file, or a description of the source."""
         return self._reader.ref.shown
 
     def __repr__(self) -> str:
@@ -143,10 +143,10 @@ class TopKSource(Closes):
         """Iterate over all positions in order, in blocks; each call begins anew.
 
         Arguments:
-            rows: the positions in a block, of which only the last may have fewer; left out, as many as fit 64 MB.
+            rows: the positions in a block; the last block may have fewer; left out, as many as fit 64 MB.
 
         Returns:
-            An iterator over `TopKBlock`. Their number of columns may differ where that of the listed classes does.
+            An iterator over `TopKBlock`. Their number of columns may differ where the number of listed classes does.
 
         Raises:
             FileError: the file is damaged, or holds values that are no log-probabilities; it names the position.
@@ -174,8 +174,8 @@ class TopKSource(Closes):
         """Iterate over the sequences' tokens, in a pass of its own.
 
         Returns:
-            An iterator over int64 tensors in which ``tokens[position]`` is the true token of a position of the blocks;
-            None for a sequence of which not all tokens are known.
+            An iterator over int64 tensors, where ``tokens[position]`` is the true token at a position of the blocks;
+            None for a sequence with unknown tokens.
 
         Raises:
             FileError: the file is damaged.

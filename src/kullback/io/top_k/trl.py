@@ -3,7 +3,7 @@
 As JSON `logprobs` and `logprob_token_ids` are lists of sequences of positions of entries, null for NaN. The binary form
 has base64 of little-endian arrays of `shape` (sequences, positions, k): float32 `logprobs_b64` and int32
 `token_ids_b64`, padded with -inf, and of (sequences, positions, 1) `actual_logprobs_b64` and `actual_token_ids_b64` for
-the true token. A position is that of a token of the completion.
+the true token. Each position is a token of the completion.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["has_sequence_log_probs", "read"]
 
 
 def has_sequence_log_probs(record: object) -> bool:
-    """Tell whether a record is one of TRL's server."""
+    """Return whether a record is from TRL's server."""
     return any(get(record, name) is not None for name in ("logprob_token_ids", "logprobs_b64"))
 
 

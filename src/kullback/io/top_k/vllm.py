@@ -20,7 +20,7 @@ _GUESSED = "the true tokens are taken to stand first at each position, as vLLM w
 
 
 def has_prompt_log_probs(record: object) -> bool:
-    """Tell whether a record is vLLM's, with log-probabilities of the prompt."""
+    """Return whether a record is from vLLM, with log-probabilities of the prompt."""
     return any(get(part, "prompt_logprobs") is not None for part in _parts(record))
 
 
@@ -49,7 +49,7 @@ def _prompt(found: Any, ids: Any, place: Place) -> Collected:
         raise place.error(
             wanted=f"as many prompt_logprobs as prompt_token_ids, {len(ids)}",
             got=str(len(rows)),
-            instead="turn off prefix caching, with which vLLM leaves out the prompt's first tokens",
+            instead="turn off prefix caching: with it vLLM omits the prompt's first tokens",
         )
     if ids is not None:
         collected.set_tokens(ids)
