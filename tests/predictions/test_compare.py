@@ -414,11 +414,11 @@ def test_the_notes_say_what_the_intervals_assume(logits):
     by_rows = compare_predictions(*logits, representation="logits").notes
     (unseen,) = by_rows
     assert unseen.startswith(
-        "At 95 % confidence, up to 0.43 % of rows (3/n) may be of a kind that is not among these 700."
+        "At 95 % confidence, up to 0.43 % of rows (3/n) may be of a kind that is absent from these 700."
     )
     few = compare_predictions(*logits, representation="logits", cluster=np.arange(ROWS) % 5)
     assert "take the 5 clusters to be independent." in few.notes[0]
-    assert "The error cannot be told of KL(P||Q), KL(Q||P), JS, TV" in few.notes[1]
+    assert "No interval for KL(P||Q), KL(Q||P), JS, TV" in few.notes[1]
     assert "fewer than 10 clusters" in few.notes[1]
     assert {summary.reason for summary in few.divergences.values()} == {"few units"}
 

@@ -351,7 +351,7 @@ def test_a_star_alone_stands_for_names(suffix, tmp_path, monkeypatch):
 def test_a_name_that_duckdb_cannot_be_told_is_refused(tmp_path):
     write_named(tmp_path / "a\\[b].csv", "right")
     write_named(tmp_path / "ab.csv", "wrong")
-    with pytest.raises(FileError, match=r"without a backslash beside .*; rename it"):
+    with pytest.raises(FileError, match=r"without a backslash next to .*; rename it"):
         profile_table(tmp_path / "a\\[b].csv")
     (tmp_path / "a\\[b].csv").rename(tmp_path / "a[b].csv")
     assert values_of(tmp_path / "a[b].csv") == {"right": 1}

@@ -1,4 +1,4 @@
-"""What the trainers share: a student and a teacher run on one batch, and a loss of what they predict."""
+"""The part that the trainers share: a student and a teacher run on one batch, and a loss of their predictions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["STORED", "BatchLoss", "at_least_one", "logits_of", "next_tokens", "of_tokens"]
 
-# What a batch holds in place of a teacher: its most probable tokens, shape (..., tokens, k).
+# The fields of a batch that replace a teacher: its most probable tokens, shape (..., tokens, k).
 STORED = ("teacher_indices", "teacher_log_probs")
 
 
@@ -57,7 +57,7 @@ class BatchLoss:
 
     Arguments:
         call: the trainer, for messages.
-        loss: a `DistillationLoss`, or a `LinearDistillationLoss`, with which the logits are never whole.
+        loss: a `DistillationLoss`, or a `LinearDistillationLoss`, which never has all logits in memory.
         teacher: the teacher, or None where the batches hold its most probable tokens, as ``teacher_indices`` and
             ``teacher_log_probs``.
         causal: whether the label of a position's logits is the token after it.
@@ -109,11 +109,11 @@ class BatchLoss:
         """Return the loss and the student's outputs.
 
         Arguments:
-            model: the student, as it has to be called.
-            inputs: the batch. Positions whose label is the loss's `ignore_index` do not count; without labels, those
-                that the attention mask leaves out.
-            normalizer: what the sum over tokens is divided by, such as their number in all micro-batches.
-            unwrapped: the student without what wraps it, whose head it is.
+            model: the student, in the form that is called.
+            inputs: the batch. Positions whose label is the loss's `ignore_index` do not count; without labels, the
+                positions that the attention mask leaves out.
+            normalizer: the divisor of the sum over tokens, such as their number in all micro-batches.
+            unwrapped: the student without its wrappers; it has the head.
             keep_logits: whether the outputs have to hold the logits.
         """
         features = {name: x for name, x in inputs.items() if name not in ("labels", "shift_labels", *STORED)}

@@ -76,7 +76,7 @@ def compute_loss_func(
         taught = _find(outputs, teacher) if isinstance(teacher, str) else teacher(outputs)
         labels = of_tokens(call, student, labels, loss.ignore_index, causal)
         if labels is not None and labels.is_floating_point() and loss.label_weight == 0:
-            labels = None  # those of a regression name no class, and none to ignore
+            labels = None  # labels of a regression are no classes, so none is ignored
         return loss(
             student=student, teacher=taught, labels=labels, normalizer=at_least_one(num_items_in_batch)
         )
@@ -104,8 +104,8 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
 
     over the tokens that count, P the teacher and Q the model, with N those of all micro-batches of the step and of all
     processes (the Trainer's `num_items_in_batch`), so that gradients accumulate to those of one large batch. Tokens
-    whose label is -100 do not count, or without labels those that the attention mask leaves out. Everything else, from
-    checkpoints to evaluation, is the Trainer's; the teacher is neither trained nor saved.
+    with label -100 do not count. Without labels, tokens that the attention mask leaves out do not count. Everything
+    else, from checkpoints to evaluation, is the Trainer's; the teacher is neither trained nor saved.
 
     Arguments:
         args: the Trainer's, by position, such as the model and its `TrainingArguments`.
@@ -204,7 +204,7 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
 
 
 def scale_of_processes(trainer: Any, num_items_in_batch: Any) -> int:
-    """Return what a loss divided by the tokens of all processes is multiplied by: they average their gradients."""
+    """Return the factor of a loss divided by the tokens of all processes, which average their gradients."""
     if trainer.args.n_gpu > 1:
         raise invalid_value(
             type(trainer).__name__,

@@ -18,7 +18,7 @@ _LightningModule: Any = load("lightning.pytorch", "kullback.integrations.lightni
 
 
 class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBaseClass]
-    r"""A `LightningModule` that trains a student to predict what a teacher predicts.
+    r"""A `LightningModule` that trains a student to make the predictions of a teacher.
 
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
@@ -70,7 +70,7 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
         self.batch_loss = BatchLoss("DistillationModule", loss, teacher, causal=causal)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the student returns."""
+        """Return the student's output."""
         return self.student(*args, **kwargs)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

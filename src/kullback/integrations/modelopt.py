@@ -36,8 +36,7 @@ class LogitsDistillationLoss(_Loss):
     Raises:
         KullbackError: a setting is invalid; at the call, shapes differ.
 
-    Gradient:
-        that of `kullback.functional.distillation_loss`, to the student.
+    Gradient: the gradient of `kullback.functional.distillation_loss`, to the student.
 
     Example:
         >>> import torch

@@ -20,7 +20,7 @@ class KDLoss(torch.nn.Module):
 
     .. math:: L = \frac{T^2}{N} \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
-    with P and Q at temperature T. For ``kind="kl"`` numbers and gradients are those of
+    with P and Q at temperature T. For ``kind="kl"`` numbers and gradients agree with
     `nemo_automodel.components.loss.kd_loss.KDLoss`, to rounding.
 
     Arguments:

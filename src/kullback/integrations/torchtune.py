@@ -22,16 +22,16 @@ class ChunkedDistillationLoss(torch.nn.Module):
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
     In place of `torchtune.modules.loss.ForwardKLWithChunkedOutputLoss` (``kind="kl"``),
-    `ReverseKLWithChunkedOutputLoss` (``"reverse_kl"``) and `SymmetricKLWithChunkedOutputLoss`. Gradients are those of
-    the first two. The values of torchtune's forward KL are cross-entropies, larger by the entropy of the teacher, so
-    that a perfect student does not reach 0; these are divergences. A batch without a token that counts gives 0 with a
-    gradient of 0, where torchtune's has none to go back from.
+    `ReverseKLWithChunkedOutputLoss` (``"reverse_kl"``) and `SymmetricKLWithChunkedOutputLoss`. Gradients are the
+    gradients of the first two. The values of torchtune's forward KL are cross-entropies, larger by the entropy of the
+    teacher, so that a perfect student does not reach 0; these are divergences. A batch without a token that counts
+    gives 0 with a gradient of 0, where torchtune's has none to go back from.
 
     Arguments:
-        num_output_chunks: how many chunks there are; that of the recipe's `loss`.
+        num_output_chunks: the number of chunks, as in the recipe's `loss`.
         ignore_index: the label of positions that do not count.
         kind: the divergence or its name, such as ``"js:0.5"``.
-        temperature: what both logits are divided by.
+        temperature: the divisor of both logits.
         temperature_squared: multiply by the temperature squared.
 
     Returns:

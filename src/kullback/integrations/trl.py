@@ -56,12 +56,12 @@ def generalized_jsd_loss(
     Arguments:
         student_logits: shape (..., classes).
         teacher_logits: the same shape.
-        labels: positions with label -100 do not count; they are those of the logits, shifted already.
+        labels: positions with label -100 do not count. The labels are already shifted to the logits.
         beta: from 0 to 1.
-        temperature: what both logits are divided by.
+        temperature: the divisor of both logits.
         reduction: ``"batchmean"``, the mean over the positions that count (without labels, over the first dimension),
             ``"sum"``, or ``"mean"``, which divides by the classes too.
-        num_items_in_batch: what the sum is divided by instead.
+        num_items_in_batch: another divisor of the sum.
 
     Returns:
         a scalar, in float32 or better.
@@ -70,8 +70,7 @@ def generalized_jsd_loss(
         ArgumentValueError: `reduction` or `beta` is none of these; ``"none"`` too, which in TRL gives terms of classes.
         ArgumentTypeError: an argument is of the wrong type.
 
-    Gradient:
-        to both logits, that of `kullback.functional.distillation_loss`.
+    Gradient: to both logits, the gradient of `kullback.functional.distillation_loss`.
 
     Example:
         >>> import torch
@@ -121,15 +120,15 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n)
 
     with P the teacher and Q the model. Data, on-policy generation and arguments are TRL's. Three things differ besides
-    the loss. A batch that was generated on-policy is divided by its own tokens: TRL divides it by those of the batch
-    that it replaced. The loss of several processes is multiplied by their number, as `transformers.Trainer` does, since
-    they average gradients of a loss that was divided by the tokens of all. And logits that are -inf on both sides count
-    0 instead of NaN.
+    the loss. A batch that was generated on-policy is divided by its own tokens: TRL divides it by the tokens of the
+    batch that it replaced. The loss of several processes is multiplied by their number, as `transformers.Trainer`
+    does, because they average gradients of a loss that was divided by the tokens of all. And logits that are -inf on
+    both sides count 0 instead of NaN.
 
     Arguments:
         args: TRL's, by position.
-        loss: the loss. Left out, that of `GKDConfig.beta`: `JensenShannon`, `KL` at 0 and `ReverseKL` at 1, as in TRL.
-            With a `LinearDistillationLoss` the logits of neither side are ever whole.
+        loss: the loss. By default, the value of `GKDConfig.beta`: `JensenShannon`, `KL` at 0 and `ReverseKL` at 1, as
+            in TRL. With a `LinearDistillationLoss` the logits of neither side are ever whole.
         kwargs: TRL's.
 
     Raises:
@@ -207,7 +206,7 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
     Arguments:
         args: TRL's, by position.
         loss: the loss. A `LinearDistillationLoss` never holds all logits. Its `softcap` and `logit_scale` have to be
-            the models'; those of the default are read from their configurations.
+            the models'; the default reads them from the models' configurations.
         kwargs: TRL's.
 
     Raises:

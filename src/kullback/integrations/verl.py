@@ -45,8 +45,7 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
     Raises:
         KullbackError: `kind` or `tail` is unknown; at the call, shapes differ.
 
-    Gradient:
-        that of `top_k_divergence`, to the student.
+    Gradient: the gradient of `top_k_divergence`, to the student.
 
     Example:
         >>> import torch
@@ -80,7 +79,7 @@ def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[
 
 
 def _of_ranks(x: Tensor, logits: Tensor) -> Tensor:
-    """Return the rows that belong to these logits: flattened if nested, and those of this rank."""
+    """Return the rows that belong to these logits: flattened if nested, and only of this rank."""
     x = x.values().unsqueeze(0) if x.is_nested else x
     if x.shape[1] != logits.shape[1]:  # sequence parallelism: verl slices, and pads the last rank's
         x = load("verl.utils.ulysses", "kullback.integrations.verl").slice_input_tensor(x, dim=1)
@@ -88,7 +87,7 @@ def _of_ranks(x: Tensor, logits: Tensor) -> Tensor:
 
 
 def _masses(logits: Tensor, log_probs: Tensor, ids: Tensor) -> dict[str, Tensor]:
-    """Return what verl logs beside the loss."""
+    """Return the metrics that verl logs with the loss."""
     student = logits.gather(-1, ids).float() - logits.float().logsumexp(-1, keepdim=True)
     top = logits.topk(ids.shape[-1], -1).indices
     shared = (ids.unsqueeze(-1) == top.unsqueeze(-2)).any(-1)
@@ -105,7 +104,7 @@ def _masses(logits: Tensor, log_probs: Tensor, ids: Tensor) -> dict[str, Tensor]
 def register(name: str, kind: Divergence | str = _KL, *, tail: Tail = "bucket") -> None:
     """Register a distillation loss with verl, to be chosen as ``distillation.distillation_loss.loss_mode=NAME``.
 
-    verl chooses what is registered for the losses of tokens, but on the logits it always calls its own
+    verl uses the registered loss for the losses of tokens, but on the logits it always calls its own
     `compute_forward_kl_topk`; this registers the former and replaces the latter, for this name alone, with the FSDP
     strategies. Call it in the workers, such as from the module that verl's ``external_lib`` names.
 

@@ -1,4 +1,4 @@
-"""The state of a comparison on disk, from which a stopped run continues."""
+"""The state of a comparison on disk; a stopped run continues from it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def fingerprint(**settings: Any) -> str:
 
 
 def tensor_bytes(x: Tensor) -> Any:
-    """Return the memory of a tensor as what a digest takes."""
+    """Return the memory of a tensor, in the form that a digest takes."""
     return x.detach().cpu().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -107,7 +107,7 @@ def weights_stamp(name: str) -> list[tuple[str, tuple[int, int, str]]]:
 
 
 def require_state(call: str, resume: object) -> None:
-    """Refuse what is no path of a state, nor None."""
+    """Refuse a value that is neither a path nor None."""
     if resume is None or (isinstance(resume, str | os.PathLike) and isinstance(os.fspath(resume), str)):
         return
     wanted, instead = "the path of a file, or None", "resume='report.state'"

@@ -32,7 +32,7 @@ __all__ = ["BOUNDS", "Collector", "Side", "complement"]
 
 
 class Side(Protocol):
-    """What a comparison says of one of its sides."""
+    """A comparison's data of one of its sides."""
 
     @property
     def path(self) -> Path: ...
@@ -101,7 +101,7 @@ class Collector:
         llama_cpp: whose rows to take for llama.cpp's statistics, or None for none of these; ``"like"`` needs tables
             with the further columns `LIKE_COLUMNS`.
         chunks: for llama.cpp's statistics: the chunk of each row, from 0 and increasing, or None.
-        independent: whether the rows are known to be independent, so that their order is not examined.
+        independent: whether the rows are known to be independent; their order is then not examined.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Collector:
         return len(self._columns)
 
     def is_possible(self, table: Tensor) -> bool:
-        """Tell whether a table that was not measured here is one of rows, up to rounding."""
+        """Return whether a table that was measured elsewhere can be a table of rows, up to rounding."""
         if table.shape[1] != self.width:
             return False
         columns = dict(zip(self._columns, table.unbind(-1), strict=True))
@@ -347,7 +347,7 @@ class Collector:
         return "rows", self._moments["kl_pq"].count
 
     def _notes_on_intervals(self) -> list[str]:
-        """Say how the intervals are computed, what they assume, and which ends are open."""
+        """Return a note on the intervals: their method, their assumptions, and the open ends."""
         units, count = self._units()
         found: list[str] = []
         if units == "clusters":
@@ -367,7 +367,7 @@ class Collector:
             known = (NAMES[name] for name, found in self._estimates.items() if found.reason == reason)
             names = list(dict.fromkeys(known))
             if names:
-                found.append(f"The error cannot be told of {', '.join(names)}: {sentence}.")
+                found.append(f"No interval for {', '.join(names)}: {sentence}.")
         return found
 
     def _unseen_share(self) -> float:
@@ -389,15 +389,15 @@ class Collector:
             if (each := self._estimates[name]).interval is not None
         ]
         return (
-            f"At 95 % confidence, up to {100 * share:.2g} % of {units} (3/n) may be of a kind that is not among these "
+            f"At 95 % confidence, up to {100 * share:.2g} % of {units} (3/n) may be of a kind that is absent from these "
             f"{count:,}. They add up to {share:.2g} nats to the mean for each nat of their KL: {share * LARGE_KL:.2g} "
             f"if that is {LARGE_KL:g}, which is more than the interval allows. The intervals leave such {units} out. "
-            f"With them the mean is at most {' and '.join(ends)}, and that of KL has no bound."
+            f"With them the mean is at most {' and '.join(ends)}, and the mean of KL has no bound."
         )
 
 
 def _noticed(found: SerialDependence, clusters: Clusters | None) -> str:
-    """Say that rows, or clusters, depend on their order, what follows, and what to do."""
+    """Return a note: rows or clusters depend on their order, the consequence, and the remedy."""
     rows, cluster = ("rows", "pass cluster= (--cluster)") if clusters is None else (clusters.in_order, "")
     if found.kind == "pattern":
         turns = cluster and f" If {found.length} sources take turns, {cluster}, their number for each row."

@@ -45,7 +45,7 @@ __all__ = ["compare_predictions"]
 # glibc returns blocks beyond 32 MiB to the system at once; smaller ones would fragment its heap.
 BLOCK_BYTES = 40 * 1024 * 1024
 MOST_DRAWS = 100_000
-# Rows of which a worker sends the results, or a state keeps them, at a time.
+# The most rows whose results a worker sends, or a state keeps, at a time.
 MOST_SENT = 1 << 16
 
 Blocks = Iterable[tuple[int, Tensor, Tensor]]
@@ -86,14 +86,14 @@ def compare_predictions(
     gives the effective number of rows; elsewhere each row is one. An interval is open where the clusters are too few
     or too skewed to bound the mean; `Mean.reason` says why. Its ends hold if no kind of row so rare that none was seen
     carries much of the mean: up to 3/n of all rows may be of one, and a note says what these would add where that is
-    more than the interval allows. Quantiles are those of all rows up to 4,000,000 rows, from a sketch with relative
-    error 0.005 beyond. Every value is computed in float64 and does not depend on `block_bytes`.
+    more than the interval allows. Quantiles are exact up to 4,000,000 rows; beyond, they come from a sketch with
+    relative error 0.005. Every value is computed in float64 and does not depend on `block_bytes`.
 
     Arguments:
         p: P, the reference: the path of a file, a source from `kullback.io.open_rows`, `Logits`, `LogProbs`, `Probs` or
             `Counts`, or a tensor or array of shape (..., classes) whose values `representation` names.
         q: Q, likewise, with as many rows and classes.
-        representation: what the numbers are: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``, for both or as
+        representation: the kind of numbers: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``, for both or as
             a pair (of P, of Q).
         key: the name of the array in a file that holds several, for both or as a pair.
         labels: the true class of each row, -100 where there is none: a path, or integers of shape (rows,). By default
@@ -214,7 +214,7 @@ def compare_predictions(
 
 
 def _identity(sides: Sequence[RowSource], labels: Tensor | None, worst: int, llama_cpp: str | None) -> str:
-    """Return the fingerprint of what the measured rows of a comparison depend on.
+    """Return the fingerprint of everything that the measured rows of a comparison depend on.
 
     Clusters, draws of the bootstrap and the size of blocks are not among it: rows are measured without them.
     """
@@ -223,7 +223,7 @@ def _identity(sides: Sequence[RowSource], labels: Tensor | None, worst: int, lla
 
 
 def _content(side: RowSource) -> Any:
-    """Return what tells the content of a file from another; of a tensor in memory, a digest of all."""
+    """Return an identification of a file's content; for a tensor in memory, a digest of it."""
     if side.format != "tensor":
         return file_stamp(side.path)
     digest = hashlib.sha256(str(side.dtype).encode())
@@ -250,7 +250,7 @@ def _add_finished(
 
     Arguments:
         workers: the workers.
-        checkpoint: that of the first; the others have none.
+        checkpoint: the first worker's; the others have none.
         collector: takes the rows.
         part: the rows that are measured together: a record has whole ones.
         classes: the number of classes.
@@ -331,7 +331,7 @@ def _measure_all(
         remaining = iter(blocks)
 
         def measure_next() -> tuple[int, Iterable[tuple[Tensor, list[WorstRow]]]] | None:
-            """Measure the next block; of several workers, whole, as its results are sent."""
+            """Measure the next block; with several workers completely, because its results are sent."""
             block = next(remaining, None)
             if block is None:
                 return None

@@ -22,7 +22,7 @@ __all__ = ["DrawnMean", "drawn_mean", "population_mean", "row_estimates"]
 
 # The control variate is used where base and candidate are alike: in rows of at most this spread, in nats.
 LARGEST_SPREAD = 1.0
-# It is used among rows of similar spread, of which there have to be so many.
+# The smallest number of rows of similar spread that is enough for it.
 ROWS_OF_STRATUM, MOST_STRATA = 32, 8
 # It has to explain so much of the variance: heavier tails explain less, and are not seen whole (measured).
 LEAST_EXPLAINED = 0.9
@@ -63,7 +63,7 @@ def row_estimates(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor, Tenso
     factor c of a row is the one of least variance in the *other* fold of its stratum, from 0 to 1, so it does not
     depend on the row's own draws and leaves the estimate unbiased. It is 0 where there g explains less than 90 % of
     the variance, or has a mean more than 5 standard errors from 0, or more than 3 in all strata: the ratios q/p are
-    heavy-tailed then, and g would be wrong by what was not drawn. It is 0, too, where a class may have no mass in the
+    then heavy-tailed, and g would be wrong by what was not drawn. It is 0, too, where a class may have no mass in the
     base, in rows of a spread above 1, and if fewer than 32 rows are left.
 
     Returns:
@@ -108,7 +108,7 @@ def _factors(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _is_centered(drawn: DrawnDivergence, rows: Tensor, farthest: float) -> bool:
-    """Tell whether the mean of the control variate in some rows is as close to 0 as its variance lets expect."""
+    """Return whether the mean of the control variate in some rows is as close to 0 as its variance predicts."""
     return abs(float(drawn.control[rows].sum())) <= farthest * math.sqrt(
         float(drawn.variances[rows, 2].sum())
     )
@@ -117,10 +117,10 @@ def _is_centered(drawn: DrawnDivergence, rows: Tensor, farthest: float) -> bool:
 def drawn_mean(rows: ReferenceRows, name: str) -> DrawnMean:
     """Return the mean of a divergence over these rows, with an interval of the drawing alone.
 
-    The interval is Student's t, with Satterthwaite's degrees of freedom, within the bounds. Toward a side to which the
-    drawing is skewed, its end is the bound, or where there is none, farther out than normal. The interval of
-    KL(candidate||base) is open above unless the ratios q/p are light-tailed in all rows, as no draw from the base shows
-    where the candidate alone has mass.
+    The interval is Student's t, with Satterthwaite's degrees of freedom, within the bounds. If the drawing is skewed
+    toward a side, the end on that side is the bound; without a bound it is farther out than a normal quantile. The
+    interval of KL(candidate||base) is open above unless the ratios q/p are light-tailed in all rows, as no draw from
+    the base shows where the candidate alone has mass.
 
     Arguments:
         rows: the measured rows, all of them.

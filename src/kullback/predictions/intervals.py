@@ -80,7 +80,7 @@ class MeanEstimate(NamedTuple):
 class MeanEstimator:
     r"""Standard errors and 95 % intervals of means :math:`m = \sum_u S_u / \sum_u n_u` over units (clusters, or rows).
 
-    The standard error is that of the delete-one jackknife over units. The interval is the wider of Student's t with it
+    The standard error comes from the delete-one jackknife over units. The interval is the wider of Student's t with it
     and of the studentized bootstrap, which resamples units and divides the deviation of each draw by the draw's own
     linearized standard error; for nonnegative quantities on the scale of the logarithm. Toward a long tail it uses a
     smaller tail probability.
@@ -361,7 +361,7 @@ class _Ratio:
         return -float(ordered[last]), -float(ordered[first])
 
     def _proportion(self, of_units: float) -> tuple[float, float]:
-        """Return the ends for a proportion of units; among clusters, those of unlike size may be the largest ones."""
+        """Return the ends for a proportion of units; clusters of unlike size may be the largest ones."""
         if not self._clustered:
             return _wilson(of_units, float(self._sizes.sum()))
         return 0.0, min(1.0, _wilson(of_units, self.count)[1] * float(self._sizes.max() / self._sizes.mean()))

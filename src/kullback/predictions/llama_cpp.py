@@ -15,7 +15,7 @@ from kullback.representations import Representation
 
 __all__ = ["LIKE_COLUMNS", "LlamaCpp", "LlamaCppRows", "measure_like"]
 
-# The rows to take: those of the comparison, or those that llama.cpp computes.
+# The rows to use: the comparison's rows, or the rows that llama.cpp computes.
 LlamaCppRows = Literal["format", "like"]
 FORMAT_COLUMNS = ("cross_entropy_q", "cross_entropy_p", "kl_pq", "delta_prob", "top1_agreement")
 LIKE_COLUMNS = ("like_nll_q", "like_nll_p", "like_kld", "like_delta_p", "like_same_top")
@@ -31,12 +31,12 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 def measure_like(p: Representation, q: Representation, labels: Tensor, *, stored: bool) -> list[Tensor]:
     """Return the columns `LIKE_COLUMNS` of rows, computed as llama.cpp does, in float32.
 
-    P's log-probabilities are those of its base file, rounded and not normalized; Q's come from its logits.
+    P's log-probabilities come from its base file, rounded and not normalized; Q's come from its logits.
 
     Arguments:
         p: rows of P, as log-probabilities of a base file or as what one would be written from.
         q: rows of Q.
-        labels: the true classes; a negative one stands for none.
+        labels: the true classes; negative where there is none.
         stored: whether `p` comes from a base file.
     """
     logs_p, logits = (side.weights() if side.in_logs else side.weights().log() for side in (p, q))
@@ -61,7 +61,7 @@ class LlamaCpp:
     """Collects llama.cpp's sums and values from rows that come in order; it keeps 8 bytes of each row.
 
     Arguments:
-        rows: whose rows: ``"format"`` for those of the comparison, ``"like"`` for llama.cpp's own.
+        rows: whose rows: ``"format"`` for the rows of the comparison, ``"like"`` for llama.cpp's own.
         chunks: the number of the chunk of each row, from 0 and increasing, or None where rows are not cut in chunks.
     """
 
@@ -72,7 +72,7 @@ class LlamaCpp:
         self._delta_p: list[Tensor] = []
 
     def add(self, columns: Mapping[str, Tensor], known: Tensor) -> None:
-        """Add those of the next rows whose label is known."""
+        """Add the next rows that have a label."""
         names = LIKE_COLUMNS if self._like else FORMAT_COLUMNS
         nll, base, kld, delta_p, same = (columns[name][known] for name in names)
         self._kld.append(kld.float())

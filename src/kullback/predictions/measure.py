@@ -56,7 +56,7 @@ LOWEST = torch.finfo(torch.float64).min
 
 
 class Measured(NamedTuple):
-    """A few rows: their table, columns as `COLUMNS` (and `LABEL_COLUMNS`), and the classes that stand out.
+    """A few rows: their table, columns as `COLUMNS` (and `LABEL_COLUMNS`), and the classes of interest.
 
     Of each row, `classes` has P's top classes, then Q's, then the label, 0 where there is none; `pair` is of these.
     """
@@ -98,7 +98,7 @@ def measure(
         REPRESENTATIONS[name](rows.double(), validate=False)
         for name, rows in zip(representations, (p, q), strict=True)
     ]
-    # The top classes are those of the weights: rounding may make unequal weights equal probabilities.
+    # The top classes follow the weights: rounding may make unequal weights equal probabilities.
     top_p, top_q = (_top_classes(side.weights()) for side in sides)
     label = (
         torch.zeros(len(p), dtype=torch.int64, device="cpu")
@@ -125,7 +125,7 @@ def _divergences(sides: list[Representation]) -> list[Tensor]:
     p, q = sides
     kl_pq, kl_qp = (row_divergence(KL(), a, b, dtype=torch.float64) for a, b in ((p, q), (q, p)))
     # Exchanging P and Q exchanges the results to the last bit, which one order of summation does not: the symmetric
-    # ones are computed in the order in which KL is smaller, and in both where it is the same.
+    # ones are computed in the direction with the smaller KL, and in both where KL is equal.
     swap = (kl_qp < kl_pq).unsqueeze(-1)
     tied = (kl_qp == kl_pq) & (kl_pq > 0)
     x, y = p.weights(), q.weights()
@@ -148,7 +148,7 @@ def _top_classes(weights: Tensor) -> Tensor:
     if best.values.shape[-1] > TOP_CLASSES and (best.values.diff() < 0).all():
         return best.indices[:, :TOP_CLASSES]
     # Of equal weights `topk` may give any.
-    rest = weights.clamp(min=LOWEST)  # a copy, in which only classes that have been found are -inf
+    rest = weights.clamp(min=LOWEST)  # a copy, where only the classes found so far are -inf
     found: list[Tensor] = []
     for _ in range(min(TOP_CLASSES, weights.shape[-1])):
         found.append(rest.max(-1, keepdim=True).indices)

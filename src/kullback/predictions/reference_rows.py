@@ -1,4 +1,4 @@
-"""The rows of a reference file against another model's logits: what is certain of each divergence, and an estimate."""
+"""The rows of a reference file against another model's logits: bounds of each divergence, and an estimate."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ __all__ = [
 CALL = "measure_reference"
 # The places at which the order of the top classes is compared.
 PLACES = 10
-# Classes of the tail with a q above so many times the least p of the top are left out of the control variate: they are
-# known to have a q/p above it, and to be drawn too seldom for what they weigh in its mean.
+# Classes of the tail with a q above so many times the least p of the top are left out of the control variate: their
+# q/p is larger, and they are drawn too seldom for their weight in its mean.
 LARGEST_CONTROLLED = 4.0
 # Log-ratios beyond it are taken for it where a ratio itself is needed.
 LARGEST_LOG_RATIO = 700.0
 
 
 class DrawnDivergence(NamedTuple):
-    r"""A divergence of each row, float64, shape (rows,): bounds, and what the draws say about the tail.
+    r"""A divergence of each row, float64, shape (rows,): bounds, and the draws' estimate of the tail.
 
     The estimate of a row is :math:`b + e + c g` with a factor c that must not depend on the row's own draws: its
     expectation is the divergence for c = 0, and, where every class has mass in the base, for every c.
@@ -64,8 +64,7 @@ class DrawnDivergence(NamedTuple):
 class ReferenceRows:
     """Rows of a reference file measured against a candidate's logits; every tensor has a value for each row.
 
-    The base is the model of the reference, the candidate that of the logits, whichever of the two is compared with the
-    other.
+    The base is always the model of the reference, the candidate always the model of the logits.
 
     Attributes:
         divergences: KL(base||candidate) as ``"kl_pq"``, KL(candidate||base) as ``"kl_qp"``, ``"js"`` and ``"tv"``.
@@ -101,7 +100,7 @@ class ReferenceRows:
 
 
 class Candidate(NamedTuple):
-    """What a candidate's logits say about the classes of a reference block: log-probabilities, float64."""
+    """A candidate's log-probabilities of the classes of a reference block, float64."""
 
     top: Tensor
     others: Tensor
@@ -113,12 +112,12 @@ class Candidate(NamedTuple):
 
 
 def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
-    r"""Measure how far a candidate's distributions are from those of a reference file, row by row.
+    r"""Measure how far a candidate's distributions are from a reference file's distributions, row by row.
 
     With K the base's top classes, M its mass outside them and :math:`M_q` the candidate's, the bound of a divergence
-    with the terms :math:`p\,\varphi(q/p)` takes the tail as one class, of ratio :math:`\bar u = M_q/M`. What the tail
-    adds to that is :math:`M\,E[\varphi(u) - \varphi(\bar u)]`, the mean over the tail's classes i with probability
-    :math:`p_i/M` of functions of :math:`u = q_i/p_i`; its estimate is the mean over the draws. The control variate is
+    with the terms :math:`p\,\varphi(q/p)` takes the tail as one class, of ratio :math:`\bar u = M_q/M`. The tail adds
+    :math:`M\,E[\varphi(u) - \varphi(\bar u)]`, the mean over the tail's classes i with probability :math:`p_i/M` of
+    functions of :math:`u = q_i/p_i`; the estimate is the mean over the draws. The control variate is
     :math:`-M\varphi'(\bar u)(u - \bar u)`, whose mean is 0 as :math:`E[u] = \bar u`: together they are Bregman's
     divergence, of second order in u. (Classes with q above 4 times the least p of K are left out of u and of its mean
     there, which stays known.) For KL(base||candidate) that is
@@ -266,8 +265,8 @@ def _tail_functions(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return phi(u) - phi(mean u) and the control variate of each divergence at the draws.
 
-    With log-ratios log(p/q) = -log u, of the draws, of the whole tail, and of the tail's p and the q of those of its
-    classes that are controlled.
+    The log-ratios are log(p/q) = -log u: for the draws, for the whole tail, and for the tail's p and the q of its
+    controlled classes.
     """
     # No tail has an infinite ratio but one whose bound is infinite too.
     a, b, c = (

@@ -33,14 +33,15 @@ class Mean:
 
     Attributes:
         mean: the mean; +inf where a row is infinite.
-        standard_error: that of independent clusters; without cluster ids of blocks of rows where these depend on their
-            order, else of rows; +inf where a row is infinite, NaN for a single row, block or cluster.
+        standard_error: the standard error for independent clusters. Without cluster ids it is for blocks of rows where
+            rows depend on their order, otherwise for rows; +inf where a row is infinite, NaN for a single row, block
+            or cluster.
         interval: the 95 % confidence interval. An end that the data do not determine is the bound of the quantity,
             +inf for KL and cross-entropy. None where neither end is determined, where the mean is infinite, and where
             no interval was asked for.
         reason: why an end is not determined: ``"few units"`` (fewer than 10 clusters, blocks or rows),
             ``"few nonzero units"``, ``"heavy tail"`` (the largest units carry too much of the mean), ``"not bounded"``
-            (of a difference: what is known of a model does not bound its mean); else None.
+            (for a difference: the known part of a model does not bound its mean); else None.
     """
 
     mean: float
@@ -112,7 +113,7 @@ class WorstRow(ShortRepr):
         kl: KL(P || Q) in this row.
         label: the true class, or None.
         cluster: the cluster's id (its number among the sorted ids if they came from a file), or None.
-        top: the top classes under P, then those of the top classes under Q that are not among them.
+        top: the top classes under P, then the further top classes under Q.
     """
 
     row: int
@@ -124,7 +125,7 @@ class WorstRow(ShortRepr):
 
 @dataclass(frozen=True)
 class ConfidenceBin:
-    """The rows whose largest reference probability max p lies in [low, high), or in [low, 1] for the last bin.
+    """The rows with largest reference probability max p in [low, high), or in [low, 1] for the last bin.
 
     Attributes:
         low: the lower edge.
@@ -132,7 +133,7 @@ class ConfidenceBin:
         rows: how many rows.
         kl_mean: their mean KL(P || Q), NaN where there are none.
         kl_p99: its 99 % quantile.
-        top1_agreement: the proportion of these in which both have the same top class.
+        top1_agreement: the proportion of these rows where both have the same top class.
     """
 
     low: float
@@ -154,8 +155,8 @@ class LabelStatistics(ShortRepr):
         difference: the mean of log p(label) - log q(label), row by row: cross_entropy_q - cross_entropy_p, with the
             standard error of paired values. A row counts 0 where both probabilities are 0.
         correlation: Pearson's correlation of log p(label) and log q(label) over rows; NaN where one does not vary.
-        perplexity_p: exp(cross_entropy_p), its error by the delta method, its interval the exponential of that of the
-            cross-entropy.
+        perplexity_p: exp(cross_entropy_p), its error by the delta method, its interval the exponential of the
+            cross-entropy's interval.
         perplexity_q: the same for Q.
         perplexity_ratio: perplexity_q / perplexity_p, which is exp(difference), likewise.
         perplexity_difference: perplexity_q - perplexity_p, error and interval by the delta method on paired values.
@@ -190,7 +191,7 @@ class LabelStatistics(ShortRepr):
 class LlamaCppFigures:
     """What llama.cpp's ``llama-perplexity --kl-divergence`` prints of some rows, each number with its uncertainty.
 
-    The uncertainty is sqrt((mean of squares - square of mean) / (rows - 1)), or follows from that by the delta method;
+    The uncertainty is sqrt((mean of squares - square of mean) / (rows - 1)), or follows from it by the delta method;
     it takes the rows to be independent.
 
     Attributes:
@@ -266,7 +267,7 @@ class Comparison(Shown):
         divergences: a `Summary` for each of ``"kl_pq"``, ``"kl_qp"``, ``"js"``, ``"tv"``.
         acceptance_rate: the expected acceptance rate of speculative sampling, P the target and Q the draft or the
             reverse: the mean of sum(min(p, q)) = 1 - TV.
-        top1_agreement: the proportion of rows in which both have the same top class.
+        top1_agreement: the proportion of rows where both have the same top class.
         top_k_agreement: for k = 1 to 5, the proportion of rows in which both have the same k top classes in the same
             order; of classes of equal probability the lower comes first. Of fewer than k classes all are compared.
         labels: the statistics at the true classes, or None without labels.

@@ -1,4 +1,4 @@
-"""Sums of rows in the order that they come in, from which dependence is measured and blocks of rows are made."""
+"""Sums of rows in their order, used to measure dependence and to form blocks of rows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["RowBlocks", "finite", "sums_of_blocks"]
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
-# Rows whose order is examined one by one; beyond, that of the sums of consecutive rows, of which there are at most so
-# many.
+# Rows whose order is examined one by one. Beyond, the order of sums of consecutive rows is examined; there are at most
+# so many.
 _FIRST_ROWS, _MOST_PARTS = 1 << 16, 1 << 13
 _LARGEST = 1e300
 
@@ -33,7 +33,7 @@ class RowBlocks:
     """The sums of consecutive rows, in parts whose length doubles when there are too many.
 
     Arguments:
-        columns: the number of columns, the last of which counts rows.
+        columns: the number of columns; the last column counts rows.
         examined: the columns whose order shows dependence.
     """
 

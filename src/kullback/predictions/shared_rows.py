@@ -11,8 +11,8 @@ from kullback.parallel.workers import Workers
 
 __all__ = ["shared_blocks"]
 
-# Formats of which a block is read without those before it. Of others each worker reads all rows: text and compressed
-# arrays are decoded from the beginning, and what is said of the whole file, such as its stored mass, needs all of it.
+# Formats that can read a block without the blocks before it. Of others each worker reads all rows: text and compressed
+# arrays are decoded from the beginning, and statements about the whole file, such as its stored mass, need all of it.
 DIRECT = {"npy", "safetensors", "pt", "parquet", "tensor"}
 
 
@@ -23,7 +23,7 @@ def shared_blocks(
     rows: int,
     first: int,
 ) -> Iterator[tuple[int, Tensor, Tensor] | None]:
-    """Iterate over the rounds in which each worker measures one block, in rank order.
+    """Iterate over rounds; in each round every worker measures one block, in rank order.
 
     Arguments:
         workers: the workers.

@@ -23,7 +23,7 @@ __all__ = ["EXACT_ROWS", "Segments", "ByConfidence", "Histogram", "Quantiles", "
 EXACT_ROWS = 4_000_000
 CONFIDENCE_EDGES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 SEGMENTS = 400
-# Eight bins in each factor of ten; what lies outside goes into the first or the last bin.
+# Eight bins in each factor of ten; values outside go into the first or the last bin.
 HISTOGRAM_EDGES = 10.0 ** (torch.arange(-40 * 8, 6 * 8 + 1, dtype=torch.float64, device="cpu") / 8)
 
 
@@ -93,7 +93,7 @@ class SignedSketch:
 
 
 class Histogram:
-    """How many values lie in each of a fixed set of logarithmic bins."""
+    """How many values are in each of a fixed set of logarithmic bins."""
 
     def __init__(self) -> None:
         # Before the bins come the zeros, after them the infinite values.
@@ -181,7 +181,7 @@ class Worst:
         self._rows: list[WorstRow] = []
 
     def candidates(self, start: int, measured: Measured) -> list[WorstRow]:
-        """Return the rows of a part that may be among the worst, given those of all parts added so far."""
+        """Return the rows of a part that may be among the worst, given all parts added so far."""
         kl = measured.table[:, 0]
         floor = self._rows[-1].kl if len(self._rows) == self._count and self._rows else -1.0
         order = torch.sort(kl, descending=True, stable=True).indices[: self._count].tolist()

@@ -63,7 +63,7 @@ def names_of(call: str, argument: str, given: Sequence[str] | None) -> list[str]
 
 
 def check_column(call: str, argument: str, given: object) -> None:
-    """Refuse what is no name of a single column.
+    """Refuse a value that is not the name of a single column.
 
     Raises:
         ArgumentTypeError: it is neither a string nor None.
@@ -96,7 +96,7 @@ def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]
 
 
 def check_settings(call: str, bins: int, confidence: float, generator: torch.Generator | None) -> int:
-    """Return the number of bins; refuse a wrong one, a confidence level that is none, and what is no generator.
+    """Return the number of bins; refuse invalid bins, an invalid confidence level, and an invalid generator.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: one of them is wrong.
@@ -140,11 +140,11 @@ def no_column(
 
 
 def no_further_column(call: str, given: Sequence[str], others: Sequence[str]) -> ArgumentValueError:
-    """Return the error for columns of which none is left to count: weights and clusters are not compared."""
+    """Return the error for a table without columns to count: weights and clusters are not compared."""
     return invalid_value(
         call,
         "columns",
-        wanted="a column besides those of weights and clusters",
+        wanted="a column that is not for weights or clusters",
         got=", ".join(map(quoted, given)) or "no name",
         instead=f"columns=[{quoted(others[0])}]" if others else "tables with further columns",
     )

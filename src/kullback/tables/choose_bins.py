@@ -8,7 +8,7 @@ The bins of numbers cover the whole line; the first and the last are open-ended:
 * the rest is divided at P's quantiles.
 
 Between two atoms, and beyond the outermost ones, P has no values: Q's values there are in bins of their own. The last
-bins are those of missing values, NaN and the infinities. Each category has a bin, Q's new ones included.
+bins are for missing values, NaN and the infinities. Each category has a bin, Q's new ones included.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _without_names(column: ColumnProfile) -> ColumnProfile:
 
 
 def _category_bins(p: ColumnProfile, q: ColumnProfile | None, specials: tuple[str, ...]) -> Bins:
-    """Return a bin for each category that is named in both profiles, and one for those that are not named."""
+    """Return a bin for each category that both profiles name, and a bin for all others."""
     names = p.categories if q is None else p.categories | q.categories
     for column in (p, q):
         if column is not None and column.other_categories > 0:
@@ -175,7 +175,7 @@ def _cuts(p: ColumnProfile, q: ColumnProfile | None, number: int, row_weight: fl
 
 
 def _runs(alone: NDArray[np.bool_]) -> list[slice]:
-    """Return the runs of buckets between those that have a bin each."""
+    """Return the runs of buckets between the buckets that have a bin each."""
     ends = [-1, *np.flatnonzero(alone).tolist(), len(alone)]
     return [slice(left + 1, right) for left, right in pairwise(ends) if right - left > 1]
 

@@ -86,9 +86,9 @@ def compare_tables(
     counts and at least 0. Each table is counted by its own engine.
 
     Arguments:
-        p: the reference: a path to a Parquet, CSV or NDJSON file (``*`` stands for many), or a table of pandas, Polars
-            (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
-        q: what is compared with it, likewise.
+        p: the reference: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas,
+            Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
+        q: the table that is compared with it, likewise.
         columns: which columns; all by default.
         weights: the column of the rows' weights. Standard errors assume that weights do not depend on the values.
         cluster: the column with the group of each row, where rows of one group depend on each other (the visits of
@@ -165,7 +165,7 @@ def compare_profiles(
 
     Arguments:
         p: the reference's profile.
-        q: the profile of what is compared with it, made with ``like=p``.
+        q: the profile of the compared table, made with ``like=p``.
         bins: the largest number of bins of numbers.
         confidence: the confidence level of the intervals.
         independent: whether rows are known to be independent, whatever the order that was examined shows.
@@ -241,7 +241,7 @@ class _JointCounting:
 
 
 def _original(counts: JointCounts, indices: Sequence[Sequence[int | None]], skipped: int) -> JointCounts:
-    """Return the counts by the indices of the original bins, without those of no weight."""
+    """Return the counts by the indices of the original bins, without empty bins."""
     return {
         (*key[:skipped], *(each[index] for each, index in zip(indices, key[skipped:], strict=True))): weight
         for key, weight in counts.items()

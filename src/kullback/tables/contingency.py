@@ -67,7 +67,7 @@ def contingency_tables(
     *,
     weights: str | None = None,
 ) -> dict[tuple[str, ...], dict[tuple[Any, ...], float]]:
-    """Return the weight of every combination of several columns' bins, from one more reading of the table.
+    """Return the weight of every combination of several columns' bins, from another reading of the table.
 
     Arguments:
         frame: a table, as `kullback.tables.profile.profile_table` takes it.
@@ -104,7 +104,7 @@ def contingency_tables(
 
 
 def _in_order(item: tuple[tuple[Any, ...], float]) -> tuple[tuple[str, Any], ...]:
-    """Return a key by which combinations can be sorted; values may be missing."""
+    """Return a key that sorts combinations; values may be missing."""
     return tuple(
         ("", value) if isinstance(value, (int, float)) else (type(value).__name__, str(value))
         for value in item[0]
@@ -146,7 +146,7 @@ def column_bins(
         number: how many bins numbers get.
         sizes: the effective numbers of rows.
         together: whether the bins end at quantiles of both tables, each half of the weight, and not of P alone. Rows
-            that weigh much, and clusters, have edges laid around them, which tells P from Q where they are the same.
+            of large weight, and clusters, have edges placed around them, which separates P from Q where they are equal.
     """
     before, after = p.columns[name], q.columns[name]
     reference = _average(before, after) if together and before.buckets and after.buckets else before
@@ -317,7 +317,7 @@ class _Pooled:
         values: how many bins of the contingency table are rare.
         rare: their rows by value and group; None where there is one group only.
         clusters: the weights by cluster, and bin or group; None where rows are independent.
-        scales: how many rows of equal weight a weight of 1 of P and of Q stands for.
+        scales: how many rows of equal weight correspond to a weight of 1, for P and for Q.
         sparse: whether some bins are rare and none is pooled, because there are few.
     """
 
@@ -363,7 +363,7 @@ def _pooled(table: ContingencyTable, settings: Settings, clustered: Pair | None)
 
 
 def _are_few(table: ContingencyTable, settings: Settings, clustered: Pair | None) -> bool:
-    """Tell whether categories of independent rows are few enough for a posterior, and some too rare to do without."""
+    """Return whether categories of independent rows are few enough for a posterior, and some too rare without it."""
     if table.ordered or clustered is not None or (table.bins is not None and table.bins.other):
         return False
     occupied = table.p + table.q > 0
@@ -377,7 +377,7 @@ def _are_few(table: ContingencyTable, settings: Settings, clustered: Pair | None
 
 
 def _is_rare(table: ContingencyTable, settings: Settings, clustered: Pair | None) -> Mask:
-    """Tell which bins are too rare to be compared by themselves."""
+    """Return which bins are too rare to be compared by themselves."""
     number = len(table.labels)
     rare = np.zeros(number, np.bool_)
     if table.ordered or number < 3:
@@ -390,7 +390,7 @@ def _is_rare(table: ContingencyTable, settings: Settings, clustered: Pair | None
         inside = number - len(table.bins.specials)
         rare[inside:] = False
         # A shortened profile names its most frequent categories: rare ones among them were selected for being frequent
-        # on its side, and are pooled with those that it does not name.
+        # on its side, and are pooled with the unnamed ones.
         if table.bins.other and rare.any():
             rare[inside - 1] = True
     return rare if rare.sum() > 1 else np.zeros(number, np.bool_)
@@ -477,7 +477,7 @@ def _shown(table: ContingencyTable, found: _Pooled, parts: Array) -> tuple[Bin, 
 def _remarks(
     found: _Pooled, columns: Sequence[str], quantity: Quantity, backward: Quantity
 ) -> tuple[tuple[str, ...], list[Finding]]:
-    """Return what was pooled, what is infinite, and why there is no value or interval, as notes and findings."""
+    """Return notes and findings on pooled and infinite parts, and on missing values or intervals."""
     notes: list[str] = []
     findings: list[Finding] = []
 
@@ -490,7 +490,7 @@ def _remarks(
     if found.values:
         _remark_rare(found, quantity, remark, notes)
     if not ((a > 0) & (b > 0)).any():
-        remark("disjoint", "no value of P lies in a bin where one of Q does")
+        remark("disjoint", "P and Q have no bin in common")
     _remark_empty(found, (quantity, backward), remark, notes)
     fewest = MIN_CLUSTERS
     if found.clusters is not None:
@@ -503,7 +503,7 @@ def _remarks(
     elif quantity.interval is None and ((a + b) > 0).sum() > 1:
         notes.append(f"Fewer than {MIN_EFFECTIVE:g} independent rows on one side: no intervals.")
     elif quantity.interval is None:
-        notes.append("All rows are in one bin: nothing tells P from Q.")
+        notes.append("All rows are in one bin: the divergences are 0 and say nothing about P and Q.")
     return tuple(notes), findings
 
 
@@ -534,13 +534,13 @@ def _remark_empty(
 def _remark_rare(
     found: _Pooled, quantity: Quantity, remark: Callable[[str, str], None], notes: list[str]
 ) -> None:
-    """Say how many rows have rare values, and what that leaves open."""
+    """Yield a note on the number of rows with rare values, and on the consequence."""
     of_p, of_q = (side[len(found.frequent) :] / side.sum() for side in (found.p, found.q))
     hidden = float(np.minimum(of_p, of_q).sum())
     share = 50 * float(of_p.sum() + of_q.sum())
     rows = f"{share:.3g} % of rows have values with fewer than {MIN_EXPECTED:g} expected rows each"
     if quantity.value is None:
-        remark("too-rare", f"{rows}: how far Q is from P cannot be told")
+        remark("too-rare", f"{rows}: inconclusive")
         return
     remark("rare-categories", f"{rows} ({found.values:,} values); they are compared in groups")
     if hidden > STRAY:

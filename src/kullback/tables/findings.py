@@ -36,11 +36,11 @@ __all__ = [
 # The codes of findings, each with its usual level and when it is reported. Within version 2 of the JSON codes may be
 # added, never changed.
 FINDINGS: dict[str, tuple[Level, str]] = {
-    "no-rows": ("error", "a table has no rows, or no weight: nothing is compared"),
-    "no-common-column": ("error", "the tables share no column: nothing is compared"),
+    "no-rows": ("error", "a table has no rows, or no weight: there is no comparison"),
+    "no-common-column": ("error", "the tables share no column: there is no comparison"),
     "column-missing": ("error", "a column is in one table only"),
     "type-changed": ("error", "a column has one type in P and another in Q"),
-    "group-skipped": ("error", "a group of columns of which one cannot be compared"),
+    "group-skipped": ("error", "a group with a column that cannot be compared"),
     "all-missing": ("warning", "a column has no values in a table"),
     "column-skipped": (
         "warning",
@@ -91,7 +91,7 @@ def size_findings(p: Profile, q: Profile) -> list[Finding]:
     return [
         finding(
             "no-rows",
-            f"{side} has {'no rows' if not table.rows else 'rows of weight 0 only'}: nothing is compared",
+            f"{side} has {'no rows' if not table.rows else 'rows of weight 0 only'}: there is no comparison",
         )
         for side, table in (("P", p), ("Q", q))
         if not table.weight > 0
@@ -123,14 +123,14 @@ def schema_findings(
         else:
             usable.append(name)
     if not set(p) & set(q) or not names:
-        besides = " besides those of weights and clusters" if set(p) & set(q) else ""
-        message = f"the tables have no column in common{besides}: nothing is compared"
+        besides = " except weights and clusters" if set(p) & set(q) else ""
+        message = f"the tables have no column in common{besides}: there is no comparison"
         findings.append(finding("no-common-column", message))
     return usable, findings
 
 
 def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[Finding]:
-    """Yield what the order of the rows shows, and where it was not examined."""
+    """Yield findings on the order of the rows, and on orders that were not examined."""
     for side, table in (("P", p), ("Q", q)):
         order = table.order
         if order is None:
@@ -176,7 +176,7 @@ def changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | Non
 def column_findings(
     name: str, p: ColumnProfile, q: ColumnProfile, new: Unshared, vanished: Unshared
 ) -> Iterator[Finding]:
-    """Yield what is remarkable about the values of a column."""
+    """Yield findings on the values of a column."""
     sides = (("P", p), ("Q", q))
 
     def where(holds: list[bool]) -> str:
@@ -218,7 +218,7 @@ def column_findings(
 
 
 def text_finding(name: str, p: ColumnProfile, q: ColumnProfile, words: float | None) -> Finding | None:
-    """Return the finding about what is compared of a column of texts; None for other columns."""
+    """Return the finding on the compared properties of a column of texts; None for other columns."""
     if "text" not in (p.column_type, q.column_type) or p.empty or q.empty:
         return None
     texts = f"{quoted(name)} holds long texts: "
@@ -232,7 +232,7 @@ def text_finding(name: str, p: ColumnProfile, q: ColumnProfile, words: float | N
     compared = "their lengths, missing values and frequent words (runs of letters) are compared"
     if words > 0:
         group = "of rows with and without words of the most significant group"
-        divergences = "KL, JS, PSI and TV of the column are those of the lengths"
+        divergences = "KL, JS, PSI and TV of the column compare the lengths"
         message = f"the words differ significantly (PSI {words:.3g} {group}); {divergences}"
         return finding("words-differ", texts + message, name)
     return finding(

@@ -1,6 +1,6 @@
 """The distributions of P and Q at their own scale, for drawings: single values, or bins of equal width.
 
-The bins that are compared end at quantiles of P, in which P is flat by construction; these are for the eye alone.
+The compared bins end at quantiles of P, so P is flat in them by construction. These bins are only for display.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Profile(ShortRepr):
             other: the profile of the other part, counted with ``like=`` this one.
 
         Returns:
-            a new profile, equal to that of the whole table.
+            a new profile, equal to the profile of the whole table.
 
         Raises:
             ArgumentValueError: the two have different columns or weights, or count a column differently.
@@ -178,8 +178,8 @@ def profile_table(
     `Profile.skipped`, unless `columns` asks for them.
 
     Arguments:
-        frame: a path to a Parquet, CSV or NDJSON file (``*`` stands for many), which may be larger than memory; or a
-            table of pandas, Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
+        frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), which may be larger than memory; or
+            a table of pandas, Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
         columns: which columns; all by default.
         weights: the column of the rows' weights.
         like: a profile whose column types and grids to use, so that the two can be compared and merged.
@@ -240,7 +240,7 @@ def profile_opened(
 def _chosen(
     table: Table, columns: Sequence[str] | None, weights: str | None
 ) -> tuple[list[Field], dict[str, str]]:
-    """Return the columns to count, and those that are skipped with the reason."""
+    """Return the columns to count, and the skipped columns with the reason."""
     for argument, names in (("columns", columns or ()), ("weights", () if weights is None else (weights,))):
         for name in names:
             if name not in table.fields:
@@ -304,7 +304,7 @@ def _sharpen(
         ]
         for name, column in table.count(specs, weights).columns.items():
             counts.columns[name] = replace(column, words=counts.columns[name].words)
-        # Where the median's bucket holds a single value, that value is the center now and nothing is finer.
+        # Where the median's bucket has a single value, that value is now the center and the grid cannot be finer.
         narrow = {
             name: field
             for name, field in narrow.items()

@@ -25,7 +25,7 @@ OPENING = '{"schema":"kullback.profile/'
 
 
 def profile_path(reference: str | os.PathLike[str]) -> Path:
-    """Return the default path of the profile of a reference: beside it, as ``NAME.profile.json``.
+    """Return the default path of the profile of a reference: ``NAME.profile.json`` in the same folder.
 
     Example:
         >>> profile_path("data/march.parquet").name
@@ -71,7 +71,7 @@ def reference_profile(
 
     Arguments:
         reference: the path of a table, which may be gone once its profile is saved; or the path of a profile.
-        profile: the path of the profile; beside the reference by default.
+        profile: the path of the profile; by default in the folder of the reference.
         rebuild: whether to count the reference again and replace its profile.
         columns: which columns to count; all by default.
         weights: the column of the rows' weights.
@@ -178,5 +178,5 @@ def _check_age(reference: str | os.PathLike[str], saved: Path) -> None:
     if saved.exists() and any(path.stat().st_mtime > saved.stat().st_mtime for path in files):
         raise FileError(
             f"{printable(reference)} has changed since its profile {printable(saved)} was written: wanted an unchanged "
-            f"reference; name the profile itself to go on with it, or count anew with --rebuild (rebuild=True)"
+            f"reference; name the profile itself to use it, or count anew with --rebuild (rebuild=True)"
         )

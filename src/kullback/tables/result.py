@@ -104,7 +104,7 @@ class HistogramBin:
 
 @dataclass(frozen=True, repr=False)
 class _Divergences(ABC):
-    """The divergences between the bins of one column, or between those of several columns together."""
+    """The divergences between the bins of one column, or between the joint bins of several columns."""
 
     kl_pq: Quantity
     kl_qp: Quantity
@@ -128,12 +128,13 @@ class _Divergences(ABC):
 
 @dataclass(frozen=True, repr=False)
 class ColumnComparison(_Divergences):
-    """The comparison of one column: the divergences of `kullback.tables.JointComparison`, and what the column holds.
+    """The comparison of one column: the divergences of `kullback.tables.JointComparison`, and the content of the
+    column.
 
     Attributes:
         name: the column.
-        column_type: ``"numeric"``, ``"datetime"``, ``"boolean"``, ``"categorical"``, or ``"text"``, of which the
-            divergences are those of the length.
+        column_type: ``"numeric"``, ``"datetime"``, ``"boolean"``, ``"categorical"``, or ``"text"``, whose divergences
+            compare the lengths.
         missing_p: the proportion of P's weight whose value is missing.
         missing_q: likewise for Q.
         new: categories that only Q has, the most frequent first, 100 at most.
@@ -217,7 +218,7 @@ class TableComparison(Shown):
     """The comparison of two tables, made by `kullback.compare_tables`.
 
     ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json` and `to_pandas` write it.
-    ``found["column"]`` is the comparison of a column, ``found["a", "b"]`` that of columns that were compared together.
+    ``found["column"]`` is the comparison of a column, and ``found["a", "b"]`` the comparison of columns together.
 
     Attributes:
         p_name: the name of P: a path, or the type of the table.

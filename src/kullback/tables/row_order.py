@@ -37,8 +37,8 @@ class RowOrder:
 
     Attributes:
         rows: how many rows were examined.
-        times: for each column whose order shows dependence, how many of its rows tell as much as an independent one.
-        unknown: the columns of which too few blocks of rows are independent.
+        times: for each column whose order shows dependence, how many of its rows are worth one independent row.
+        unknown: the columns with too few independent blocks of rows.
         repeated: how many rows there are for each distinct one; 1 unless continuous rows are repeated.
     """
 
@@ -59,7 +59,7 @@ class RowOrder:
         return RowOrder(self.rows + other.rows, times, unknown, max(self.repeated, other.repeated))
 
     def of_columns(self, names: Iterable[str]) -> RowOrder:
-        """Return what is known of some columns."""
+        """Return the part for some columns."""
         kept = set(names)
         times = {name: time for name, time in self.times.items() if name in kept}
         return RowOrder(self.rows, times, self.unknown & kept, self.repeated)

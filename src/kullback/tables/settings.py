@@ -32,7 +32,7 @@ class Settings:
     sizes: tuple[float, float] = (0.0, 0.0)
 
     def for_columns(self, p: Profile, q: Profile, columns: Sequence[str]) -> Settings:
-        """Return the settings for columns of which some rows tell as much as one independent row."""
+        """Return the settings for columns where several rows are worth one independent row."""
         times = [1.0 if side.order is None else side.order.time(columns) for side in (p, q)]
         return replace(self, sizes=(self.sizes[0] / times[0], self.sizes[1] / times[1]))
 
@@ -42,7 +42,7 @@ class Settings:
         return max(2, min(self.max_bins, int(allowed + 1e-9)))
 
     def findings(self, shared: Sequence[str]) -> list[Finding]:
-        """Return what the number of rows does not allow."""
+        """Return the parts that the number of rows does not allow."""
         if not shared:
             return []
         least = min(self.sizes)

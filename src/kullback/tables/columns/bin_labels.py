@@ -30,7 +30,7 @@ def interval_labels(
     Arguments:
         column: the column.
         edges: the lower end of each interval but the first.
-        cuts: the first bucket of each interval but the first; by default those of the edges.
+        cuts: the first bucket of each interval but the first; by default the buckets of the edges.
 
     Example:
         >>> interval_labels(ColumnProfile("numeric"), (1.5, 2.25))

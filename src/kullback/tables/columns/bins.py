@@ -13,7 +13,7 @@ from kullback.tables.columns.types import GRIDDED, ColumnType
 __all__ = ["OTHER", "SPECIALS", "Bins"]
 
 OTHER = "other categories"
-# The bins after those of numbers and categories, and the attributes of a profile with their weights.
+# The bins that follow the bins of numbers and categories, and the attributes of a profile with their weights.
 SPECIALS = {
     "missing": "missing",
     "not a number": "not_a_number",

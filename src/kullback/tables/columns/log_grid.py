@@ -4,8 +4,8 @@ With center :math:`c`, a number :math:`x` at a distance :math:`a = |x - c| = 2^e
 
 .. math:: b = \operatorname{sign}(x - c) \, \bigl(32 (e + 1022) + \lfloor 32 (m - 1) \rfloor + 1\bigr)
 
-so each octave has 32 buckets of equal width, 1.6 to 3.1 % of the distance, and :math:`b` grows with :math:`x`. Bucket 0
-holds the center itself and what is less than :math:`2^{-1022}` (the smallest normal number) away from it.
+so each octave has 32 buckets of equal width, 1.6 to 3.1 % of the distance, and :math:`b` grows with :math:`x`. Bucket
+0 contains the center itself and all numbers less than :math:`2^{-1022}` (the smallest normal number) away from it.
 
 The grid is made of powers of two so that every engine finds the same bucket for the same number, exactly:
 

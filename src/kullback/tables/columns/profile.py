@@ -35,8 +35,7 @@ class ColumnProfile(ShortRepr):
 
     Attributes:
         column_type: ``"numeric"``; ``"datetime"`` (dates too), in microseconds since 1970, UTC where there is a time
-            zone; ``"boolean"``; ``"categorical"``; ``"text"``: many long strings, of which the
-            length and the words are profiled.
+            zone; ``"boolean"``; ``"categorical"``; ``"text"``: many long strings, whose length and words are profiled.
         center: the center of the grid (see `kullback.tables.columns.log_grid`) of numbers, timestamps and lengths.
         buckets: the weight of every occupied bucket.
         categories: the weight of every category; of a boolean column, of ``"false"`` and ``"true"``.
@@ -49,7 +48,7 @@ class ColumnProfile(ShortRepr):
         other_categories: the weight of the categories that a shortened profile no longer names.
         integer: whether all numbers are integers by their type.
         zoned: whether timestamps have a time zone; None for dates, for other types, and where parts differ.
-        words: of texts, the weight of the rows in which a word of each group occurs, by the group's number (see
+        words: for texts, the weight of the rows that contain a word of each group, by the group's number (see
             `kullback.tables.columns.words`); None for other types, and where words were not counted.
 
     Example:

@@ -18,13 +18,13 @@ __all__ = ["WORD_GROUPS", "rows_with_words"]
 
 WORD_GROUPS = 2048
 CHUNK = 1 << 19  # bytes, but for longer texts
-BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
+BASE = 0x9E3779B97F4A7C15  # odd: it has an inverse modulo 2^64
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def rows_with_words(array: Any, weights: Array | None) -> Array:
-    """Return the weight of the rows in which a word of each group occurs, shape (WORD_GROUPS,).
+    """Return the weight of the rows that contain a word of each group, shape (WORD_GROUPS,).
 
     Arguments:
         array: an Arrow array of large strings, none missing.

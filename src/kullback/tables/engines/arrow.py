@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 MICROSECONDS = 1_000_000
-EXACT_OFFSET = 2.0**62  # up to which differences of integers are exact
+EXACT_OFFSET = 2.0**62  # differences of integers are exact up to this number
 
 
 def numbers_of(array: Any, column_type: str) -> NDArray[np.float64]:

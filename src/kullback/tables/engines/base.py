@@ -21,7 +21,7 @@ JointCounts = dict[tuple[Any, ...], float]
 
 
 class Caller(NamedTuple):
-    """What the user called and the argument that holds the table, for errors."""
+    """The user's call and the argument with the table, for errors."""
 
     call: str = "profile_table"
     argument: str = "frame"

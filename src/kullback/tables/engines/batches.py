@@ -41,7 +41,7 @@ class BatchTable(Table):
         """Yield the table in batches: the number of rows and the named columns as Arrow arrays."""
 
     def count(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
-        """Count columns in one reading, and those of strings that had too many bytes for it in another."""
+        """Count columns in one reading, and columns of strings with too many bytes in another."""
         total, counters = WeightCounter(), {spec.name: counter_for(spec) for spec in specs}
         self._read(counters, total, weights)
         strings = {name: each for name, each in counters.items() if isinstance(each, StringCounter)}

@@ -57,7 +57,7 @@ class Counter(ABC):
 
     @abstractmethod
     def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
-        """Count a batch of values of which none is missing."""
+        """Count a batch of values without missing ones."""
 
     @abstractmethod
     def profile(self) -> ColumnProfile:
@@ -230,7 +230,7 @@ class StringCounter(CategoryCounter):
         return self.dropped and not self._is_text()
 
     def too_many(self, categories: CategoryCounter) -> bool:
-        """Whether a second reading found more categories than a column may have, so that it is text."""
+        """Whether a second reading found more categories than a column may have; it is then text."""
         self.distinct = max(self.distinct, categories.settle().num_rows)
         return self._is_text()
 

@@ -47,7 +47,7 @@ class DaskTable(Table):
         return compute(results[0])[0]
 
     def count(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
-        """Count columns; those of strings are read once more before, to tell categories from text."""
+        """Count columns; columns of strings are read once before, to distinguish categories from text."""
         strings = [spec.name for spec in specs if spec.column_type == "string"]
         facts: Strings = self._reduced(_string_facts, _merged_strings, strings) if strings else {}
         decided = [_decided(spec, facts) for spec in specs]

@@ -83,7 +83,7 @@ def distinct_names(names: Sequence[Any], caller: Caller | None = None) -> None:
                 *(caller or Caller()),
                 wanted="columns of different names",
                 got=f"two columns {quoted(name)}",
-                instead="a table in which one of them is renamed",
+                instead="a table where one of them is renamed",
             )
         seen.add(name)
 

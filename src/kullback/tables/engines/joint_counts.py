@@ -36,7 +36,7 @@ class JointCounter:
             _add_key(counts, [coded[name] for name in key], weights)
 
     def _coded(self, name: str, array: Any) -> tuple[NDArray[np.int64], list[Any] | None]:
-        """Return a code for each row and, of a column without bins, the values that the codes stand for."""
+        """Return a code for each row and, for a column without bins, the values of the codes."""
         if name in self.bins:
             return bins_of(array, self.bins[name], name), None
         encoded = array.dictionary_encode(null_encoding="encode")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LazyTable"]
 
-# Codes of NaN and infinity, beyond those of buckets.
+# Codes of NaN and infinity, after the codes of buckets.
 NAN, INFINITE = 1_000_000, 1_000_001
 WEIGHT, NAME, VALUE, CODE = "weight", "name", "value", "code"
 
@@ -107,14 +107,14 @@ class LazyTable(Table):
         wanted = [weight.alias(WEIGHT)]
         key = VALUE
         if bucket:
-            # The formula stands here once, whatever the number of columns: Spark compiles no method beyond 64 KB.
+            # The formula appears once, for any number of columns: Spark compiles no method beyond 64 KB.
             long = long.with_columns(_code(nw.col(VALUE)).alias(CODE))
             wanted += [nw.col(VALUE).min().alias("low"), nw.col(VALUE).max().alias("high")]
             key = CODE
         return self._rows(long.group_by(NAME, key).agg(*wanted))
 
     def _unpivoted(self, values: Mapping[int, Any], weights: str | None) -> Any:
-        """Return a row for every value of every column, beside the row's weight."""
+        """Return a row for every value of every column, with the row's weight."""
         if not values:
             return None
         selected = [value.alias(f"c{index}") for index, value in values.items()]
@@ -266,11 +266,11 @@ def _weight_facts(weights: str) -> list[Any]:
 
 
 def _decided(index: int, spec: ColumnSpec, facts: Mapping[str, Any]) -> ColumnSpec:
-    """Return the spec of a column of strings as one of categories or of text, as its values decide."""
+    """Return the spec of a column of strings: categories or text, depending on its values."""
     if spec.column_type != "string":
         return spec
     present, characters = facts[f"{index}_present"], facts[f"{index}_characters"] or 0
-    # Missing values are one more distinct value.
+    # Missing values count as a distinct value.
     distinct = facts[f"{index}_distinct"] - (present < facts["rows"])
     return ColumnSpec(spec.name, "text" if is_text(present, int(characters), distinct) else "categorical")
 
@@ -301,7 +301,7 @@ def _add_bucket(column: ColumnProfile, row: Mapping[str, Any]) -> None:
 
 
 def _sorted(column: ColumnProfile) -> ColumnProfile:
-    """Put buckets and categories in order, those of rows without weight left out."""
+    """Sort buckets and categories, without the ones that have no weight."""
     column.buckets = {bucket: weight for bucket, weight in sorted(column.buckets.items()) if weight}
     column.categories = {name: weight for name, weight in sorted(column.categories.items()) if weight}
     return column
@@ -324,7 +324,7 @@ def _bin(name: str, bins: Bins | None, integer: bool) -> Any:
 
 
 def _reaches(offset: Any, cut: int) -> Any:
-    """Whether a distance from the center lies in the bucket of the given number or a higher one."""
+    """Whether a distance from the center is in the bucket of the given number or a higher one."""
     if cut > 0:
         return offset >= bucket_ends(cut)[0]
     return offset > (bucket_ends(cut)[0] if cut else -SMALLEST)

@@ -90,8 +90,8 @@ class FileTable(DuckTable):
             try:
                 return self.connection.read_csv(files, **options)
             except self.errors:
-                # DuckDB takes a line break in the name of a column for the end of the header, unless it is told to
-                # let things pass; then the lines have been counted here.
+                # DuckDB takes a line break in the name of a column for the end of the header, unless its checks
+                # are off; then the lines have been counted here.
                 if not _broken_header(self.files[0]) or _uneven_line(self.files, self.place):
                     raise
                 return self.connection.read_csv(files, strict_mode=False, **options)
@@ -104,7 +104,7 @@ class FileTable(DuckTable):
             raise self._unreadable(error) from None
 
     def in_order(self, names: Sequence[str], rows: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        # The order of rows costs memory in a whole reading, and little in that of the first ones.
+        # Keeping the order of rows costs memory in a whole reading, and little for the first rows.
         self.connection.execute("SET preserve_insertion_order = true")
         try:
             yield from super().in_order(names, rows)
@@ -183,7 +183,7 @@ def _quoted(name: str) -> str:
 
 
 def _format(path: str, place: str) -> str:
-    """Return the format that the extension names; that of a compression is ignored."""
+    """Return the format that the extension names; a compression's extension is ignored."""
     file_path = Path(path)
     suffix = Path(file_path.stem).suffix if file_path.suffix in {".gz", ".zst"} else file_path.suffix
     found = FORMATS.get(suffix.lower())
@@ -216,7 +216,7 @@ def _escaped(files: Sequence[Path], place: str) -> list[str]:
     """Return the paths such that DuckDB takes none for a pattern (``[``, ``*``, ``?``) or a URL (``file:``)."""
     if bad := next((each for each in map(str, files) if "\\" in each and glob.has_magic(each)), None):
         raise FileError(  # DuckDB has no way to write these
-            f"{place}: wanted a path without a backslash beside [, * or ?; got {printable(bad, LONGEST_NAME)}; "
+            f"{place}: wanted a path without a backslash next to [, * or ?; got {printable(bad, LONGEST_NAME)}; "
             "rename it"
         )
     return [glob.escape(str(each) if each.is_absolute() else f"./{each}") for each in files]

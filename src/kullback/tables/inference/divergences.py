@@ -47,7 +47,7 @@ MIN_EFFECTIVE = 20.0  # independent rows on each side, below which no interval i
 MIN_CLUSTERS = 20  # on each side, likewise
 MIN_EXPECTED = 10.0  # rows in a bin, on the smaller side, below which it is rare
 STRAY = 0.01  # the proportion of rows that may differ unseen before a divergence has no upper end
-MOST_UNSEEN = 0.5  # the proportion of rows that nothing is known of, beyond which a divergence has no value
+MOST_UNSEEN = 0.5  # the largest proportion of unknown rows; beyond it a divergence has no value
 TV_DRAWS = 2000
 POSTERIOR_DRAWS = 4000
 MOST_MISSING = 3.0  # rows expected by the other side in a bin where one has none: that is chance in 5 %
@@ -91,9 +91,9 @@ def compare_counts(
         rare: the rows of rare values, whose groups are the last bins; None where there are none, or only one group.
         pooled: how many of the last bins hold rare values; of the first of them nothing more is known.
         sparse: whether independent rows are counted in few bins, some of them with too few rows for a chi-square
-            distribution. The intervals are then those of a posterior.
+            distribution. The intervals are then posterior intervals.
         confidence: the confidence level of the intervals.
-        ordered: the p-value of a test that sees the order of the bins, with which the test of the bins is combined.
+        ordered: the p-value of a test that sees the order of the bins; the test of the bins is combined with it.
 
     Returns:
         the divergences; without standard errors and intervals where there is one bin only or a side has fewer than 20
@@ -146,7 +146,7 @@ class _Hidden:
 
     Attributes:
         pooled: in all groups of rare values.
-        unseen: in the group of those of which nothing more is known.
+        unseen: in the group of values that are not known any further.
     """
 
     pooled: float
@@ -175,7 +175,7 @@ def _statistics(
 
 
 def _down_to_zero(found: Quantity) -> Quantity:
-    """Return a divergence whose interval includes 0, as it must where the test does not reject."""
+    """Return a divergence whose interval includes 0, which is required where the test does not reject."""
     interval = None if found.interval is None else (0.0, found.interval[1])
     return Quantity(found.value, found.standard_error, interval)
 
@@ -254,7 +254,7 @@ class _Comparison:
     def jensen_shannon(self) -> float:
         """Return the entropy of the mixture minus the mean entropy, each corrected as by Zhang and Grabchak.
 
-        The mixture's proportions have the variance of those of 4 / (1 / n + 1 / m) draws.
+        The mixture's proportions have the variance of 4 / (1 / n + 1 / m) draws.
         """
         p, q, middle = self.p, self.q, (self.p + self.q) / 2
         if not isinstance(self.errors, IndependentRows):  # whose counts of a bin may be less than one row
@@ -382,7 +382,7 @@ def _unified_interval(x: float, dof: float, alpha: float) -> Interval:
 
 
 def _last_where(holds: Callable[[float], bool], start: float) -> float:
-    """Return the largest number up to which a condition holds; 0 where it never does."""
+    """Return the largest number that satisfies a condition, as all smaller ones do; 0 where none does."""
     if not holds(0.0):
         return 0.0
     low, high = 0.0, max(start, 1.0)

@@ -7,8 +7,8 @@ in the group. Under the null hypothesis F - G is nearly normal with a covariance
 and estimated for clusters, so T is a sum of chi-square variables weighted by the eigenvalues of
 :math:`W^{1/2} V W^{1/2}`. Equal numbers need no correction.
 
-A test of bins spends its power on every way in which bins can differ. Most shifts move numbers in one direction, which
-this test sees from far fewer rows.
+A test of bins spreads its power over every possible difference of bins. Most shifts move numbers in one direction,
+which this test sees from far fewer rows.
 
 References:
     On the Distribution of the Two-Sample Cramer-von Mises Criterion (Anderson, 1962)
@@ -83,7 +83,7 @@ def ordered_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float])
 def ordered_test_of_clusters(a: Array, b: Array, random: np.random.Generator) -> float:
     """Return the p-value for clusters of rows, from their weights in ordered bins.
 
-    It is that of permutations where there are few clusters and none has rows on both sides.
+    It comes from permutations where there are few clusters and none has rows on both sides.
 
     Arguments:
         a: P's weight by cluster and bin, shape (G, K).

@@ -7,11 +7,11 @@ other rows, so that equal tables have equal proportions in these groups, in expe
 of rows: the leave-one-out argument of Good and Turing. The divergence between the groups is at most that between the
 values.
 
-Rows with the same value move between groups together, so that values, not rows, are what is independent:
-`RareValues.a` and `RareValues.b` hold the rows by value and group.
+Rows with the same value move between groups together, so values are independent, not rows: `RareValues.a` and
+`RareValues.b` hold the rows by value and group.
 
-Where the counts of both tables agree more closely than those of independent rows could, as those of a key do that each
-table has once, all rows count, and values are in one table or in both.
+The counts of both tables may agree more closely than counts of independent rows could, for example for a key that each
+table has once. Then all rows count, and values are in one table or in both.
 
 References:
     The population frequencies of species and the estimation of population parameters (Good, 1953)
@@ -35,7 +35,7 @@ Group = np.ndarray[Any, np.dtype[np.int64]]
 
 GROUPS = ("seen nowhere else", "in P only", "in Q only", "more in P", "in both alike", "more in Q")
 RATIO = 2.0  # beyond which a value is more frequent in one table
-TOO_ALIKE = 0.999  # the p-value of counts that agree more closely than those of independent rows do
+TOO_ALIKE = 0.999  # the p-value of counts that agree more closely than counts of independent rows do
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RareValues:
     Attributes:
         a: P's weight by entry and group, shape (R, 6).
         b: Q's.
-        number: how many values each entry stands for.
+        number: how many values each entry represents.
         p_value: of the test that these values are as frequent in P as in Q; NaN where nothing tells.
     """
 

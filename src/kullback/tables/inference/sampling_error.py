@@ -71,7 +71,7 @@ class IndependentRows:
         return multinomial_variance((self._p, self._q), (of_p, of_q), self.effective)
 
     def inflation(self, of_p: Array, of_q: Array, quantile: float) -> float:
-        """Return 1: the counts say what the variance is."""
+        """Return 1: the counts give the variance."""
         del of_p, of_q, quantile
         return 1.0
 
@@ -116,7 +116,8 @@ class _ErrorRows:
         self._errors = errors_p - errors_q
         pooled = (proportions[0] + proportions[1]) / 2
         bins = len(pooled)
-        # Units that are all alike would give an error of 0: it is at least a tenth of that of independent rows.
+        # Units that are all alike would give an error of 0: the error is at least a tenth of the error of independent
+        # rows.
         least = [(bins - 1) / (MOST_GAIN * size) for size in sizes]
         trace_p, trace_q, trace = (
             max(float((errors**2 / pooled).sum()), floor)
@@ -157,7 +158,7 @@ class ClusteredRows(_ErrorRows):
         b: Q's, with the same cluster in the same row.
         sizes: the effective numbers of rows of P and Q; their weights by default.
         rare: the rows of rare values, whose groups are the last bins; None without groups. Their errors by value are
-            added to those by cluster.
+            added to the errors by cluster.
 
     References:
         Longitudinal data analysis using generalized linear models (Liang and Zeger, 1986)
@@ -201,13 +202,13 @@ class ClusteredRows(_ErrorRows):
 
 
 class RowsWithRareValues(_ErrorRows):
-    """The sampling errors of independent rows, of which those with the same rare value are grouped together.
+    """The sampling errors of independent rows, where rows with the same rare value are grouped together.
 
     Arguments:
         a: P's counts, shape (K,).
         b: Q's.
-        rare: the weights of P and of Q by value and bin, and how many values each row stands for: arrays of shape
-            (R, K), (R, K) and (R,).
+        rare: the weights of P and of Q by value and bin, and how many values each row represents: arrays of shape (R,
+            K), (R, K) and (R,).
     """
 
     def __init__(self, a: Array, b: Array, rare: tuple[Array, Array, Array]) -> None:
@@ -233,7 +234,7 @@ def multinomial_variance(
 
     Arguments:
         proportions: p and q.
-        gradients: those of the function with respect to p and q.
+        gradients: the gradients of the function with respect to p and q.
         sizes: the numbers of independent rows behind p and q.
     """
     parts = zip(proportions, gradients, sizes, strict=True)

@@ -15,7 +15,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 ENOUGH_EXPECTED = 5.0  # in every bin: then the statistic is nearly chi-square distributed
 RANDOM_TABLES = 9999
-FIRST_TABLES = 999  # of which 50 as far apart settle that p is about 0.05 or more
+FIRST_TABLES = 999  # 50 of them that are as far apart show that p is about 0.05 or more
 ENOUGH_ABOVE = 50
 PERMUTATIONS = 1999
 MOST_RANDOM = 200  # values; beyond, a sum of so many parts has the distribution of its moments
@@ -36,9 +36,9 @@ def g_test(
 ) -> float:
     """Return the p-value of the likelihood-ratio test that P's and Q's rows come from one distribution.
 
-    For independent rows it is that of the chi-square distribution where every bin is large enough, else of random
-    tables with the same margins. For clusters it is that of permutations where there are few clusters and none has rows
-    on both sides, else of the F distribution, the statistic being divided by its design effect.
+    For independent rows it comes from the chi-square distribution where every bin is large enough, else from random
+    tables with the same margins. For clusters it comes from permutations where there are few clusters and none has
+    rows on both sides. Otherwise it comes from the F distribution, with the statistic divided by its design effect.
 
     Arguments:
         a: P's weight in each bin, none empty on both sides.
@@ -80,7 +80,8 @@ def g_statistic(a: Array, b: Array) -> Array:
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for their number, so that of those below 0.05 at most 5 % are expected to be false positives.
+    """Correct p-values for multiple testing: at most 5 % of the corrected ones below 0.05 are expected to be false
+    positives.
 
     Arguments:
         p_values: the p-values; NaN for a test that could not be made, which is left out.
@@ -100,9 +101,9 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 def sparse_test(a: Array, b: Array, random: np.random.Generator) -> float:
     """Return the p-value of the likelihood-ratio test for many values with few rows each.
 
-    It is that of random tables with the same margins where the table is small. Else the statistic is a sum of many
-    parts: its mean, variance and skewness given the margins are those of independent binomials, less what the total
-    explains, and its distribution is Pearson's type III.
+    It comes from random tables with the same margins where the table is small. Otherwise the statistic is a sum of
+    many parts. Its mean, variance and skewness given the margins are computed as for independent binomials, less the
+    part that the total explains. Its distribution is then Pearson's type III.
 
     Arguments:
         a: how many rows of P have each value.
@@ -129,7 +130,7 @@ def sparse_test(a: Array, b: Array, random: np.random.Generator) -> float:
 
 
 def together(p_values: Sequence[float]) -> float:
-    """Return the p-value of several independent tests of one hypothesis; NaN stands for a test that could not be made.
+    """Return the p-value of several independent tests of one hypothesis; NaN means that the test could not be made.
 
     References:
         Rectangular confidence regions for the means of multivariate normal distributions (Sidak, 1967)

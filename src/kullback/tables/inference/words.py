@@ -1,8 +1,8 @@
 r"""A test that two columns of texts have the same words.
 
-A row holds several words, so rows are what is counted: for each group of words (`kullback.tables.columns.words`) the
-test compares the proportions of rows in which one occurs. With O the rows of P and Q with and without, and E those
-expected from both together, each O being half a row nearer to E,
+A row has several words, so rows are counted: for each group of words (`kullback.tables.columns.words`) the test
+compares the proportions of rows that contain one. With O the rows of P and Q with and without, and E those expected
+from both together, each O being half a row nearer to E,
 
 .. math:: G = 2 \sum O \log(O / E)
 
@@ -40,7 +40,7 @@ class WordTest:
     Attributes:
         psi: the population stability index of the group that differs most significantly, between the rows with a word
             of it and those without.
-        p_value: of all groups together; NaN where the groups that occur are those of words in every row.
+        p_value: of all groups together; NaN where every occurring group has a word in every row.
     """
 
     psi: float
@@ -72,7 +72,7 @@ def word_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float]) ->
 
 
 def _proportions(column: ColumnProfile) -> Array:
-    """Return the proportion of texts in which a word of each group occurs."""
+    """Return the proportion of texts that contain a word of each group."""
     found = np.zeros(WORD_GROUPS)
     words = column.words or {}
     found[list(words)] = list(words.values())
