@@ -206,7 +206,7 @@ def test_rows_too_rare_to_be_seen_are_bounded_in_numbers(rows, units):
     count = rows if cluster is None else rows // 20
     (note,) = [note for note in found.notes if "(3/n)" in note]
     assert f"up to {300 / count:.2g} % of {units} (3/n)" in note
-    assert f"not among these {count:,}." in note
+    assert f"absent from these {count:,}." in note
     assert (
         f"add up to {3 / count:.2g} nats to the mean for each nat of their KL: {30 / count:.2g} if that is 10"
         in note

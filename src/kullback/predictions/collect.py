@@ -389,9 +389,10 @@ class Collector:
             if (each := self._estimates[name]).interval is not None
         ]
         return (
-            f"At 95 % confidence, up to {100 * share:.2g} % of {units} (3/n) may be of a kind that is absent from these "
-            f"{count:,}. They add up to {share:.2g} nats to the mean for each nat of their KL: {share * LARGE_KL:.2g} "
-            f"if that is {LARGE_KL:g}, which is more than the interval allows. The intervals leave such {units} out. "
+            f"At 95 % confidence, up to {100 * share:.2g} % of {units} (3/n) may be of a kind that is absent from "
+            f"these {count:,}. They add up to {share:.2g} nats to the mean for each nat of their KL: "
+            f"{share * LARGE_KL:.2g} if that is {LARGE_KL:g}, more than the interval allows. The intervals leave such "
+            f"{units} out. "
             f"With them the mean is at most {' and '.join(ends)}, and the mean of KL has no bound."
         )
 

@@ -197,7 +197,8 @@ def check(block: TopKBlock, ref: FileReference, rounding: torch.dtype) -> None:
     # NaN where the mass outside the list is not known.
     bad = (totals - 1).abs() > limit
     if bool(bad.any()):
-        wanted = f"probabilities, with the mass outside the list, that sum to 1 within {limit:g} ({dtype_name(rounding)})"
+        within = f"{limit:g} ({dtype_name(rounding)})"
+        wanted = f"probabilities, with the mass outside the list, that sum to 1 within {within}"
         instead = "store log-probabilities among all classes, and no other number of classes than there are"
         raise _refused(block, ref, bad, totals, wanted, instead)
     places = torch.arange(1, block.indices.shape[-1] + 1, device="cpu")
