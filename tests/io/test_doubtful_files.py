@@ -219,7 +219,7 @@ LOG_PROBS = torch.tensor([[0.5, 0.25], [0.6, 0.3]]).log()
 def test_a_mass_outside_the_list_that_does_not_fit_the_list_is_refused(tail: float) -> None:
     held = {"indices": INDICES, "log_probs": LOG_PROBS, "log_tail": torch.tensor([0.25, tail]).log()}
     with pytest.raises(
-        FileError, match=r"with the mass outside the list sum to 1 .*got .* at sequence 0, position 1"
+        FileError, match=r"with the mass outside the list, that sum to 1 .*got .* at sequence 0, position 1"
     ):
         list(open_top_k(held).blocks())
     held["log_tail"] = torch.tensor([0.25, 0.1]).log()
