@@ -414,7 +414,7 @@ FAULTS: list[tuple[str, int, float, str]] = [
     ("top_log_probs", 0, -0.6932, r"top_log_probs that sum to 1 with the tail's mass; got -0.6932, "),
     ("tail_log_mass", 0, float("nan"), r"tail_log_mass .*got nan in row 0"),
     ("tail_log_mass", 0, -INF, r"tail_log_probs .*in row 0"),
-    ("tail_log_probs", 0, -1.3, r"tail_log_probs of at most those of the top"),
+    ("tail_log_probs", 0, -1.3, r"tail_log_probs not above the top"),
     ("tail_log_probs", 3, -9.0, r"tail_log_probs .*in row 1"),
     ("tail_log_probs", 0, float("nan"), r"tail_log_probs .*got nan"),
     ("label_log_probs", 0, -0.7, r"label_log_probs that fit the other tensors; got -0.7 in row 0"),

@@ -102,7 +102,7 @@ def test_positions_without_their_token_are_not_scored_and_counted(tmp_path: Path
         "logprobs": [[[-0.1, -3.0], [-0.2, -3.0], [-0.3, -3.0]]],
         "logprob_token_ids": [[[4, 5], [9, 5], [2, 5]]],
     }
-    with pytest.raises(FileError, match="positions of which the token and its log-probability are known"):
+    with pytest.raises(FileError, match="positions with a known token and log-probability"):
         written(tmp_path, record)
     torch.manual_seed(0)
     indices = torch.tensor([[[1, 2], [3, 4], [5, 6]]])
@@ -119,7 +119,7 @@ def test_positions_without_their_token_are_not_scored_and_counted(tmp_path: Path
     ("change", "classes", "words"),
     [
         (lambda r: r, None, "the number of all classes"),
-        (lambda r: {"prompt_logprobs": r["prompt_logprobs"]}, CLASSES, "positions of which the token"),
+        (lambda r: {"prompt_logprobs": r["prompt_logprobs"]}, CLASSES, "positions with a known token"),
     ],
 )
 def test_what_is_not_known_is_refused_and_nothing_is_written(
