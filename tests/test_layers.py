@@ -22,7 +22,7 @@ PACKAGE = REPOSITORY / "src" / "kullback"
 LAYERS = {
     "kullback": (
         {"short_repr"},
-        {"estimate", "numeric", "serial_dependence", "special", "words"},
+        {"estimate", "numeric", "results", "serial_dependence", "special", "words"},
         {"errors"},
         {"files", "findings", "inputs", "optional"},
         {"shown"},
@@ -97,7 +97,13 @@ LAYERS = {
         {"bounds", "install"},
         {"__init__"},
     ),
-    "kullback.report": ({"shared"}, {"estimates", "fits", "predictions", "tables"}, {"models"}, {"__init__"}),
+    "kullback.report": (
+        {"document", "estimates", "formats", "llama_cpp"},
+        {"plots", "schemas"},
+        {"subjects"},
+        {"frame", "html", "json", "markdown", "terminal"},
+        {"__init__"},
+    ),
     "kullback.tables": (
         {"columns"},
         {"arguments", "choose_bins", "engines", "result"},

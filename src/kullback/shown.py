@@ -30,7 +30,7 @@ class Shown:
     The report modules import the results. Therefore this class imports them by name, at their first use.
     """
 
-    _reports: ClassVar[str]  # the package of the reports
+    _reports: ClassVar[str] = "kullback.report"
 
     def to_html(self) -> str:
         """Return a self-contained HTML page with plots.

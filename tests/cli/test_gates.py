@@ -206,7 +206,7 @@ def test_a_limit_that_the_data_do_not_reach_fails() -> None:
 
 
 def test_the_markdown_of_tables_has_every_column_and_shows_names_as_they_are() -> None:
-    from kullback.report.tables import markdown
+    from kullback.report import markdown
 
     names = ["a|b", "<img src=x>", "*c*\n# d", *(f"x{place}" for place in range(60))]
     draws = np.random.default_rng(0)

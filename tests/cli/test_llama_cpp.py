@@ -12,7 +12,7 @@ import torch
 
 from kullback.io import write_llama_base
 from kullback.predictions import compare_predictions
-from kullback.report.predictions import llama_cpp
+from kullback.report import llama_cpp
 from tests.cli.test_commands import assert_one_line_error, run
 
 

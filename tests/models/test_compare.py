@@ -19,7 +19,7 @@ import torch
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, ModelError
 from kullback.io import open_rows
 from kullback.models import ModelComparison, compare_models, open_model
-from kullback.report.models import json as report
+from kullback.report import json as report
 from tests import fuzz_states
 from tests.models import folders
 from tests.models.tiny import make_model, make_tokenizer, text

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from kullback.errors import ArgumentValueError, FileError, ModelError
 from kullback.io import Reference, open_top_k
 from kullback.models import ModelComparison, compare_models, record_reference
-from kullback.report.models import html, json as report, terminal
+from kullback.report import html, json as report, terminal
 from tests.models import folders
 from tests.models.test_server import served
 from tests.models.tiny import text

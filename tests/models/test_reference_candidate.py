@@ -34,7 +34,7 @@ from kullback.models.pairing import Settings
 from kullback.models.partial import ListedPairing, ReferencePairing
 from kullback.models.side import DenseSide, ReferenceSide, take_rows
 from kullback.predictions.sources import Clusters
-from kullback.report.models import html, json as report, markdown
+from kullback.report import html, json as report, markdown
 from tests.models import folders
 from tests.models.tiny import text
 

@@ -25,7 +25,7 @@ from kullback.predictions.intervals import (
     _wilson,
     student_t,
 )
-from kullback.report.predictions import html, json as report_json, markdown, terminal
+from kullback.report import html, json as report_json, markdown, terminal
 from kullback.representations import Probs
 
 

@@ -14,7 +14,7 @@ import torch
 from kullback.predictions import collect, compare_predictions
 from kullback.predictions.intervals import MeanEstimator, Quantity
 from kullback.predictions.statistics import Quantiles
-from kullback.report.predictions.wording import label_rows
+from kullback.report.subjects.predictions import label_rows
 from kullback.representations import Logits, Probs
 from tests.predictions.test_compare import jackknife
 

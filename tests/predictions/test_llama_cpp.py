@@ -15,7 +15,7 @@ from numpy import float32
 from kullback.errors import ArgumentValueError
 from kullback.io import write_llama_base
 from kullback.predictions import collect, compare_predictions
-from kullback.report.predictions import llama_cpp
+from kullback.report import llama_cpp
 from kullback.representations import Logits, LogProbs, Probs
 
 HEADER = (

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kullback.errors import ArgumentValueError, quoted
+from kullback.results.verdict import Verdict
 from kullback.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
 
 if TYPE_CHECKING:
     from kullback.predictions import Comparison, LabelStatistics, Mean, Proportion, Summary
-    from kullback.report.shared.verdicts import Verdict
     from kullback.tables.result import ColumnComparison, JointComparison, TableComparison
 
 __all__ = [
@@ -169,8 +169,6 @@ class Gate:
         Arguments:
             compared: of each comparison the candidate's name, the result, and `certain` of `failure`.
         """
-        from kullback.report.shared.verdicts import Verdict
-
         failed = {
             name: failure
             for name, found, certain in compared
@@ -271,8 +269,6 @@ class TableGate:
 
     def verdict(self, found: TableComparison) -> Verdict:
         """Return the limit in words and how the comparison violates it; what is not known violates it too."""
-        from kullback.report.shared.verdicts import Verdict
-
         metric, column, words = self.limit.metric, self.limit.column, self.limit.words
         if metric == WHOLE:
             failure = self.limit.failure(WHOLE, float(len(found.findings)))

@@ -18,13 +18,11 @@ from kullback.errors import ArgumentValueError, printable
 from kullback.models import ModelComparison, compare_models, is_reference
 from kullback.predictions.checkpoint import kept_state
 from kullback.progress import progress_bar
-from kullback.report.models import html, json, markdown, terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from kullback.cli.gates import Gate
-    from kullback.report.shared.verdicts import Verdict
 
 __all__ = ["run_model_comparison"]
 
@@ -86,14 +84,8 @@ def run_model_comparison(
             for each in found.candidates
         ]
         verdicts = [gate.verdict(compared) for gate in gates]
-        write_reports(
-            outputs,
-            json=lambda: json.dumps(found, verdicts),
-            html=lambda: html.render(found, verdicts),
-            markdown=lambda: markdown.render(found, verdicts),
-            table=partial(_print, found, verdicts),
-        )
-    return [failure for verdict in verdicts for failure in verdict.failures]
+        lines = partial(_print_llama_cpp, found) if settings["llama_cpp"] else None
+        return write_reports(found, verdicts, outputs, table=lines)
 
 
 def _remedy(_: str, instead: str) -> str:
@@ -102,12 +94,9 @@ def _remedy(_: str, instead: str) -> str:
     return instead
 
 
-def _print(found: ModelComparison, verdicts: Sequence[Verdict], console: Console) -> None:
-    """Print the scoreboard, or llama.cpp's lines of each candidate under its name."""
-    compared = [each for each in found.candidates if each.comparison.llama_cpp is not None]
-    if not compared:
-        terminal.render(found, console, verdicts)
-    for each in compared:
-        if len(compared) > 1:
+def _print_llama_cpp(found: ModelComparison, _: Console) -> None:
+    """Print llama.cpp's lines of each candidate under its name."""
+    for each in found.candidates:
+        if len(found.candidates) > 1:
             click.echo(f"# {printable(each.model.name)}")
-        print_llama_cpp(each.comparison, each.comparison.rows)
+        print_llama_cpp(each.comparison)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from kullback.cli.streams import closed_pipe_allowed
 from kullback.files import check_input, check_writable, refuse_overwriting, write_all
 from kullback.optional import load
+from kullback.report import document, html, json, markdown, terminal
 from kullback.shown import open_console
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from kullback.results.verdict import Verdict
 
 __all__ = ["STANDARD_OUTPUT", "Outputs", "check_files", "check_outputs", "write_reports"]
 
@@ -85,22 +88,41 @@ def check_outputs(
 
 
 def write_reports(
+    result: Any,
+    verdicts: Sequence[Verdict],
     outputs: Outputs,
     *,
-    json: Callable[[], str],
-    table: Callable[[Console], object],
-    html: Callable[[], str] | None = None,
-    markdown: Callable[[], str] | None = None,
+    table: Callable[[Console], object] | None = None,
     others: Mapping[Path, str | bytes] = MappingProxyType({}),
-) -> None:
-    """Write all files or none, `others` by path among them, and print the table or the JSON."""
-    texts = [json()] if outputs.json else []
-    texts += [html()] if outputs.html and html is not None else []
-    texts += [markdown()] if outputs.markdown and markdown is not None else []
-    printed = texts.pop(0) if outputs.json == STANDARD_OUTPUT else None
+    **options: Any,
+) -> list[str]:
+    """Write all files or none, `others` by path among them, and print the table or the JSON.
+
+    Arguments:
+        result: the result.
+        verdicts: the verdicts of its gates.
+        outputs: where the reports go.
+        table: prints something else than the result's tables.
+        others: further files, by path.
+        options: further arguments of the result's document.
+
+    Returns:
+        a sentence for each gate that fails.
+    """
+    page = document(result, verdicts, **options)
+    texts: list[str] = []
+    printed = json.dumps(page) if outputs.json else None
+    if printed is not None and outputs.json != STANDARD_OUTPUT:
+        texts.append(printed)
+        printed = None
+    texts += [html.render(page)] if outputs.html else []
+    texts += [markdown.render(page)] if outputs.markdown else []
     write_all({**others, **dict(zip(outputs.files, texts, strict=True))})
     with closed_pipe_allowed():
-        if printed is None:
+        if printed is not None:
+            click.echo(printed, nl=False)
+        elif table is not None:
             table(open_console())
         else:
-            click.echo(printed, nl=False)
+            terminal.render(page, open_console())
+    return [failure for verdict in verdicts for failure in verdict.failures]

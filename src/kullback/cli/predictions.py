@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import torch
 
-from kullback import report
 from kullback.cli.outputs import STANDARD_OUTPUT, Outputs, check_outputs, write_reports
 from kullback.cli.streams import print_error
 from kullback.errors import ArgumentValueError
@@ -20,15 +19,14 @@ from kullback.parallel.workers import Workers, torchrun_workers
 from kullback.predictions import Comparison, compare_predictions
 from kullback.predictions.checkpoint import kept_state
 from kullback.progress import progress_bar
-from kullback.report.predictions import llama_cpp as llama_cpp_lines, markdown
+from kullback.report import llama_cpp as llama_cpp_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from kullback.cli.gates import Gate
     from kullback.predictions.llama_cpp import LlamaCppRows
-    from kullback.report.predictions.wording import Tokens
-    from kullback.report.shared.verdicts import Verdict
+    from kullback.report.subjects.predictions import Tokens
     from kullback.words import RepresentationName
 
 __all__ = ["Inputs", "print_llama_cpp", "require_one_output", "run_prediction_comparison"]
@@ -105,17 +103,9 @@ def run_prediction_comparison(
                 )
             verdicts = [gate.verdict([(None, found, None)]) for gate in gates]
 
-            def write() -> None:
-                write_reports(
-                    outputs,
-                    json=lambda: report.json.dumps(found, verdicts),
-                    html=lambda: report.html.render(found, verdicts, tokens=words),
-                    markdown=lambda: markdown.render(found, verdicts),
-                    table=partial(_print, found, words, verdicts),
-                )
-
-            workers.each(write if is_first else lambda: None)
-    return [failure for verdict in verdicts for failure in verdict.failures if is_first]
+            lines = partial(print_llama_cpp, found) if found.llama_cpp is not None else None
+            write = partial(write_reports, found, verdicts, outputs, table=lines, tokens=words)
+            return workers.each(write if is_first else list)
 
 
 def _read_tokens(tokens: Path, inputs: Inputs) -> Tokens:
@@ -126,14 +116,6 @@ def _read_tokens(tokens: Path, inputs: Inputs) -> Tokens:
         return read_tokens(tokens, classes=source.classes, name="--tokens")
 
 
-def _print(found: Comparison, tokens: Tokens | None, verdicts: Sequence[Verdict], console: Console) -> None:
-    """Print the tables, or llama.cpp's lines."""
-    if found.llama_cpp is None:
-        report.terminal.render(found, console, verdicts, tokens=tokens)
-    else:
-        print_llama_cpp(found, found.llama_cpp.total.count)
-
-
 def require_one_output(outputs: Outputs, llama_cpp: LlamaCppRows | None) -> None:
     """Refuse to print both JSON and llama.cpp's lines."""
     if llama_cpp is not None and outputs.json == STANDARD_OUTPUT:
@@ -142,10 +124,10 @@ def require_one_output(outputs: Outputs, llama_cpp: LlamaCppRows | None) -> None
         )
 
 
-def print_llama_cpp(found: Comparison, rows: int) -> None:
+def print_llama_cpp(found: Comparison, _: Console | None = None) -> None:
     """Print llama.cpp's lines in UTF-8, whatever the terminal's encoding, as they are there."""
     click.echo(llama_cpp_lines.render(found).encode(), nl=False)
-    if rows < llama_cpp_lines.FEWEST_ROWS:
+    if found.llama_cpp is not None and found.llama_cpp.total.count < llama_cpp_lines.FEWEST_ROWS:
         print_error(
             f"kullback: llama.cpp prints no statistics of fewer than {llama_cpp_lines.FEWEST_ROWS} rows"
         )

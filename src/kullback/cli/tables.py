@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,14 +18,8 @@ from kullback.cli.wording import in_options
 from kullback.errors import ArgumentValueError, printable
 from kullback.files import check_writable, refuse_overwriting
 from kullback.progress import progress_text
-from kullback.report.shared.formats import counted
-from kullback.report.tables import (
-    html as tables_html,
-    json as tables_json,
-    markdown as tables_markdown,
-    terminal as tables_terminal,
-    wording as tables_wording,
-)
+from kullback.report import document
+from kullback.report.formats import counted
 from kullback.tables.compare import compare_profiles, compare_tables
 from kullback.tables.reference_profile import (
     batch_profile,
@@ -37,7 +31,6 @@ from kullback.tables.reference_profile import (
 
 if TYPE_CHECKING:
     from kullback.cli.gates import TableGate
-    from kullback.tables.result import TableComparison
 
 __all__ = ["run_table_comparison", "run_watch"]
 
@@ -119,7 +112,7 @@ def run_table_comparison(
             generator=torch.Generator().manual_seed(seed),
             progress=progress,
         )
-    return _reported(found, gates, outputs, {})
+    return write_reports(found, [gate.verdict(found) for gate in gates], outputs)
 
 
 def run_watch(
@@ -198,11 +191,11 @@ def run_watch(
             generator=torch.Generator().manual_seed(seed),
             names=(str(reference), name),
         )
+        verdicts = [gate.verdict(compared) for gate in gates]
         if len(found) == 1:
             others = {} if save_batch is None else {save_batch: batch.to_json() + "\n"}
-            return _reported(compared, gates, outputs, others)
-        verdicts = [gate.verdict(compared) for gate in gates]
-        lines.append(f"{printable(name)}: {printable(tables_wording.summary(compared, verdicts))}")
+            return write_reports(compared, verdicts, outputs, others=others)
+        lines.append(f"{printable(name)}: {printable(document(compared, verdicts).outcome)}")
         failures += [f"{name}: {failure}" for verdict in verdicts for failure in verdict.failures]
         failed += any(verdict.failures for verdict in verdicts)
     if gates:
@@ -247,22 +240,3 @@ def _check_watch(
         refuse_overwriting([place], [reference, *batches])
         if rebuild or not place.exists():
             check_writable(place)
-
-
-def _reported(
-    found: TableComparison,
-    gates: Sequence[TableGate],
-    outputs: Outputs,
-    others: Mapping[Path, str],
-) -> list[str]:
-    """Write the reports and `others`, files by path, together, and say which gates fail."""
-    verdicts = [gate.verdict(found) for gate in gates]
-    write_reports(
-        outputs,
-        json=lambda: tables_json.dumps(found, verdicts),
-        html=lambda: tables_html.render(found, verdicts),
-        markdown=lambda: tables_markdown.render(found, verdicts),
-        table=lambda console: tables_terminal.render(found, console, verdicts),
-        others=others,
-    )
-    return [failure for verdict in verdicts for failure in verdict.failures]

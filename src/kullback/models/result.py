@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from kullback.errors import quoted
 from kullback.io.windows import Windows
@@ -116,7 +116,6 @@ class ModelComparison(Shown):
         notes: remarks on the comparison as a whole, as sentences.
     """
 
-    _reports: ClassVar[str] = "kullback.report.models"
     base: ModelInfo
     candidates: list[Candidate]
     differences: list[Mean]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from kullback.errors import quoted
 from kullback.short_repr import ShortRepr
@@ -285,7 +285,6 @@ class Comparison(Shown):
             here. The interval of KL(P || Q) leaves such a kind out. 0 where the interval allows for it.
     """
 
-    _reports: ClassVar[str] = "kullback.report.predictions"
     p_name: str
     q_name: str
     rows: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -52,7 +52,6 @@ class Fit(Shown):
         Fit(Normal, KL(to || q)=0.0887, by moment_matching)
     """
 
-    _reports: ClassVar[str] = "kullback.report.fits"
     distribution: Any
     value: Tensor
     error: Tensor | None
@@ -89,7 +88,7 @@ class Fit(Shown):
         Raises:
             OptionalDependencyError: matplotlib is not installed.
         """
-        return self._report("plots").draw(self)
+        return self._report("plots.fit").draw(self)
 
 
 class FitError(ConvergenceError):

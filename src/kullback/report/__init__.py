@@ -1,17 +1,24 @@
-"""Reports: a comparison as a table in the terminal, as JSON and as a page with plots; and the writer of their files.
+"""Reports: a result as a document, which each medium renders; and the writer of their files.
 
 | call | gives | needs |
 |---|---|---|
-| `terminal.render(comparison, console)` | tables on a rich console | rich |
-| `json.dumps(comparison)`, `json.to_dict(comparison)` | strict JSON of a fixed schema | nothing |
-| `html.render(comparison)` | one self-contained page | jinja2, matplotlib |
-| `html.render_table(comparison)` | its main table, for notebooks | jinja2 |
-| `check_writable(path)`, `write(path, text)` | a complete file or none | nothing |
+| `document(result, verdicts)` | the `Document` of a result | |
+| `terminal.render(result, console, verdicts)` | tables on a rich console | rich |
+| `html.render(result, verdicts)` | one self-contained page | jinja2, matplotlib |
+| `html.render_table(result)` | its main tables, for notebooks | jinja2 |
+| `markdown.render(result, verdicts)` | a short summary | |
+| `json.dumps(result, verdicts)`, `json.to_dict(result, verdicts)` | strict JSON of a fixed schema | |
+| `frame.to_pandas(result, verdicts)` | the exact numbers | pandas |
+| `check_writable(path)`, `write(path, text)` | a complete file or none | |
+
+Every medium takes every result: comparisons of predictions, models and tables, fits, estimates and tests. A new medium
+is one function of a `Document`; ``@document.register(Type)`` adds a new type of result.
 """
 
 from __future__ import annotations
 
 from kullback.files import check_writable, write
-from kullback.report.predictions import html, json, terminal
+from kullback.report import frame, html, json, markdown, terminal
+from kullback.report.subjects import document
 
-__all__ = ["check_writable", "html", "json", "terminal", "write"]
+__all__ = ["check_writable", "document", "frame", "html", "json", "markdown", "terminal", "write"]

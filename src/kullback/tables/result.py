@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, overload
+from typing import overload
 
 from kullback.errors import LONGEST_NAME, ColumnNotFoundError, printable, quoted, safe_repr
 from kullback.findings import Finding
@@ -245,7 +245,6 @@ class TableComparison(Shown):
         ColumnComparison('plan', psi=0.351..., p_adjusted=3.69...e-05)
     """
 
-    _reports: ClassVar[str] = "kullback.report.tables"
     p_name: str
     q_name: str
     p_rows: int

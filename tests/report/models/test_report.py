@@ -12,7 +12,7 @@ import torch
 
 from kullback.io.windows import Windows
 from kullback.models import LanguageModel, ModelComparison, ModelInfo, Token, Vocabulary, compare_models
-from kullback.report.models import frame, html, json as report, markdown
+from kullback.report import frame, html, json as report, markdown
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

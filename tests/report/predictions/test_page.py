@@ -9,8 +9,7 @@ import torch
 
 from kullback import Logits
 from kullback.predictions import compare_predictions
-from kullback.report import write
-from kullback.report.predictions import html
+from kullback.report import html, write
 from tests.report.pages import DESK, PHONE, WIDTHS, boxes, overlap, too_faint
 
 
@@ -73,7 +72,7 @@ def contains(frame: dict[str, float], box: dict[str, float]) -> bool:
 def test_a_phone_scrolls_in_one_direction_only(open_page):
     page = open_page(PHONE)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
-    for selector in ("h1", ".headlines li", "table.row", "figcaption", "footer"):
+    for selector in ("h1", ".headlines li", "figure.bars", "figcaption", "footer"):
         assert all(box["x"] >= 0 and box["x"] + box["width"] <= PHONE for box in boxes(page, selector))
 
 
@@ -91,8 +90,8 @@ def test_a_wide_table_can_be_reached_by_keyboard_and_scrolls_in_its_box(open_pag
 
 def test_the_bars_of_a_row_are_as_long_as_its_probabilities(open_page):
     page = open_page(DESK)
-    row = page.locator("table.row tbody tr").first
-    full = row.locator(".bars").evaluate(
+    row = page.locator("figure.bars tbody tr").first
+    full = row.locator("td.bars").evaluate(
         "cell => cell.clientWidth - 2 * parseFloat(getComputedStyle(cell).paddingLeft)"
     )
     for bar, cell in (("p", 1), ("q", 2)):
@@ -141,10 +140,10 @@ def test_tokens_stay_within_their_cards(browser, tmp_path, width):
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.goto((tmp_path / "report.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    cards, places = boxes(page, "table.row"), boxes(page, ".rows")[0]
+    cards, places = boxes(page, "figure.bars"), boxes(page, ".plots:has(.bars)")[0]
     assert len(cards) == 10
     assert all(card["x"] + card["width"] <= places["x"] + places["width"] + 1 for card in cards)
     assert not any(overlap(a, b) for i, a in enumerate(cards) for b in cards[:i])
-    assert len(boxes(page, ".row td .token, .row th .token")) >= 50
-    assert too_faint(page, [".row th .token"]) == {}
+    assert len(boxes(page, ".bars th .token")) >= 50
+    assert too_faint(page, [".bars th .token"]) == {}
     page.close()

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from kullback.report.predictions import html, markdown
-from kullback.report.predictions.wording import token_of
-from kullback.report.shared.formats import number, percent, visible
-from kullback.report.shared.verdicts import Verdict
+from kullback.report import html, markdown
+from kullback.report.formats import number, percent, visible
+from kullback.report.subjects.predictions import token_of
+from kullback.results.verdict import Verdict
 from tests.cli.test_commands import assert_one_line_error, compare, files, run  # noqa: F401 - a fixture
 from tests.report.predictions.test_report import COMPARISON, NASTY, Page, changed, rendered
 
@@ -48,11 +48,11 @@ def test_the_page_names_the_tokens_and_obeys_nothing_in_them():
     assert len(page.tags("b")) == len(Page(html.render(COMPARISON)).tags("b"))
     assert {"␣the", "⏎⇥", "<b>x</b>&"} <= set(re.findall(r"\S+", page.text))
     shown = " ".join(page.text.split())
-    assert "the true class is 128001 e\\x202etxt.exe" in shown
+    assert "The true class is 128001 e\\x202etxt.exe" in shown
     assert "\u202e" not in text
     named = [each for each in page.tags("span") if each.get("class") == "token"]
     titles = [each.get("title") for each in named]
-    assert titles == [None, token_of(128000, WORDS), "<b>x</b>&", "␣the", "⏎⇥"]  # that of the label has none
+    assert titles == [token_of(128000, WORDS), "<b>x</b>&", "␣the", "⏎⇥"]
     assert "token" not in [each.get("class") for each in Page(html.render(COMPARISON)).tags("span")]
 
 

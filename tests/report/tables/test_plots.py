@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from kullback import compare_tables
-from kullback.report.tables.plots import draw_column
+from kullback.report.plots.svg import draw_svg
+from kullback.report.plots.tables import draw_column
 
 
 def labels_of(p, q=None) -> list[str]:
@@ -17,8 +18,9 @@ def labels_of(p, q=None) -> list[str]:
     found = compare_tables(pd.DataFrame({"x": p}), pd.DataFrame({"x": p if q is None else q}))
     plot = draw_column(found["x"], "name")
     assert plot is not None
-    assert "nan" not in plot.svg
-    return re.findall(r"<text[^>]*>([^<]*)</text>", plot.svg)
+    svg = draw_svg(plot.name, plot.draw)
+    assert "nan" not in svg
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
 
 
 def ticks(texts: list[str]) -> list[str]:
@@ -50,7 +52,7 @@ def test_few_values_have_a_tick_each(values, expected):
 
 def test_a_few_values_are_drawn_as_two_bars_each():
     found = compare_tables(pd.DataFrame({"x": [0, 1, 1] * 40}), pd.DataFrame({"x": [0, 0, 1] * 40}))
-    svg = draw_column(found["x"], "name").svg
+    svg = draw_svg("name", draw_column(found["x"], "name").draw)
     for color in ("--first", "--second"):
         bars = [path for path in re.findall(r"<path[^>]*>", svg) if f"fill: var({color})" in path]
         assert len(bars) == 3  # two values, and the legend

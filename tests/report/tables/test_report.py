@@ -14,10 +14,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from kullback.report import write
-from kullback.report.shared.verdicts import Verdict
-from kullback.report.tables import html as tables_html, json as tables_json, terminal as tables_terminal
-from kullback.report.tables.wording import contributors, interval, p_value_text
+from kullback.report import html as tables_html, json as tables_json, terminal as tables_terminal, write
+from kullback.report.subjects.tables import MOST_DRAWN, contributors, interval, p_value_text
+from kullback.results.verdict import Verdict
 from kullback.tables.compare import compare_tables
 from kullback.tables.result import TableComparison
 from tests.report.pages import DESK, PHONE, WIDTHS, boxes, overlap, too_faint
@@ -219,7 +218,7 @@ def test_many_columns_are_all_in_the_table_and_the_first_are_drawn():
     random = np.random.default_rng(0)
     wide = pd.DataFrame({f"column {i}": random.choice(["a", "b"], 100) for i in range(60)})
     page = tables_html.render(compare_tables(wide, wide[:50]))
-    assert page.count("<figure") == tables_html.MOST_DRAWN
+    assert page.count("<figure") == MOST_DRAWN
     assert all(f"column {i}<" in page for i in range(60))
     assert "The 40 columns of largest PSI are shown" in page
 
@@ -323,8 +322,8 @@ def test_text_stands_out_in_light_and_dark(open_page, colors):
         "h1",
         "header p",
         "td",
-        "td.bad",
-        "td.good",
+        "tr.bad td.found + td",
+        "tr.good td.found + td",
         ".findings .error .level",
         ".findings .note .level",
         "figcaption p",

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from kullback import compare_tables
 from kullback.cli.gates import parse_table_gate
-from kullback.report.tables import html, terminal
-from kullback.report.tables.wording import MODERATE, meaning, summary, tone_of
+from kullback.report import document, html, terminal
+from kullback.report.subjects.tables import MODERATE, meaning, summary
 
 LONG = "a column with a name that is longer than any table has room for"
 
@@ -66,9 +66,10 @@ def test_the_sentence_on_top_says_what_was_found(found):
     )
     passed = parse_table_gate("psi[still]=0.2", "above").verdict(found)
     failed = parse_table_gate("psi=0.2", "above").verdict(found)
-    assert summary(found, [passed]).startswith("Passed: 1 limit; 2 of 7 columns differ")
-    assert summary(found, [passed, failed]).startswith("Failed: 1 of 2 limits broken; 2 of 7 columns differ")
-    assert (tone_of(found, [passed]), tone_of(found, [passed, failed])) == ("good", "bad")
+    good, bad = document(found, [passed]), document(found, [passed, failed])
+    assert good.outcome.startswith("Passed: 1 limit. 2 of 7 columns differ")
+    assert bad.outcome.startswith("Failed: 1 of 2 limits broken. 2 of 7 columns differ")
+    assert (good.tone, bad.tone) == ("good", "bad")
 
 
 def test_columns_mean_what_their_numbers_and_limits_say(found):
@@ -141,6 +142,6 @@ def test_hundreds_of_findings_do_not_bury_the_outcome():
     found = compare_tables(many, many[["c0"]])
     text = printed(found)
     assert text.startswith("No difference is seen in 1 column; 59 columns could not be compared.")
-    assert text.count("error: ") == terminal.MOST_FINDINGS
-    rest = len(found.findings) - terminal.MOST_FINDINGS
+    assert text.count("error: ") == terminal.MOST_REMARKS
+    rest = len(found.findings) - terminal.MOST_REMARKS
     assert f"{rest} more findings are in the JSON and on the page" in text

@@ -1,0 +1,262 @@
+"""A result as a document: blocks that every medium renders in its own way.
+
+A subject writes a `Document` in one function; a medium is one function of a `Document`. Texts are plain: media escape
+them, and the page sets the two bars of KL(P||Q) as one sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from kullback.results.verdict import Verdict, headline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "Bar",
+    "Bars",
+    "Block",
+    "Document",
+    "Figure",
+    "Findings",
+    "Frame",
+    "Gallery",
+    "Headline",
+    "Meaning",
+    "Passage",
+    "Passages",
+    "Plot",
+    "Remark",
+    "Section",
+    "Table",
+    "Token",
+    "Tone",
+    "main_tables",
+]
+
+Tone: TypeAlias = Literal["bad", "warning", "good", "unknown", ""]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A main number, with its unit and its interval; the first four are tiles on the page."""
+
+    title: str
+    value: str
+    unit: str = ""
+    interval: str = ""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The outcome in a sentence, the names of the sides by their letters, the amount of data, and the main numbers."""
+
+    outcome: str
+    size: str = ""
+    names: Mapping[str, str] | None = None
+    tone: Tone = ""
+    figures: tuple[Figure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with text in its first column and numbers in the others.
+
+    Attributes:
+        title: what it shows.
+        headings: a heading for each column.
+        rows: the cells of each row.
+        caption: sentences below it.
+        tones: the tone of each row's second cell, which is a word; by default none.
+        links: the names of the drawings to which the first cells lead.
+        dropped_first: the columns that a narrow medium leaves out, one after the other.
+        is_main: whether summaries and notebooks show it.
+    """
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: tuple[str, ...] = ()
+    tones: Sequence[Tone] = ()
+    links: Sequence[str] = ()
+    dropped_first: Sequence[int] = ()
+    is_main: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot, drawn on axes of matplotlib; its name is unique in the document."""
+
+    name: str
+    title: str
+    caption: str
+    draw: Callable[[Axes], None]
+    badge: tuple[str, Tone] = ("", "")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A class, category or bin: the lengths of P's and Q's bar from 0 to 1, and their numbers as text."""
+
+    label: str
+    p: float
+    q: float
+    p_text: str
+    q_text: str
+    token: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """P's and Q's bars side by side."""
+
+    name: str
+    title: str
+    bars: tuple[Bar, ...]
+    caption: str = ""
+    badge: tuple[str, Tone] = ("", "")
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Plots and bars; `table` stands for them in media without drawings."""
+
+    title: str
+    items: Sequence[Plot | Bars]
+    caption: tuple[str, ...] = ()
+    table: Table | None = None
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token: its text, its color from 0 to 1, a sentence on it, and text, P and Q of the most probable ones."""
+
+    text: str
+    strength: float
+    about: str
+    top: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A passage: where it is, the text before it, and its tokens."""
+
+    about: str
+    before: str
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class Passages:
+    """Passages colored by token, from 0 to `scale`; `table` stands for them in media without colors."""
+
+    title: str
+    scale: str
+    passages: Sequence[Passage]
+    is_open: bool = True
+    table: Table | None = None
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A remark: its level, its sentence, and the word and the drawing that a page shows with it.
+
+    Media without drawings leave out a remark that leads to one.
+    """
+
+    level: Literal["error", "warning", "note"]
+    message: str
+    word: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Remarks, the most severe first."""
+
+    title: str
+    remarks: Sequence[Remark]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks below one title; a page folds them, and other media leave them out, if `is_open` is False."""
+
+    title: str
+    blocks: tuple[Block, ...]
+    is_open: bool | None = None
+
+
+Block: TypeAlias = Table | Gallery | Passages | Findings | Section
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """A term, its formula, and an explanation."""
+
+    term: str
+    text: str
+    formula: str = ""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The columns of a data frame, and its index."""
+
+    columns: Mapping[str, Any]
+    index: list[str] | None = None
+
+    @classmethod
+    def of_numbers(cls, rows: Sequence[Mapping[str, float | None]], index: list[str]) -> Frame:
+        """Return a frame of rows of numbers; None becomes NaN."""
+        columns = {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
+        return cls(columns, index)
+
+
+@dataclass(frozen=True)
+class Document:
+    """What every medium shows of a result.
+
+    Attributes:
+        title: the title of a page.
+        headline: the outcome.
+        blocks: the parts, in their order.
+        verdicts: the limits that you asked for.
+        meanings: explanations of the terms.
+        fields: returns the exact numbers for JSON, ``schema`` and ``unit`` among them.
+        frame: returns the exact numbers for a data frame.
+        maker: the command that makes such a page.
+    """
+
+    title: str
+    headline: Headline
+    blocks: tuple[Block, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    meanings: tuple[Meaning, ...] = ()
+    fields: Callable[[], dict[str, Any]] | None = None
+    frame: Callable[[], Frame] | None = None
+    maker: str = "kullback"
+
+    @property
+    def outcome(self) -> str:
+        """The verdict of all limits, and the outcome."""
+        verdict = headline(self.verdicts)
+        return f"{verdict}. {self.headline.outcome}" if verdict else self.headline.outcome
+
+    @property
+    def tone(self) -> Tone:
+        """The tone of the outcome: of the limits, if there are any."""
+        if not self.verdicts:
+            return self.headline.tone
+        return "good" if all(verdict.passed for verdict in self.verdicts) else "bad"
+
+
+def main_tables(document: Document) -> Iterator[Table]:
+    """Yield the tables of summaries and notebooks."""
+    yield from (block for block in document.blocks if isinstance(block, Table) and block.is_main)

@@ -1,1 +1,0 @@
-"""Reports of a fit: terminal, JSON, page, data frame and plots."""

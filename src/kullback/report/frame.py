@@ -1,0 +1,44 @@
+"""A document as a data frame: the exact numbers of its subject, or the texts of its first main table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kullback.report.document import Frame, main_tables
+from kullback.report.subjects import document
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from kullback.results.verdict import Verdict
+
+__all__ = ["to_pandas"]
+
+
+def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:
+    """Return a result as a data frame; its ``attrs["gates"]`` says of each limit whether it holds.
+
+    Arguments:
+        result: a result, or its document.
+        verdicts: the limits that you asked for.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables import compare_tables
+        >>> table = pa.table({"x": [1, 2] * 50})
+        >>> frame = to_pandas(compare_tables(table, table))
+        >>> frame.column.tolist(), frame.psi.tolist()
+        (['x'], [0.0])
+    """
+    import pandas as pd
+
+    page = document(result, verdicts)
+    if page.frame is None:
+        table = next(main_tables(page))
+        found = Frame(dict(zip(table.headings, zip(*table.rows, strict=True), strict=True)))
+    else:
+        found = page.frame()
+    frame = pd.DataFrame(dict(found.columns), index=found.index)
+    frame.attrs["gates"] = {verdict.limit: verdict.passed for verdict in verdicts}
+    return frame

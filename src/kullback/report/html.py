@@ -1,0 +1,92 @@
+"""A document as one self-contained page, and its main tables as a fragment for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kullback.optional import load
+from kullback.report.document import main_tables
+from kullback.report.formats import printable
+from kullback.report.plots.svg import draw_svg
+from kullback.report.subjects import document
+
+if TYPE_CHECKING:
+    from kullback.report.document import Block, Plot
+    from kullback.results.verdict import Verdict
+
+__all__ = ["render", "render_table"]
+
+
+def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str:
+    """Render a result as one HTML document that needs no other file, no network and no script.
+
+    It adapts to the width of a phone, to light and dark, and to paper. The same result always gives the same text.
+
+    Arguments:
+        result: a result, or its document.
+        verdicts: the limits that you asked for.
+        options: further arguments of the subject, as `tokens` of a comparison of predictions.
+
+    Returns:
+        The document; `kullback.report.write` writes it to a file.
+
+    Raises:
+        OptionalDependencyError: jinja2 or matplotlib is not installed.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Probs, compare_predictions
+        >>> p = Probs(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
+        >>> page = render(compare_predictions(p, p))
+        >>> page.startswith("<!doctype html>"), "<script" in page
+        (True, False)
+    """
+    return _rendered("page.html.j2", page=document(result, verdicts, **options))
+
+
+def render_table(result: Any) -> str:
+    """Render the outcome and the main tables as a fragment of HTML, for notebooks.
+
+    Arguments:
+        result: a result, or its document.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables import compare_tables
+        >>> table = pa.table({"x": [1, 2] * 50})
+        >>> "No difference is seen" in render_table(compare_tables(table, table))
+        True
+    """
+    page = document(result)
+    return _rendered("fragment.html.j2", page=page, tables=list(main_tables(page)))
+
+
+def _rendered(template: str, **values: Any) -> str:
+    """Render a template; every value is escaped, and an undefined name is an error."""
+    jinja = load("jinja2", "the HTML page")
+    environment = jinja.Environment(
+        loader=jinja.PackageLoader("kullback.report"),
+        autoescape=True,
+        undefined=jinja.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: tuple[Callable[..., str], ...] = (kind, svg, text)
+    environment.filters.update({write.__name__: write for write in filters})
+    return environment.get_template(template).render(values)
+
+
+def kind(block: Block) -> str:
+    """Return the name of the macro that shows a block."""
+    return type(block).__name__.lower()
+
+
+def svg(plot: Plot) -> str:
+    """Draw a plot."""
+    return draw_svg(plot.name, plot.draw)
+
+
+def text(words: str) -> str:
+    """Return a text without control characters, with the sign that plain text writes as two bars."""
+    return printable(words).replace("||", "‖")

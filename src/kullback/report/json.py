@@ -1,0 +1,98 @@
+"""A document as strict JSON: the exact numbers in the schema of its subject (`kullback.report.schemas`).
+
+A subject without a schema of its own has ``"schema": "kullback.document/1"``: ``outcome`` and ``size`` (strings),
+``numbers`` (the columns of its data frame), ``tables`` (objects ``title``, ``headings``, ``rows``, ``caption``) and
+``remarks`` (objects ``level``, ``message``). Every document has ``gates`` where limits were asked for. Infinities and
+NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kullback.numeric import json_safe
+from kullback.report.document import Findings, Table
+from kullback.report.subjects import document
+
+if TYPE_CHECKING:
+    from kullback.report.document import Document
+    from kullback.results.verdict import Verdict
+
+__all__ = ["dumps", "to_dict"]
+
+
+def to_dict(result: Any, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
+    """Return a result as dicts, lists, strings and finite numbers, which `json.dumps` writes with ``allow_nan=False``.
+
+    Arguments:
+        result: a result, or its document.
+        verdicts: the limits that you asked for.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Probs, compare_predictions
+        >>> p = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+        >>> q = torch.tensor([[0.5, 0.5], [0.0, 1.0]])
+        >>> found = to_dict(compare_predictions(Probs(p), Probs(q)))
+        >>> found["schema"], found["divergences"]["kl_pq"]["maximum"], found["infinite"]["kl_pq"]
+        ('kullback.predictions/3', 'Infinity', 1)
+    """
+    page = document(result, verdicts)
+    fields = _plain(page) if page.fields is None else page.fields()
+    first = {name: fields.pop(name) for name in ("schema", "unit") if name in fields}
+    return first | json_safe(_gates(page.verdicts) | fields)
+
+
+def dumps(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
+    """Return a result as an indented JSON document in ASCII that ends in a newline.
+
+    Arguments:
+        result: a result, or its document.
+        verdicts: the limits that you asked for.
+
+    Example:
+        >>> import json, pyarrow as pa
+        >>> from kullback.tables import compare_tables
+        >>> table = pa.table({"x": [1, 2] * 50})
+        >>> json.loads(dumps(compare_tables(table, table)))["columns"][0]["psi"]["value"]
+        0.0
+    """
+    return json.dumps(to_dict(result, verdicts), indent=2, allow_nan=False) + "\n"
+
+
+def _gates(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    if not verdicts:
+        return {}
+    limits = [
+        {
+            "limit": each.limit,
+            "passed": each.passed,
+            "failures": list(each.failures),
+            "broken_by": list(each.broken_by),
+        }
+        for each in verdicts
+    ]
+    return {"gates": {"passed": all(each.passed for each in verdicts), "limits": limits}}
+
+
+def _plain(page: Document) -> dict[str, Any]:
+    numbers = {} if page.frame is None else page.frame().columns
+    return {
+        "schema": "kullback.document/1",
+        "outcome": page.headline.outcome,
+        "size": page.headline.size,
+        "numbers": {name: list(column) for name, column in numbers.items()},
+        "tables": [
+            {"title": each.title, "headings": each.headings, "rows": each.rows, "caption": each.caption}
+            for each in page.blocks
+            if isinstance(each, Table)
+        ],
+        "remarks": [
+            {"level": remark.level, "message": remark.message}
+            for each in page.blocks
+            if isinstance(each, Findings)
+            for remark in each.remarks
+        ],
+    }

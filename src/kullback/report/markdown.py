@@ -1,0 +1,104 @@
+"""A document as a short summary in Markdown of GitHub's kind, for a CI run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kullback.report.document import Findings, main_tables
+from kullback.report.formats import counted, printable
+from kullback.report.subjects import document
+
+if TYPE_CHECKING:
+    from kullback.report.document import Document, Table
+    from kullback.results.verdict import Verdict
+
+__all__ = ["render"]
+
+MOST_ROWS = 40
+MOST_REMARKS = 25
+
+
+def render(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
+    """Return the verdict of the gates, the outcome, the main numbers with their intervals or tables, and the remarks.
+
+    Arguments:
+        result: a result, or its document.
+        verdicts: the limits that you asked for.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Probs, compare_predictions
+        >>> from kullback.results.verdict import Verdict
+        >>> p = Probs(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
+        >>> print(render(compare_predictions(p, p), [Verdict("mean at most 0.1")]))
+        **Passed: 1 limit. P and Q are equal in every row: KL(P\\|\\|Q) is 0.**
+        <BLANKLINE>
+        - ✅ mean at most 0.1
+        <BLANKLINE>
+        P: a tensor of shape (2, 2), Q: a tensor of shape (2, 2); 2 rows, each a distribution over 2 classes.
+        <BLANKLINE>
+        |  | value | 95% CI |
+        ...
+    """
+    page = document(result, verdicts)
+    parts = [[f"**{escaped(page.outcome)}**"], _limits(page.verdicts), [_size(page)], *_tables(page)]
+    parts += [_remarks(each) for each in page.blocks if isinstance(each, Findings)]
+    return "\n\n".join("\n".join(lines) for lines in parts if any(lines)) + "\n"
+
+
+def _limits(verdicts: Sequence[Verdict]) -> list[str]:
+    lines: list[str] = []
+    for each in verdicts:
+        failures = "" if each.passed else f": {escaped('; '.join(each.failures))}"
+        lines.append(f"- {'✅' if each.passed else '❌'} {escaped(each.limit)}{failures}")
+    return lines
+
+
+def _size(page: Document) -> str:
+    names = ", ".join(f"{letter}: {name}" for letter, name in (page.headline.names or {}).items())
+    text = "; ".join(filter(None, (names, page.headline.size)))
+    return f"{escaped(text)}." if text else ""
+
+
+def _tables(page: Document) -> Iterator[list[str]]:
+    if page.headline.figures:
+        rows = [(each.title, each.value, each.interval) for each in page.headline.figures]
+        yield _grid(("", "value", "95% CI"), rows)
+        return
+    for place, table in enumerate(main_tables(page)):
+        if place:
+            yield [f"**{escaped(table.title)}**"]
+        yield _grid(table.headings, table.rows[:MOST_ROWS])
+        yield [f"{escaped(sentence)}  " for sentence in (*_rest(table), *table.caption)]
+
+
+def _rest(table: Table) -> list[str]:
+    more = len(table.rows) - MOST_ROWS
+    return [f"{counted(more, 'row')} more in the JSON and on the page."] if more > 0 else []
+
+
+def _remarks(findings: Findings) -> list[str]:
+    told = [each for each in findings.remarks if not each.link]
+    lines = [f"- {each.level}: {escaped(each.message)}" for each in told[:MOST_REMARKS]]
+    more = len(told) - MOST_REMARKS
+    return lines + [f"- {counted(more, 'finding')} more in the JSON and on the page"] * (more > 0)
+
+
+def _grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, its first column to the left and numbers to the right; every cell is escaped."""
+    lines = [f"| {' | '.join(map(escaped, line))} |" for line in (headings, *rows)]
+    return [lines[0], "| --- |" + " ---: |" * (len(headings) - 1), *lines[1:]]
+
+
+def escaped(text: str) -> str:
+    """Return a text as Markdown that shows it unchanged, in one line.
+
+    Example:
+        >>> print(escaped("a|b <i> @c"))
+        a\\|b \\<i\\> @c
+    """
+    text = printable(text)
+    for mark in "\\`*_{}[]<>|#~&":
+        text = text.replace(mark, f"\\{mark}")
+    return text

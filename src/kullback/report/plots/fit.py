@@ -1,0 +1,264 @@
+"""Plots of a fit: target and fit in one or two dimensions, and the history."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution
+
+from kullback.numeric import upcast
+from kullback.optional import load
+from kullback.pairs.clone import unvalidated
+from kullback.pairs.sampling.generator import DrawsFrom
+from kullback.pairs.scipy_adapter import is_frozen, to_torch
+from kullback.report.document import Plot
+from kullback.report.plots.svg import FIRST, SECOND, STYLE, draw_legend
+from kullback.representations import Representation
+from kullback.samples import Samples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from kullback.projection.result import Fit
+
+    # Draws on axes in the colors of the target and of the fit.
+    _Painter = Callable[[Axes, str, str], None]
+
+__all__ = ["draw", "draw_plots", "unit"]
+
+TARGET, FITTED, INK, FAINT = "#2b6cb0", "#c2410c", "#222222", "#cccccc"
+DRAWS = 4_000
+GRID = 801
+MOST_BARS = 60
+
+
+def draw(fit: Fit) -> Figure:
+    """Draw target and fit, if they have one or two dimensions, beside the history."""
+    style, figures = (load(f"matplotlib.{module}", "fit(...).plot()") for module in ("style", "figure"))
+    colors = {name: value for name, value in STYLE.items() if not isinstance(value, str) or value[:1] != "#"}
+    with style.context(["default", {**colors, "axes.edgecolor": INK, "grid.color": FAINT}]):
+        painters = _painters(fit)
+        figure = figures.Figure(figsize=(5.0 * len(painters), 3.4))
+        for place, (_, _, paint) in enumerate(painters):
+            paint(figure.add_subplot(1, len(painters), place + 1), TARGET, FITTED)
+    return figure
+
+
+def draw_plots(fit: Fit) -> list[Plot]:
+    """Return the same plots in the colors of a page."""
+    return [
+        Plot(f"fit-{place}", title, caption, lambda axes, paint=paint: paint(axes, FIRST, SECOND))
+        for place, (title, caption, paint) in enumerate(_painters(fit))
+    ]
+
+
+def unit(fit: Fit, before: str = " ") -> str:
+    """Return the unit after a blank or other joining text; empty for a divergence without a logarithm."""
+    return f"{before}nats" if fit.kind.logarithmic else ""
+
+
+def _painters(fit: Fit) -> list[tuple[str, str, _Painter]]:
+    fitted = _first(_as_distribution(fit.distribution))
+    target = fit.to if isinstance(fit.to, Samples) else _first(_as_distribution(fit.to))
+    caption = f"{fit.quantity} above the least of all steps{unit(fit, ', in ')}."
+    history = ("History", caption, partial(_history, fit))
+    if not isinstance(fitted, Distribution):
+        return [history]
+    paint, what = None, ""
+    if _is_whole(fitted):
+        paint, what = _bars, "Probabilities"
+    elif not fitted.event_shape:
+        paint, what = _curves, "Densities"
+    elif fitted.event_shape == (2,):
+        paint, what = _contours, "Lines of equal density"
+    if paint is None:
+        return [history]
+    of_batch = ", the first element of the batch" if fit.value.numel() > 1 else ""
+    return [("Target and fit", f"{what}{of_batch}.", partial(paint, target, fitted)), history]
+
+
+def _as_distribution(x: Any) -> Any:
+    if is_frozen(x):
+        return to_torch("fit", "to", x)
+    if isinstance(x, Representation):
+        weights = x.weights().double()
+        return Categorical(probs=weights / weights.sum(-1, keepdim=True), validate_args=False)
+    return x
+
+
+def _first(d: Any) -> Any:
+    """Return the first element of a batch of distributions."""
+    if not isinstance(d, Distribution):
+        return d
+    return _Element(d) if d.batch_shape else unvalidated(d)
+
+
+class _Element(Distribution):
+    """The first element of a batch."""
+
+    def __init__(self, batch: Distribution) -> None:
+        self._batch: Any = unvalidated(batch)
+        super().__init__(torch.Size(), batch.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._batch.support
+
+    def _one(self, x: Tensor) -> Tensor:
+        count = len(self._batch.batch_shape)
+        event = len(self.event_shape)
+        return x.reshape(*x.shape[: x.ndim - count - event], -1, *x.shape[x.ndim - event :]).select(
+            -1 - event, 0
+        )
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        return self._one(self._batch.sample(torch.Size(sample_shape)))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        event = len(self.event_shape)
+        shape = (
+            *value.shape[: value.ndim - event],
+            *self._batch.batch_shape,
+            *value.shape[value.ndim - event :],
+        )
+        ones = [1] * len(self._batch.batch_shape)
+        at = value.reshape(
+            *value.shape[: value.ndim - event], *ones, *value.shape[value.ndim - event :]
+        ).expand(shape)
+        found = self._batch.log_prob(at)
+        count = len(self._batch.batch_shape)
+        return found.reshape(*found.shape[: found.ndim - count], -1)[..., 0]
+
+    def inside(self, value: Tensor) -> Tensor:
+        ones = [1] * len(self._batch.batch_shape)
+        found = self._batch.support.check(
+            value.reshape(*value.shape, *ones).expand(*value.shape, *self._batch.batch_shape)
+        )
+        return found.reshape(*value.shape, -1)[..., 0]
+
+
+def _is_whole(d: Distribution) -> bool:
+    try:
+        return bool(getattr(d.support, "is_discrete", False)) and not d.event_shape
+    except NotImplementedError:
+        return False
+
+
+def _draws(d: Any) -> Tensor | None:
+    if isinstance(d, Samples):
+        return d.tensor if d.tensor.shape[-1] > 1 else d.tensor[:, 0]
+    if not isinstance(d, Distribution):
+        return None
+    with DrawsFrom(0), torch.no_grad():
+        return d.sample(torch.Size([DRAWS]))
+
+
+def _density(d: Any, x: Tensor) -> Tensor:
+    """Return the density at points, 0 outside the support; of a log-density, normalized over the points."""
+    with torch.no_grad():
+        if not isinstance(d, Distribution):
+            found = upcast(d(x))
+            return torch.exp(found - found.max())
+        inside = torch.ones(x.shape[: x.ndim - len(d.event_shape)], dtype=torch.bool)
+        if not d.event_shape:
+            inside = d.inside(x) if isinstance(d, _Element) else d.support.check(x)  # pyright: ignore[reportOptionalMemberAccess]
+        stand_in = _draws(d)
+        assert stand_in is not None  # noqa: S101 - it is a distribution
+        at = x if d.event_shape else torch.where(inside, x, stand_in[:1].to(x.dtype))
+        return torch.where(inside, torch.exp(upcast(d.log_prob(at))), 0).nan_to_num(nan=0.0, posinf=0.0)
+
+
+def _range(*given: Tensor | None) -> tuple[float, float]:
+    ends = [
+        upcast(x).quantile(torch.tensor([0.002, 0.998], dtype=torch.float64)) for x in given if x is not None
+    ]
+    low, high = min(float(x[0]) for x in ends), max(float(x[1]) for x in ends)
+    more = 0.08 * (high - low) or 1.0
+    return low - more, high + more
+
+
+def _curves(target: Any, fitted: Distribution, axes: Axes, first: str, second: str) -> None:
+    draws = _draws(target)
+    low, high = _range(draws, _draws(fitted))
+    x = torch.linspace(low, high, GRID, dtype=torch.float64)
+    if isinstance(target, Samples):
+        weights = None if target.weights is None else target.weights.numpy()
+        x_drawn = target.tensor[:, 0].double().numpy()
+        axes.hist(
+            x_drawn,
+            bins=MOST_BARS,
+            range=(low, high),
+            density=True,
+            weights=weights,
+            color=first,
+            alpha=0.5,
+            label="to",
+        )
+    else:
+        p = _density(target, x)
+        if not isinstance(target, Distribution):
+            p = p / torch.trapezoid(p, x).clamp(min=1e-300)
+        axes.fill_between(x.numpy(), p.numpy(), color=first, alpha=0.35, linewidth=0)
+        axes.plot(x.numpy(), p.numpy(), color=first, label="to")
+    axes.plot(x.numpy(), _density(fitted, x).numpy(), color=second, linewidth=2, label="fit")
+    axes.set(ylabel="density", ylim=(0, None), xlim=(low, high))
+    draw_legend(axes)
+
+
+def _bars(target: Any, fitted: Distribution, axes: Axes, first: str, second: str) -> None:
+    low, high = _range(_draws(target), _draws(fitted))
+    x = torch.arange(max(0.0, round(low)), round(high) + 1, dtype=torch.float64)[:400]
+    if isinstance(target, Samples):
+        weights = torch.ones(len(target)) if target.weights is None else target.weights
+        found = torch.bincount(target.tensor[:, 0].long().clamp(min=0), weights.double(), int(x[-1]) + 1)
+        p = (found / found.sum())[x.long()]
+    else:
+        p = _density(target, x)
+        p = p if isinstance(target, Distribution) else p / p.sum()
+    axes.bar((x - 0.2).numpy(), p.numpy(), 0.4, color=first, label="to")
+    axes.bar((x + 0.2).numpy(), _density(fitted, x).numpy(), 0.4, color=second, label="fit")
+    axes.set(ylabel="probability", ylim=(0, None))
+    draw_legend(axes)
+
+
+def _contours(target: Any, fitted: Distribution, axes: Axes, first: str, second: str) -> None:
+    draws, own = _draws(target), _draws(fitted)
+    grids: list[Tensor] = []
+    for axis in (0, 1):
+        low, high = _range(*(None if x is None else x[:, axis] for x in (draws, own)))
+        grids.append(torch.linspace(low, high, 121, dtype=torch.float64))
+    a, b = torch.meshgrid(*grids, indexing="ij")
+    points = torch.stack([a, b], -1)
+    if isinstance(target, Samples):
+        few = target.tensor[:DRAWS].double()
+        axes.plot(few[:, 0].numpy(), few[:, 1].numpy(), ".", color=first, markersize=2, label="to")
+    else:
+        axes.contour(a.numpy(), b.numpy(), _density(target, points).numpy(), 6, colors=first)
+        axes.plot([], [], color=first, label="to")
+    axes.contour(a.numpy(), b.numpy(), _density(fitted, points).numpy(), 6, colors=second)
+    axes.plot([], [], color=second, label="fit")
+    draw_legend(axes)
+
+
+def _history(fit: Fit, axes: Axes, first: str, second: str) -> None:
+    history = (
+        fit.history.reshape(fit.history.shape[0], -1)[:, 0]
+        if fit.history.numel()
+        else fit.history.reshape(-1)
+    )
+    history = history[history.isfinite()]
+    least = float(history.min()) if history.numel() else 0.0
+    above = (history - least).numpy()
+    steps = range(len(above))
+    shown = [(step, value) for step, value in zip(steps, above.tolist(), strict=True) if value > 0]
+    if len(shown) > 1:
+        axes.semilogy([step for step, _ in shown], [value for _, value in shown], ".-", color=second)
+    else:
+        axes.plot(list(steps), above.tolist(), ".-", color=second)
+    axes.set(xlabel="step", ylabel=f"above the least{unit(fit, ', ')}")

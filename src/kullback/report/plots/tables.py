@@ -1,0 +1,171 @@
+"""The plots of the page on tables: P and Q at the scale of each column's numbers."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from kullback.report.document import Plot
+from kullback.report.formats import percent
+from kullback.report.plots.svg import FIRST, SECOND, draw_legend, power_of_ten
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+
+    from kullback.tables.result import ColumnComparison, HistogramBin, JointComparison
+
+__all__ = ["draw_column", "percentage", "totals"]
+
+MOST_TICKS = 8
+ROOM = 34  # characters of all ticks' labels together
+CROWDED = 30  # times the least distance of two values, beyond which bars at their true places are too thin
+MICROSECONDS_A_DAY = 86_400_000_000
+LAST_DAY = 2_932_896  # 9999-12-31, in days since 1970
+FARTHEST = 1e300  # beyond which matplotlib's arithmetic overflows
+UNITS = {"numeric": "", "datetime": "", "text": "length in characters"}
+
+
+def draw_column(column: ColumnComparison, name: str) -> Plot | None:
+    """The distributions of P and Q over a column of numbers; None where there is none, or a single value.
+
+    Nothing of the user's is written in the drawing.
+
+    Arguments:
+        column: the column.
+        name: an id for the drawing, unlike any other on the page.
+    """
+    inside = [each for each in column.histogram if math.isfinite(each.low) and math.isfinite(each.high)]
+    if len(inside) < 2 or max(abs(inside[0].low), abs(inside[-1].high)) > FARTHEST:
+        return None
+    sums = totals(column)
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+        heights = [[100 * each.p / sums[0] for each in inside], [100 * each.q / sums[1] for each in inside]]
+        if any(before.high != after.low or after.low == after.high for before, after in pairwise(inside)):
+            _draw_bars(axes, inside, heights, column.column_type)
+        else:
+            _draw_stairs(axes, inside, heights, column.column_type)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
+        axes.set(xlabel=UNITS.get(column.column_type, ""), ylabel="percentage of rows", ylim=(0, None))
+        axes.grid(visible=False, axis="x")
+        draw_legend(axes)
+
+    rest = [(part.label, part.p, part.q) for part in column.bins if part.low is None]
+    for words, side in (("below", "low"), ("above", "high")):
+        tail = [each for each in column.histogram if math.isinf(getattr(each, side))]
+        rest += [(words, each.p, each.q) for each in tail if each.p or each.q]
+    outside = (
+        f"{label}: {percentage(p, sums[0])} of P, {percentage(q, sums[1])} of Q" for label, p, q in rest
+    )
+    caption = "; ".join(outside)
+    return Plot(name, column.name, f"Not drawn: {caption}." if caption else "", draw)
+
+
+def totals(compared: ColumnComparison | JointComparison) -> tuple[float, float]:
+    """Return the weight of P and of Q in all bins."""
+    return sum(part.p for part in compared.bins), sum(part.q for part in compared.bins)
+
+
+def percentage(weight: float, total: float) -> str:
+    """Return a bin's proportion in percent."""
+    return percent(weight / total) if total else "n/a"
+
+
+def _draw_bars(
+    axes: Axes, values: Sequence[HistogramBin], heights: Sequence[Sequence[float]], column_type: str
+) -> None:
+    """Draw two bars for each value, or range of integers that may hold but one.
+
+    They stand where it lies on the axis, or side by side where they would be too thin.
+    """
+    places = [(float(each.low) + max(each.low, each.high - 1)) / 2 for each in values]
+    steps = [after - before for before, after in pairwise(places)]
+    if min(steps) <= 0 or places[-1] - places[0] > CROWDED * min(steps):
+        places, steps = [float(place) for place in range(len(places))], [1.0]
+    width = 0.4 * min(steps)
+    for side, (label, color) in enumerate((("P", FIRST), ("Q", SECOND))):
+        middles = [place + (side - 0.5) * width for place in places]
+        axes.bar(middles, heights[side], width, color=color, label=label)
+    labels = _labels([each.low for each in values], column_type)
+    for place, each in enumerate(values):
+        if each.high - 1 > each.low:
+            labels[place] += f"–{_number(each.high - 1)}"
+    most = max(2, min(MOST_TICKS, ROOM // (max(map(len, labels)) + 1)))
+    step = math.ceil(len(places) / most)
+    axes.set_xticks(places[::step], labels[::step])
+    axes.set_xlim(places[0] - 2 * width, places[-1] + 2 * width)
+
+
+def _draw_stairs(
+    axes: Axes, bins: Sequence[HistogramBin], heights: Sequence[Sequence[float]], column_type: str
+) -> None:
+    """Draw the outlines of two histograms."""
+    from matplotlib.dates import AutoDateLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    edges = [float(each.low) for each in bins] + [float(bins[-1].high)]
+    dates = column_type == "datetime" and max(map(abs, edges)) < LAST_DAY * MICROSECONDS_A_DAY
+    if dates:
+        edges = [edge / MICROSECONDS_A_DAY for edge in edges]
+    axes.stairs(heights[0], edges, fill=True, color=FIRST, alpha=0.35)
+    axes.stairs(heights[0], edges, color=FIRST, linewidth=2, label="P")
+    axes.stairs(heights[1], edges, color=SECOND, linewidth=2, label="Q")
+    axes.set_xlim(edges[0], edges[-1])
+    if dates:
+        axes.xaxis.set_major_locator(AutoDateLocator(minticks=3, maxticks=5, tz=UTC))
+        places = [float(place) for place in axes.get_xticks()]
+        axes.set_xticks(places, _days(places))
+        axes.set_xlim(edges[0], edges[-1])
+        return
+    if bins[0].low > 0 and (bins[-1].high - bins[-1].low) > 2 * (bins[0].high - bins[0].low):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(numticks=5))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+    else:
+        whole = all(isinstance(each.low, int) or each.low.is_integer() for each in bins)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=whole))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+
+
+def _labels(values: Sequence[float], column_type: str) -> list[str]:
+    if column_type != "datetime":
+        return [_number(value) for value in values]
+    return _days([value / MICROSECONDS_A_DAY for value in values])
+
+
+def _days(days: Sequence[float]) -> list[str]:
+    """Dates, or times where they are what tells them apart; a number of days beyond the year 9999."""
+    if any(abs(day) > LAST_DAY for day in days):
+        return [_number(day) for day in days]
+    timestamps = [datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=float(day)) for day in days]
+    forms = ("%Y", "%Y-%m", "%Y-%m-%d", "%m-%d %H:%M", "%H:%M:%S", "%S.%f")
+    return next(
+        written
+        for form in forms
+        if len(set(written := [each.strftime(form) for each in timestamps])) == len(timestamps)
+        or form == forms[-1]
+    )
+
+
+def _number(value: float) -> str:
+    """A number on an axis: with separators, and an exponent only where it needs one."""
+    if isinstance(value, int) or float(value).is_integer():
+        text = (
+            f"{int(value):,}"
+            if abs(value) < 1e7
+            else f"{value:.17g}"
+            if abs(value) < 1e17
+            else f"{value:.3g}"
+        )
+        text = f"{value}" if isinstance(value, int) and abs(value) >= 1e7 else text
+    else:
+        text = f"{value:,.10g}" if 1e-4 <= abs(value) < 1e7 else f"{value:.10g}"
+    return text.replace("-", "−").replace("e+", "e")

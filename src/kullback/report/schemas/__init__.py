@@ -1,0 +1,1 @@
+"""The JSON schemas of the results, and the exact numbers below their names."""

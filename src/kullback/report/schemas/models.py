@@ -1,0 +1,90 @@
+"""A comparison of language models as strict JSON of a stable schema.
+
+The document is one object with ``"schema": "kullback.models/1"`` and ``"unit": "nats"``:
+
+* ``base``: ``name``, ``kind``, ``dtype``, ``classes``, ``parameters``, ``file_bytes``, ``bits_per_weight``; what is not
+  known is null.
+* ``candidates``: objects, that of the smallest mean KL(base || candidate) first, with ``model`` (as ``base``),
+  ``comparison`` (as `kullback.report.schemas.predictions` writes it, without ``schema`` and ``unit``),
+  ``shared_classes`` (integer or null), ``known`` (``"all classes"``, ``"reference"`` or ``"top classes"``),
+  ``certain`` (null, or for each divergence the least and the most that its mean over these tokens can be), ``drawn``
+  (null, or for each divergence ``mean``, ``standard_error``, ``interval`` and ``bounds`` of the drawing), and
+  ``passages``: objects ``window``,
+  ``first``, ``text_before``, ``tokens`` (objects ``index``, ``text``, ``kl``, ``p``, ``q``, ``top``: objects
+  ``index``, ``text``, ``p``, ``q``). Where ``known`` is ``"top classes"``, the divergences of ``comparison`` are lower
+  bounds, and their intervals reach up to the upper ones.
+* ``differences``: the mean KL of each candidate but the first minus that of the one before, with ``standard_error``,
+  ``interval`` and ``reason``.
+* ``noise_floor``: the base against itself with rounding noise, as a candidate, or null.
+* ``gates``, where limits were asked for: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
+  ``failures`` (sentences) and ``broken_by`` (the candidates beyond it).
+* ``windows``, ``context`` (integers); ``score`` (string); ``whole_text`` (boolean); ``notes`` (strings).
+
+Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``. Within version 1 names may be added,
+never removed or changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kullback.report.formats import token_text
+from kullback.report.schemas import predictions
+
+if TYPE_CHECKING:
+    from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
+
+__all__ = ["fields"]
+
+
+def fields(found: ModelComparison) -> dict[str, Any]:
+    """Return the fields of the schema of this module."""
+    return {
+        "schema": "kullback.models/1",
+        "unit": "nats",
+        "base": _info(found.base),
+        "candidates": [_candidate(found, candidate) for candidate in found.candidates],
+        "differences": [asdict(mean) for mean in found.differences],
+        "noise_floor": None if found.noise_floor is None else _candidate(found, found.noise_floor),
+        "windows": found.windows,
+        "context": found.context,
+        "score": found.score,
+        "whole_text": found.whole_text,
+        "notes": found.notes,
+    }
+
+
+def _candidate(found: ModelComparison, candidate: Candidate) -> dict[str, Any]:
+    comparison = predictions.fields(candidate.comparison)
+    return {
+        "model": _info(candidate.model),
+        "comparison": {key: value for key, value in comparison.items() if key not in ("schema", "unit")},
+        "shared_classes": candidate.shared_classes,
+        "known": candidate.known,
+        "certain": candidate.certain,
+        "drawn": None
+        if candidate.drawn is None
+        else {name: asdict(mean) for name, mean in candidate.drawn.items()},
+        "passages": [_passage(found, passage) for passage in candidate.passages],
+    }
+
+
+def _info(info: ModelInfo) -> dict[str, Any]:
+    return {**asdict(info), "bits_per_weight": info.bits_per_weight}
+
+
+def _passage(found: ModelComparison, passage: Passage) -> dict[str, Any]:
+    return {
+        "window": passage.window,
+        "first": passage.first,
+        "text_before": "".join(token_text(found.tokens, index) for index in passage.before),
+        "tokens": [
+            {
+                **asdict(token),
+                "text": token_text(found.tokens, token.index),
+                "top": [{**asdict(top), "text": token_text(found.tokens, top.index)} for top in token.top],
+            }
+            for token in passage.tokens
+        ],
+    }

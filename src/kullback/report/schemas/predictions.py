@@ -1,0 +1,60 @@
+"""A comparison of predictions as strict JSON of a stable schema.
+
+The document is one object with ``"schema": "kullback.predictions/3"`` and ``"unit": "nats"``, and the attributes of
+`kullback.predictions.Comparison` under their own names:
+
+* ``p_name``, ``q_name`` (strings); ``rows``, ``classes`` (integers); ``clusters`` (integer or null).
+* ``divergences``: for each of ``kl_pq``, ``kl_qp``, ``js``, ``tv`` an object with ``mean``, ``standard_error``,
+  ``interval`` ([from, to] of the 95 % interval, or null), ``reason`` (why an end of it is open, or null), ``minimum``,
+  ``p001`` (the 0.1 % quantile), ``p01``, ``p05``, ``p10``, ``p25``, ``median``, ``p75``, ``p90``, ``p95``, ``p99``,
+  ``p999``, ``maximum``.
+* ``acceptance_rate``: ``mean``, ``standard_error``, ``interval``, ``reason``.
+* ``top1_agreement``: ``value``, ``standard_error``, ``interval``, ``reason``; ``top_k_agreement``: five such objects,
+  for k = 1 to 5.
+* ``labels``: null, or ``labeled`` and, each with ``mean``, ``standard_error``, ``interval``, ``reason``:
+  ``cross_entropy_p``, ``cross_entropy_q``, ``difference``, ``perplexity_p``, ``perplexity_q``, ``perplexity_ratio``,
+  ``perplexity_difference``, ``delta_prob_rms``; ``correlation`` (a number); ``delta_prob``, like a divergence;
+  ``top_k_accuracy_p``, ``top_k_accuracy_q``, like ``top_k_agreement``.
+* ``worst``: objects ``row``, ``kl``, ``label``, ``cluster``, ``top`` (objects ``index``, ``p``, ``q``).
+* ``by_confidence``: objects ``low``, ``high``, ``rows``, ``kl_mean``, ``kl_p99``, ``top1_agreement``.
+* ``histogram``: objects ``low``, ``high``, ``rows``; ``quantiles``: objects ``probability``, ``kl``.
+* ``segments``: objects ``start``, ``stop``, ``kl_mean``, ``kl_max``.
+* ``infinite``: for each divergence, in how many rows it is infinite.
+* ``gates``, where limits were asked for: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
+  ``failures`` (sentences) and ``broken_by`` (empty).
+* ``unseen``: the largest share of rows (blocks, clusters) that may be of a kind that is absent here; 0 where the
+  ``interval`` of ``kl_pq`` allows for it.
+* ``quantiles_exact`` (boolean); ``notes`` (strings).
+* ``llama_cpp``: null, or, where it was asked for, what llama.cpp prints: ``chunks`` (a list) and ``total``, objects
+  with ``count``, ``correlation`` and, each [number, uncertainty], ``perplexity_q``, ``perplexity_p``, ``log_ratio``,
+  ``ratio``, ``difference``, ``kld``, ``delta_p``, ``delta_p_rms``, ``same_top``; ``kld_quantiles``,
+  ``delta_p_quantiles`` (numbers, from the maximum to the minimum).
+
+JSON has no infinity and no NaN: the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"`` stand for them, as in the
+JSON mapping of Protocol Buffers; Python's ``float`` and JavaScript's ``Number`` convert them back. Finite floats have
+as many digits as reading the same float again needs.
+
+Within version 3 names may be added, never removed or changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kullback.predictions import Comparison
+
+__all__ = ["fields"]
+
+
+def fields(comparison: Comparison) -> dict[str, Any]:
+    """Return the fields of the schema of this module."""
+    values = asdict(comparison)
+    values["histogram"] = [
+        dict(zip(("low", "high", "rows"), part, strict=True)) for part in values["histogram"]
+    ]
+    values["quantiles"] = [
+        dict(zip(("probability", "kl"), part, strict=True)) for part in values["quantiles"]
+    ]
+    return {"schema": "kullback.predictions/3", "unit": "nats"} | values

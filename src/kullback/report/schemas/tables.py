@@ -1,0 +1,50 @@
+"""A comparison of tables as strict JSON with a versioned schema.
+
+The document is one object with ``"schema": "kullback.tables/2"`` and ``"unit": "nats"``, and the attributes of
+`kullback.tables.TableComparison` under their own names:
+
+* ``p_name``, ``q_name`` (strings); ``p_rows``, ``q_rows``, ``max_bins`` (integers); ``confidence`` (number);
+  ``weights``, ``cluster`` (a column's name or null).
+* ``columns``: objects, the largest PSI first, with ``name``, ``column_type`` (``"numeric"``, ``"datetime"``,
+  ``"boolean"``, ``"categorical"``, ``"text"``); ``kl_pq``, ``kl_qp``, ``js``, ``psi``, ``tv``, each an object with
+  ``value``, ``standard_error`` (numbers or null) and ``interval`` ([from, to] or null); ``p_value``, ``p_adjusted``;
+  ``ks`` (number, or null for categories); ``words`` (number, or null where no words were compared);
+  ``missing_p``, ``missing_q`` (proportions); ``new``, ``vanished`` (strings); ``bins``; ``histogram``; ``notes``
+  (strings).
+* ``histogram``: objects with ``low``, ``high`` (numbers; equal for a single value), ``p``, ``q`` (weights); empty for
+  categories.
+* ``bins``: objects with ``label``, ``low``, ``high`` (numbers or null), ``p``, ``q`` (weights), ``contribution``.
+* ``joint``: objects with ``columns`` (strings), and the divergences, p-values, ``bins`` and ``notes`` as above.
+* ``gates``, where limits were asked for: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
+  ``failures`` (sentences) and ``broken_by`` (the columns beyond it).
+* ``findings``: objects with ``code`` (one of `kullback.tables.FINDINGS`), ``message``, ``level`` (``"error"``,
+  ``"warning"``, ``"note"``), ``advice``, ``column`` (a name or null).
+
+Numbers are written as in `kullback.report.schemas.predictions`: the strings ``"Infinity"``, ``"-Infinity"`` and
+``"NaN"`` stand for what JSON has no number for. Within version 2 names and codes may be added, never removed or
+changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kullback.tables.result import TableComparison
+
+__all__ = ["fields"]
+
+FIRST = ("name", "columns", "column_type")
+
+
+def fields(comparison: TableComparison) -> dict[str, Any]:
+    """Return the fields of the schema of this module."""
+    values = asdict(comparison)
+    values |= {key: [_named_first(each) for each in values[key]] for key in ("columns", "joint")}
+    return {"schema": "kullback.tables/2", "unit": "nats"} | values
+
+
+def _named_first(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with the names of the columns and their type first."""
+    return {key: values[key] for key in FIRST if key in values} | values

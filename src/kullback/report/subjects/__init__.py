@@ -1,0 +1,62 @@
+"""The document of each kind of result: one function each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import singledispatch
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from kullback.errors import invalid_type
+from kullback.report.document import Document
+
+if TYPE_CHECKING:
+    from kullback.results.verdict import Verdict
+
+__all__ = ["document"]
+
+# The modules of kullback's own results, which are imported at their first use.
+_MODULES = {
+    "Comparison": "predictions",
+    "Estimate": "estimate",
+    "Fit": "fit",
+    "ModelComparison": "models",
+    "TableComparison": "tables",
+    "TwoSampleTest": "two_sample_test",
+}
+
+
+@singledispatch
+def document(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> Document:
+    """Return the document of a result, which every medium renders; a document itself is returned unchanged.
+
+    ``@document.register(Type)`` adds the function of another type of result.
+
+    Arguments:
+        result: a result of kullback.
+        verdicts: the limits that you asked for.
+        options: further arguments of the subject, as `tokens` of a comparison of predictions.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Probs, compare_predictions
+        >>> p = Probs(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
+        >>> document(compare_predictions(p, p)).outcome
+        'P and Q are equal in every row: KL(P||Q) is 0.'
+    """
+    for kind in type(result).__mro__:
+        if kind.__module__.startswith("kullback.") and kind.__name__ in _MODULES:
+            module = import_module(f"{__name__}.{_MODULES[kind.__name__]}")
+            return module.document(result, verdicts, **options)
+    raise invalid_type(
+        "document",
+        "result",
+        wanted="a result of kullback, or of a type that is registered",
+        got=type(result).__name__,
+        instead="@document.register(Type) above a function that returns its Document",
+    )
+
+
+@document.register(Document)
+def _(result: Document, verdicts: Sequence[Verdict] = (), **options: Any) -> Document:
+    return result

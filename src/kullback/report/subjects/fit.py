@@ -1,0 +1,112 @@
+"""A fit as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.distributions import Distribution
+
+from kullback.projection.parameters import read_family
+from kullback.projection.result import Fit
+from kullback.report.document import Document, Findings, Frame, Gallery, Headline, Remark, Table
+from kullback.report.formats import number
+from kullback.report.plots.fit import draw_plots, unit
+from kullback.representations import Representation
+from kullback.results.verdict import Verdict
+
+__all__ = ["document"]
+
+COLUMNS = ("value", "error", "standard_error", "before", "above", "gradient_norm", "converged", "iterations")
+MOST_NUMBERS = 3
+
+
+def document(fit: Fit, verdicts: Sequence[Verdict] = ()) -> Document:
+    """Return the document of a fit.
+
+    Arguments:
+        fit: the result of `kullback.fit`.
+        verdicts: the limits that you asked for.
+    """
+    notes = [Findings("Notes", [Remark("note", note) for note in fit.notes])] if fit.notes else []
+    return Document(
+        f"{_outcome(fit)}: fit",
+        Headline(_outcome(fit)),
+        (
+            Table("The fit", ("", ""), _rows(fit), is_main=True),
+            *notes,
+            Gallery("Target, fit and history", draw_plots(fit)),
+        ),
+        tuple(verdicts),
+        frame=partial(_frame, fit),
+        maker="kullback.fit",
+    )
+
+
+def _frame(fit: Fit) -> Frame:
+    """Return the numbers of each element of the batch, in the order of ``flatten``."""
+    numbers = {name: getattr(fit, name) for name in COLUMNS}
+    return Frame({name: x.detach().reshape(-1).tolist() for name, x in numbers.items() if x is not None})
+
+
+def _outcome(fit: Fit) -> str:
+    """Say what was fitted, and how near it is."""
+    count = fit.value.numel()
+    name = type(fit.distribution).__name__
+    if count == 1:
+        return f"{name}: {fit.quantity} = {number(float(fit.value))}{unit(fit)}"
+    return f"{count} fits of {name}: {fit.quantity} = {_range(fit.value)}{unit(fit)}"
+
+
+def _rows(fit: Fit) -> list[tuple[str, str]]:
+    """Return what there is to say in two columns."""
+    found = [
+        (fit.quantity, f"{_range(fit.value)}{unit(fit)}{_error(fit.error, fit.standard_error)}"),
+        ("at the start", f"{_range(fit.before)}{unit(fit)}"),
+        ("method", fit.method.replace("_", " ")),
+        ("converged", f"{int(fit.converged.sum())} of {fit.converged.numel()}"),
+        ("iterations", _range(fit.iterations)),
+        ("above the nearest minimum", f"about {_range(fit.above)}{unit(fit)}"),
+        ("time", f"{fit.seconds:.2g} s"),
+    ]
+    return [*found, *_parameters(fit.distribution)]
+
+
+def _parameters(distribution: Any) -> list[tuple[str, str]]:
+    """Return the names and the numbers of the parameters, the first few of many."""
+    if isinstance(distribution, Representation):
+        return [(type(distribution).__name__, _numbers(distribution.tensor))]
+    if not isinstance(distribution, Distribution):
+        return []
+    try:
+        family = read_family(distribution, frozenset())
+    except (TypeError, ValueError):
+        return []
+    return [(name, _numbers(x)) for name, x in _values(distribution, family.free)]
+
+
+def _values(distribution: Distribution, free: Any) -> list[tuple[str, Tensor]]:
+    return [(name, getattr(distribution, name, leaf.value)) for name, leaf in free.items()]
+
+
+def _numbers(x: Tensor) -> str:
+    flat = x.detach().reshape(-1)
+    shown = ", ".join(number(float(value)) for value in flat[:MOST_NUMBERS])
+    more = f", ... ({flat.numel()} numbers)" if flat.numel() > MOST_NUMBERS else ""
+    return f"{shown}{more}"
+
+
+def _range(x: Tensor) -> str:
+    if x.numel() == 0:
+        return "nothing"
+    low, high = float(x.min()), float(x.max())
+    words = (lambda v: f"{v:.0f}") if not x.is_floating_point() else number
+    return words(low) if low == high else f"{words(low)} to {words(high)}"
+
+
+def _error(error: Tensor | None, standard_error: Tensor | None) -> str:
+    if standard_error is not None and standard_error.numel():
+        return f", standard error {float(standard_error.max()):.1g}"
+    return "" if error is None or not error.numel() else f", error at most {float(error.max()):.1g}"

@@ -1,0 +1,353 @@
+"""A comparison of language models as a document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+
+from kullback.models import Candidate, ModelComparison, ModelInfo, Passage, ReadToken
+from kullback.predictions import Mean
+from kullback.report.document import (
+    Block,
+    Document,
+    Findings,
+    Frame,
+    Gallery,
+    Headline,
+    Meaning,
+    Passage as ShownPassage,
+    Passages,
+    Remark,
+    Section,
+    Table,
+    Token,
+)
+from kullback.report.formats import count, counted, number, percent, probability, token_text, visible
+from kullback.report.plots.models import draw_plots
+from kullback.report.schemas import models as schema
+from kullback.report.subjects.predictions import (
+    KL,
+    KL_PQ,
+    LONGEST_TOKEN,
+    infinite,
+    numbers,
+    top_classes,
+    unseen,
+)
+from kullback.results.verdict import Verdict
+
+__all__ = ["document"]
+
+WORST = 5  # tokens of each candidate in a table
+DROPPED_FIRST = (9, 8, 7, 5, 4, 2, 3, 6)
+MEANINGS = (
+    KL,
+    Meaning(
+        "JS and TV",
+        "the Jensen-Shannon divergence, at most log 2, and total variation: 1 - TV is the share of tokens that "
+        "speculative sampling would accept.",
+    ),
+    Meaning(
+        "Standard error and 95% CI",
+        "how far the mean may be from the mean over all text of this kind, if its windows are independent; an end of "
+        "the interval is infinite where this text does not bound it.",
+    ),
+)
+HEADINGS = (
+    "model", "mean KL(P||Q)", "95% CI", "PPL", "ΔPPL", "95% CI", "same top", "RMS Δp", "size", "bits/weight",
+)  # fmt: skip
+
+
+def document(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Document:
+    """Return the document of a comparison of language models.
+
+    Arguments:
+        found: the result of `compare_models`.
+        verdicts: the limits that you asked for.
+    """
+    blocks: list[Block] = [_scoreboard(found)]
+    if plots := draw_plots(found):
+        blocks.append(Gallery("Divergence against size", plots))
+    blocks += [_section(found, place, candidate) for place, candidate in enumerate(found.candidates)]
+    if notes := _notes(found):
+        blocks.append(Findings("Notes", [Remark("note", note) for note in notes]))
+    return Document(
+        f"{found.candidates[0].model.name} against {found.base.name}: KL divergence of language models",
+        Headline(_outcome(found), _size(found)),
+        tuple(blocks),
+        tuple(verdicts),
+        MEANINGS,
+        partial(schema.fields, found),
+        partial(_frame, found),
+        "kullback compare",
+    )
+
+
+def _section(found: ModelComparison, place: int, candidate: Candidate) -> Section:
+    """Return what there is of one candidate: the text colored by token, and the numbers."""
+    several = len(found.candidates) > 1
+    remarks = infinite(candidate.comparison)
+    blocks: list[Block] = [Findings("Infinite divergences", remarks)] if remarks else []
+    kl = candidate.comparison.divergences[KL_PQ]
+    tokens = [token.kl for passage in candidate.passages for token in passage.tokens if token.kl < math.inf]
+    # The divergence of the full color: the 99 % quantile, or the largest that is finite.
+    scale = kl.p99 if 0 < kl.p99 < math.inf else max(tokens, default=0.0)
+    blocks.append(
+        Passages(
+            "The text" if found.whole_text else "The passages in which it differs most",
+            number(scale),
+            [_passage(found, passage, scale) for passage in candidate.passages],
+            place == 0,
+            _worst(found, candidate, several=several),
+        )
+    )
+    blocks.append(Section("The numbers", tuple(numbers(candidate.comparison)), is_open=not several))
+    return Section(candidate.model.name, tuple(blocks))
+
+
+def _passage(found: ModelComparison, passage: Passage, scale: float) -> ShownPassage:
+    return ShownPassage(
+        f"window {count(passage.window)}, from token {count(passage.first)}: {number(passage.kl_mean)} nats per token",
+        "".join(visible(token_text(found.tokens, index)) for index in passage.before),
+        tuple(_token(found, token, scale) for token in passage.tokens),
+    )
+
+
+def _token(found: ModelComparison, token: ReadToken, scale: float) -> Token:
+    top = (
+        (
+            visible(token_text(found.tokens, each.index)) + " ✓" * (each.index == token.index),
+            probability(each.p),
+            probability(each.q),
+        )
+        for each in token.top
+    )
+    return Token(
+        visible(token_text(found.tokens, token.index)),
+        min(1.0, math.sqrt(token.kl / scale)) if scale else 0.0,
+        f"{number(token.kl)} nats, probability {probability(token.p)} under P, {probability(token.q)} under Q",
+        tuple(top),
+    )
+
+
+def _worst(found: ModelComparison, candidate: Candidate, *, several: bool) -> Table | None:
+    """Return the tokens in which a candidate differs most, with the text before them."""
+    if not candidate.comparison.worst:
+        return None
+    windows = found.text
+    places, of_row = windows.scored.nonzero().squeeze(-1), windows.clusters
+    lines: list[list[str]] = []
+    for row in candidate.comparison.worst[:WORST]:
+        window, place = int(of_row[row.row]), int(places[row.row])
+        start = max(int(windows.offsets[window]), place - 6)
+        before = "".join(token_text(found.tokens, index) for index in windows.tokens[start:place].tolist())
+        token = visible(token_text(found.tokens, int(windows.tokens[place])))
+        tops = (visible(token_text(found.tokens, top.index)) for top in top_classes(row))
+        text = f"…{visible(before)[-24:]}[{_short(token)}]"
+        lines.append([text, number(row.kl), *map(_short, tops), count(window)])
+    title = f"{candidate.model.name}: where it differs most" if several else "Where they differ most"
+    return Table(
+        title, ["text [token]", "KL(P||Q)", "P's top", "Q's top", "window"], lines, dropped_first=(4,)
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_TOKEN else f"{text[: LONGEST_TOKEN - 1]}…"
+
+
+def _frame(found: ModelComparison) -> Frame:
+    """Return a row for each candidate, the scoreboard's numbers; what is not known is NaN."""
+    rows = []
+    for candidate in found.candidates:
+        comparison, labels = candidate.comparison, candidate.comparison.labels
+        kl = comparison.divergences[KL_PQ]
+        low, high = kl.interval or (math.nan, math.nan)
+        rows.append(
+            {
+                "kl": kl.mean,
+                "kl_low": low,
+                "kl_high": high,
+                "kl_reverse": comparison.divergences["kl_qp"].mean,
+                "perplexity": math.nan if labels is None else math.exp(labels.cross_entropy_q.mean),
+                "perplexity_base": math.nan if labels is None else math.exp(labels.cross_entropy_p.mean),
+                "same_top": comparison.top1_agreement.value,
+                "delta_prob_rms": math.nan if labels is None else labels.delta_prob_rms.mean,
+                "file_bytes": candidate.model.file_bytes,
+                "bits_per_weight": candidate.model.bits_per_weight,
+            }
+        )
+    return Frame.of_numbers(rows, [candidate.model.name for candidate in found.candidates])
+
+
+def bytes_text(size: int | None) -> str:
+    """Format a size in bytes.
+
+    Example:
+        >>> bytes_text(4_920_000_000), bytes_text(740_000), bytes_text(None)
+        ('4.92 GB', '740 kB', '')
+    """
+    if size is None:
+        return ""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} B"
+
+
+def _scoreboard(found: ModelComparison) -> Table:
+    """Return the table of the base and the candidates, the best candidate first."""
+    first = found.candidates[0].comparison.labels
+    base = "" if first is None else number(first.perplexity_p.mean)
+    rows = [[f"{found.base.name} (base)", "", "", base, "", "", "", "", *_size_and_bits(found.base)]]
+    for candidate in found.candidates:
+        comparison, labels = candidate.comparison, candidate.comparison.labels
+        kl = comparison.divergences[KL_PQ]
+        perplexity = change = ends = delta = ""
+        if labels is not None:
+            perplexity, change = number(labels.perplexity_q.mean), number(labels.perplexity_difference.mean)
+            ends = _interval(labels.perplexity_difference)
+            delta = percent(labels.delta_prob_rms.mean)
+        same = percent(comparison.top1_agreement.value)
+        at_least = ">= " if candidate.is_lower_bound else ""
+        cells = [candidate.model.name, at_least + number(kl.mean), _interval(kl)]
+        rows.append([*cells, perplexity, change, ends, same, delta, *_size_and_bits(candidate.model)])
+    return Table(
+        "Models",
+        HEADINGS,
+        rows,
+        (
+            "KL(P||Q) in nats per token, P being the base.",
+            "PPL is the perplexity at the text's own tokens, ΔPPL the candidate's minus the base's.",
+            "Δp is the change in the probability of the true token.",
+            *_differences(found),
+            *_certain(found),
+            *_noise(found),
+        ),
+        dropped_first=DROPPED_FIRST,
+        is_main=True,
+    )
+
+
+def _certain(found: ModelComparison) -> list[str]:
+    """Say for each candidate that is known in part what is certain, and what the draws tell of these very tokens."""
+    sentences: list[str] = []
+    for candidate in found.candidates:
+        if candidate.certain is None:
+            continue
+        low, high = candidate.certain[KL_PQ]
+        most = "nothing bounds it from above" if math.isinf(high) else f"at most {number(high)}"
+        told = f"{candidate.model.name}: on these tokens KL(P||Q) is certainly at least {number(low)}, {most}"
+        if candidate.drawn is not None:
+            drawn = candidate.drawn[KL_PQ]
+            ends = " to ".join(map(number, drawn.interval))
+            told += f"; the draws give {number(drawn.mean)} (95% CI of the drawing {ends})"
+        sentences.append(f"{told}.")
+    return sentences
+
+
+def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
+    bits = info.bits_per_weight
+    return bytes_text(info.file_bytes), "" if bits is None else f"{bits:.2f}"
+
+
+def _interval(mean: Mean) -> str:
+    """Format an interval; n/a where there is none."""
+    return "n/a" if mean.interval is None else " to ".join(map(number, mean.interval))
+
+
+def _outcome(found: ModelComparison) -> str:
+    """The outcome in one sentence."""
+    best = found.candidates[0]
+    kl = best.comparison.divergences[KL_PQ]
+    same = percent(best.comparison.top1_agreement.value)
+    if len(found.candidates) == 1:
+        if kl.maximum == 0 and best.known == "all classes":
+            return f"{best.model.name} predicts the same as {found.base.name} at every token."
+        return (
+            f"{best.model.name} is {_least(best)}{number(kl.mean)} nats per token from {found.base.name}"
+            f"{_ends(kl)}; both choose the same token in {same} of positions.{unseen(best.comparison)}"
+        )
+    told = (
+        f"{_least(best)}{number(kl.mean)} nats per token{_ends(kl)}, the same top token in {same} of positions."
+        f"{unseen(best.comparison)}"
+    )
+    if best.is_open_above or not _is_clear(found.differences[0]):
+        return (
+            f"Which of {len(found.candidates)} candidates is closest to {found.base.name} cannot be told; the first is "
+            f"{best.model.name}: {told}"
+        )
+    return f"Of {len(found.candidates)} candidates {best.model.name} is closest to {found.base.name}: {told}"
+
+
+def _is_clear(difference: Mean) -> bool:
+    """Whether the second of two neighbors is certainly farther from the base than the first."""
+    return difference.interval is not None and difference.interval[0] > 0
+
+
+def _least(candidate: Candidate) -> str:
+    return "at least " if candidate.is_lower_bound else ""
+
+
+def _ends(mean: Mean) -> str:
+    return "" if mean.interval is None else f" (95% CI {_interval(mean)})"
+
+
+def _size(found: ModelComparison) -> str:
+    """Say how much text was read."""
+    rows = found.candidates[0].comparison.rows
+    scored = {
+        "second-half": "the second half of each",
+        "all": "all tokens",
+        "assistant": "the assistant's replies",
+    }
+    return (
+        f"{counted(rows, 'token')} scored in {counted(found.windows, 'window')} of at most "
+        f"{count(found.context)} tokens "
+        f"({scored[found.score]}), {count(found.base.classes)} classes"
+    )
+
+
+def _differences(found: ModelComparison) -> list[str]:
+    """Say for each two neighbors on the scoreboard how much the mean KL differs, and whether that is certain."""
+    sentences: list[str] = []
+    for (a, b), mean in zip(pairwise(found.candidates), found.differences, strict=True):
+        if a.is_lower_bound:
+            sentences.append(
+                f"Whether {b.model.name} or {a.model.name} is closer cannot be told: of {a.model.name} only a lower "
+                "bound is known."
+            )
+            continue
+        least = _least(b)
+        told = f"{b.model.name} has {least}{number(mean.mean)} nats per token more than {a.model.name}"
+        if mean.interval is None:
+            told += "; its error cannot be told"
+        else:
+            told += f" (95% CI {_interval(mean)}): " + (
+                "the order is clear" if _is_clear(mean) else "which of the two is closer cannot be told"
+            )
+        sentences.append(told + ".")
+    return sentences
+
+
+def _noise(found: ModelComparison) -> list[str]:
+    """Say how large the noise floor is, and which candidates it hides."""
+    if found.noise_floor is None:
+        return []
+    floor = found.noise_floor.comparison.divergences[KL_PQ]
+    told = f"Rounding noise of its dtype ({found.base.dtype}) moves the base by {number(floor.mean)} nats per token"
+    hidden = [
+        each.model.name
+        for each in found.candidates
+        if not each.is_lower_bound and each.comparison.divergences[KL_PQ].mean <= 2 * floor.mean
+    ]
+    if hidden:
+        return [f"{told}: no measurement can tell {', '.join(hidden)} from it."]
+    return [f"{told}."]
+
+
+def _notes(found: ModelComparison) -> list[str]:
+    """Return the notes of the whole and of every candidate, each once."""
+    every = [note for candidate in found.candidates for note in candidate.comparison.notes]
+    return list(dict.fromkeys([*found.notes, *every]))

@@ -1,0 +1,449 @@
+"""A comparison of predictions as a document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+
+from kullback.predictions import (
+    Comparison,
+    ConfidenceBin,
+    LabelStatistics,
+    Mean,
+    Proportion,
+    Summary,
+    TopClass,
+    WorstRow,
+)
+from kullback.report.document import (
+    Bar,
+    Bars,
+    Block,
+    Document,
+    Figure,
+    Findings,
+    Frame,
+    Gallery,
+    Headline,
+    Meaning,
+    Remark,
+    Table,
+)
+from kullback.report.formats import count, counted, number, percent, probability, visible
+from kullback.report.plots.predictions import draw_plots
+from kullback.report.schemas import predictions as schema
+from kullback.results.verdict import Verdict
+
+__all__ = [
+    "KL",
+    "KL_PQ",
+    "LONGEST_TOKEN",
+    "MEANINGS",
+    "Tokens",
+    "document",
+    "infinite",
+    "label_rows",
+    "numbers",
+    "token_of",
+    "top_classes",
+    "unseen",
+]
+
+LONGEST_TOKEN = 16
+# The text of each class; None, or a class beyond the end, has none.
+Tokens = Sequence[str | None]
+KL_PQ = "kl_pq"
+# The keys of Comparison.divergences in the order in which they are shown, with their names in plain text.
+QUANTITIES = {KL_PQ: "KL(P||Q)", "kl_qp": "KL(Q||P)", "js": "JS", "tv": "TV"}
+
+
+def document(
+    comparison: Comparison, verdicts: Sequence[Verdict] = (), *, tokens: Tokens | None = None
+) -> Document:
+    """Return the document of a comparison of predictions.
+
+    Arguments:
+        comparison: the result of `compare_predictions`.
+        verdicts: the limits that you asked for.
+        tokens: the text of each class, shown with its number; None, or a class beyond the end, has none.
+    """
+    blocks: list[Block] = [Findings("Findings", found)] if (found := infinite(comparison)) else []
+    divergences, *others, by_confidence = numbers(comparison)
+    blocks += [divergences, *others]
+    if plots := draw_plots(comparison):
+        blocks.append(Gallery("KL(P||Q) in pictures", plots))
+    blocks.append(by_confidence)
+    if comparison.worst:
+        blocks.append(_worst(comparison, tokens))
+    if comparison.notes:
+        blocks.append(Findings("Notes", [Remark("note", note) for note in comparison.notes]))
+    return Document(
+        f"{comparison.q_name} against {comparison.p_name}: KL divergence",
+        Headline(
+            summary(comparison),
+            sizes(comparison),
+            {"P": comparison.p_name, "Q": comparison.q_name},
+            figures=_figures(comparison),
+        ),
+        tuple(blocks),
+        tuple(verdicts),
+        MEANINGS,
+        partial(schema.fields, comparison),
+        partial(_frame, comparison),
+        "kullback compare",
+    )
+
+
+KL = Meaning(
+    "KL(P||Q)",
+    "the expected extra cost, in nats, of predicting with Q what follows P: 0 where they agree, infinite where Q gives "
+    "probability 0 and P does not. One nat is 1.4427 bits.",
+    "Σ p log(p / q)",
+)
+JS = Meaning(
+    "JS",
+    "the Jensen-Shannon divergence: symmetric, at most log 2 = 0.6931.",
+    "½ KL(P||M) + ½ KL(Q||M), M = ½ (P + Q)",
+)
+MEANINGS = (
+    KL,
+    JS,
+    Meaning(
+        "TV",
+        "total variation: the most by which P and Q can differ on the probability of any event.",
+        "½ Σ |p − q|",
+    ),
+    Meaning(
+        "Standard error and 95% CI",
+        "how far the mean may be from the mean over all data of the same kind, if rows (or clusters, where there are "
+        "some) are independent; an end of the interval is infinite where these data do not bound it.",
+    ),
+)
+
+
+def numbers(comparison: Comparison) -> list[Table]:
+    """Return the tables of divergences, of the top classes, of the true class, and last by confidence."""
+    labels = comparison.labels
+    agreement = comparison.top1_agreement
+    same = (
+        f"Same top class: {percent(agreement.value)} of rows, std. error {percent(agreement.standard_error)}"
+    )
+    ends = f", 95% CI {' to '.join(map(percent, agreement.interval))}" if agreement.interval else ""
+    accuracy = "; accuracy is how often the true class is among the k" if labels is not None else ""
+    tables = [
+        Table(
+            "Divergence of a row",
+            ["", *QUANTITIES.values()],
+            [
+                [title, *(write(comparison.divergences[key]) for key in QUANTITIES)]
+                for title, write in SUMMARY_ROWS
+            ],
+            ("In nats; TV is a probability, from 0 to 1.",),
+            is_main=True,
+        ),
+        Table(
+            "The k top classes",
+            ["k", "same in order", "95% CI, from", "to"]
+            + ["accuracy of P", "accuracy of Q"] * (labels is not None),
+            top_k_rows(comparison),
+            (
+                f"How often P and Q have the same k top classes in the same order{accuracy}.",
+                f"{same}{ends}.",
+                acceptance(comparison),
+            ),
+        ),
+    ]
+    if labels is not None:
+        known = f"{count(labels.labeled)} of {counted(comparison.rows, 'row')}"
+        tables += [
+            Table(
+                "The true class",
+                ["", "mean", "std. error", "95% CI, from", "to"],
+                label_rows(labels),
+                (
+                    f"Known in {known}.",
+                    "Cross-entropies, the means of -log p and of -log q at the true class, are in nats.",
+                    "Perplexities are their exponentials.",
+                    f"Correlation of log p and log q at the true class: {number(labels.correlation)}.",
+                ),
+            ),
+            Table(
+                "The change of the true class's probability, q - p",
+                ["lower tail", "q - p", "upper tail", "q - p"],
+                delta_prob_rows(labels.delta_prob),
+                (
+                    "Quantiles over rows. Alike tails are noise; a longer lower tail is probability that Q has lost.",
+                ),
+            ),
+        ]
+    return [
+        *tables,
+        Table(
+            "By P's confidence, the probability of its top class",
+            ["confidence", "rows", "mean KL(P||Q)", "99% quantile", "same top class"],
+            [_confidence(part) for part in comparison.by_confidence if part.rows],
+        ),
+    ]
+
+
+def _figures(comparison: Comparison) -> tuple[Figure, ...]:
+    """Return the main numbers, those of the page's tiles first."""
+    kl, labels = comparison.divergences[KL_PQ], comparison.labels
+    titles = {name: f"mean {title}" for name, title in QUANTITIES.items()}
+    figures = [
+        _figure(titles.pop(KL_PQ), kl, number, "nats"),
+        Figure("median KL(P||Q)", number(kl.median), "nats"),
+        Figure("99.9% KL(P||Q)", number(kl.p999), "nats"),
+        _figure("same top class", comparison.top1_agreement, percent),
+        *(_figure(title, comparison.divergences[name], number) for name, title in titles.items()),
+        Figure("99% KL(P||Q)", number(kl.p99), "nats"),
+        _figure("acceptance rate", comparison.acceptance_rate, percent),
+    ]
+    if labels is not None:
+        figures += [
+            _figure("perplexity of P", labels.perplexity_p, number),
+            _figure("perplexity of Q", labels.perplexity_q, number),
+            _figure("perplexity, Q / P", labels.perplexity_ratio, precisely),
+            _figure("label's probability, Q - P", labels.delta_prob, number),
+            _figure("label's probability, RMS", labels.delta_prob_rms, number),
+        ]
+    return tuple(figures)
+
+
+def _figure(title: str, value: Mean | Proportion, write: Callable[[float], str], unit: str = "") -> Figure:
+    mean = value.value if isinstance(value, Proportion) else value.mean
+    return Figure(
+        title, write(mean), unit, " to ".join(map(write, value.interval)) if value.interval else "n/a"
+    )
+
+
+def _worst(comparison: Comparison, tokens: Tokens | None) -> Gallery:
+    mark = " A ✓ marks the true class." if comparison.labels is not None else ""
+    table = _worst_table(comparison.worst) if tokens is None else _worst_tokens(comparison.worst, tokens)
+    return Gallery(
+        "The worst rows",
+        [_worst_bars(place, row, tokens) for place, row in enumerate(comparison.worst)],
+        (f"For each, the top classes under P and under Q.{mark}",),
+        table,
+    )
+
+
+def _worst_bars(place: int, row: WorstRow, tokens: Tokens | None) -> Bars:
+    where = f"row {count(row.row)}" + ("" if row.cluster is None else f" of cluster {row.cluster}")
+    bars = [
+        Bar(
+            str(top.index),
+            top.p,
+            top.q,
+            probability(top.p),
+            probability(top.q),
+            token_of(top.index, tokens),
+            "the true class" if top.index == row.label else "",
+        )
+        for top in row.top
+    ]
+    word = "" if row.label is None else token_of(row.label, tokens)
+    caption = f"The true class is {row.label} {word}" if word else ""
+    return Bars(f"worst-{place}", f"{where}: {number(row.kl)} nats", tuple(bars), caption)
+
+
+def _worst_table(rows: Sequence[WorstRow]) -> Table:
+    """Return the table of worst rows, without empty columns."""
+    choices = [top_classes(row) for row in rows]
+    columns = {
+        "cluster": [row.cluster or "" for row in rows],
+        "row": [count(row.row) for row in rows],
+        "KL(P||Q)": [number(row.kl) for row in rows],
+        "label": ["" if row.label is None else str(row.label) for row in rows],
+        "P's top class": [_change(p) for p, _ in choices],
+        "Q's top class": ["the same" if q == p else _change(q) for p, q in choices],
+    }
+    shown = {heading: cells for heading, cells in columns.items() if any(cells)}
+    return Table("The worst rows (class: p -> q)", list(shown), list(zip(*shown.values(), strict=True)))
+
+
+def _change(top: TopClass) -> str:
+    return f"{top.index}: {probability(top.p)} -> {probability(top.q)}"
+
+
+def _worst_tokens(rows: Sequence[WorstRow], tokens: Tokens) -> Table:
+    """Return the table of worst rows: a line for each of the top classes and the label."""
+    lines: list[list[str]] = []
+    for row in rows:
+        place = count(row.row) + ("" if row.cluster is None else f" of {row.cluster}")
+        classes = [top.index for top in top_classes(row)] + ([] if row.label is None else [row.label])
+        probabilities = {top.index: [probability(top.p), probability(top.q)] for top in row.top}
+        first = [place, number(row.kl)]
+        for index in dict.fromkeys(classes):
+            true = "true" if index == row.label else ""
+            token = token_of(index, tokens, longest=LONGEST_TOKEN)
+            lines.append([*first, str(index), token, *probabilities.get(index, ["", ""]), true])
+            first = ["", ""]
+    return Table(
+        "The worst rows and their classes", ["row", "KL(P||Q)", "class", "token", "p", "q", ""], lines
+    )
+
+
+def _confidence(part: ConfidenceBin) -> list[str]:
+    return [
+        f"{part.low:g} to {part.high:g}",
+        count(part.rows),
+        number(part.kl_mean),
+        number(part.kl_p99),
+        percent(part.top1_agreement),
+    ]
+
+
+def _frame(comparison: Comparison) -> Frame:
+    """Return a row for each divergence: its mean, with its error and interval, and its quantiles over rows, in nats."""
+    rows = []
+    for found in comparison.divergences.values():
+        row = asdict(found)
+        low, high = row.pop("interval") or (math.nan, math.nan)
+        del row["reason"]
+        first = {name: row.pop(name) for name in ("mean", "standard_error")}
+        rows.append(first | {"low": low, "high": high} | row)
+    return Frame.of_numbers(rows, list(comparison.divergences))
+
+
+def interval_end(mean: Mean | Proportion, end: int, write: Callable[[float], str] = number) -> str:
+    """Format the lower (0) or upper (1) end of an interval, n/a where there is none."""
+    return "n/a" if mean.interval is None else write(mean.interval[end])
+
+
+# The rows of the table of divergences.
+SUMMARY_ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
+    ("mean", lambda summary: number(summary.mean)),
+    ("standard error", lambda summary: number(summary.standard_error, 2)),
+    ("95% CI, from", lambda summary: interval_end(summary, 0)),
+    ("95% CI, to", lambda summary: interval_end(summary, 1)),
+    ("minimum", lambda summary: number(summary.minimum)),
+    ("0.1% quantile", lambda summary: number(summary.p001)),
+    ("1% quantile", lambda summary: number(summary.p01)),
+    ("5% quantile", lambda summary: number(summary.p05)),
+    ("10% quantile", lambda summary: number(summary.p10)),
+    ("median", lambda summary: number(summary.median)),
+    ("90% quantile", lambda summary: number(summary.p90)),
+    ("95% quantile", lambda summary: number(summary.p95)),
+    ("99% quantile", lambda summary: number(summary.p99)),
+    ("99.9% quantile", lambda summary: number(summary.p999)),
+    ("maximum", lambda summary: number(summary.maximum)),
+)
+
+
+def label_rows(labels: LabelStatistics) -> list[list[str]]:
+    """Return name, mean, standard error and the ends of the interval of each statistic at the true classes."""
+    means = {
+        "cross-entropy of P": labels.cross_entropy_p,
+        "cross-entropy of Q": labels.cross_entropy_q,
+        "cross-entropy, Q - P": labels.difference,
+        "perplexity of P": labels.perplexity_p,
+        "perplexity of Q": labels.perplexity_q,
+        "perplexity, Q / P": labels.perplexity_ratio,
+        "perplexity, Q - P": labels.perplexity_difference,
+        "probability, Q - P": labels.delta_prob,
+        "probability, RMS": labels.delta_prob_rms,
+    }
+    rows: list[list[str]] = []
+    for title, mean in means.items():
+        write = precisely if mean is labels.perplexity_ratio else number
+        ends = (interval_end(mean, end, write) for end in (0, 1))
+        rows.append([title, write(mean.mean), number(mean.standard_error, 2), *ends])
+    return rows
+
+
+def precisely(value: float) -> str:
+    """Format a number that is close to 1."""
+    return number(value, 6)
+
+
+def delta_prob_rows(change: Summary) -> list[tuple[str, str, str, str]]:
+    """Return the quantiles of the change in the label's probability, the lower beside the upper."""
+    pairs = (
+        ("minimum", change.minimum, "maximum", change.maximum),
+        ("0.1%", change.p001, "99.9%", change.p999),
+        ("1%", change.p01, "99%", change.p99),
+        ("5%", change.p05, "95%", change.p95),
+        ("10%", change.p10, "90%", change.p90),
+        ("25%", change.p25, "75%", change.p75),
+    )
+    rows = [(low, number(lower), high, number(upper)) for low, lower, high, upper in pairs]
+    return [*rows, ("median", number(change.median), "", "")]
+
+
+def top_k_rows(comparison: Comparison) -> list[list[str]]:
+    """Return k, the agreement of the ordered k top classes with its interval, and the accuracy of P and of Q."""
+    labels, rows = comparison.labels, []
+    for k, agreement in enumerate(comparison.top_k_agreement, 1):
+        row = [str(k), percent(agreement.value), *(interval_end(agreement, end, percent) for end in (0, 1))]
+        if labels is not None:
+            row += [percent(of[k - 1].value) for of in (labels.top_k_accuracy_p, labels.top_k_accuracy_q)]
+        rows.append(row)
+    return rows
+
+
+def sizes(comparison: Comparison) -> str:
+    """Say how many rows, clusters and classes there are."""
+    clusters = "" if comparison.clusters is None else f" in {counted(comparison.clusters, 'cluster')}"
+    classes = counted(comparison.classes, "class", "classes")
+    return f"{counted(comparison.rows, 'row')}{clusters}, each a distribution over {classes}"
+
+
+def token_of(index: int, tokens: Tokens | None, *, longest: int = 24) -> str:
+    """Return the text of a class with marks for what cannot be seen, cut to `longest`; empty if it has none."""
+    text = tokens[index] if tokens is not None and 0 <= index < len(tokens) else None
+    shown = visible(text or "", space="␣")
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+
+
+def acceptance(comparison: Comparison) -> str:
+    """Return the expected acceptance rate as a sentence."""
+    rate = comparison.acceptance_rate
+    interval = "" if rate.interval is None else f", 95% CI {' to '.join(map(percent, rate.interval))}"
+    return (
+        f"Expected acceptance rate of speculative sampling, 1 - TV: {percent(rate.mean)}, std. error "
+        f"{percent(rate.standard_error)}{interval}."
+    )
+
+
+def top_classes(row: WorstRow) -> tuple[TopClass, TopClass]:
+    """Return the top class under P and the top class under Q."""
+    return max(row.top, key=lambda top: top.p), max(row.top, key=lambda top: top.q)
+
+
+def summary(comparison: Comparison) -> str:
+    """The outcome in one sentence: the mean divergence of a row, and how often both choose the same class."""
+    mean = comparison.divergences[KL_PQ]
+    same = f"both have the same top class in {percent(comparison.top1_agreement.value)} of rows"
+    if mean.maximum == 0:
+        return "P and Q are equal in every row: KL(P||Q) is 0."
+    if math.isinf(mean.mean):
+        where = f"in {count(comparison.infinite.get(KL_PQ, 0))} of {counted(comparison.rows, 'row')}"
+        return f"Q rules out what P does not {where}, so that the mean KL(P||Q) is infinite; {same}."
+    ends = "" if mean.interval is None else f" (95% CI {' to '.join(map(number, mean.interval))})"
+    return f"KL(P||Q) of a row is {number(mean.mean)} nats on average{ends}; {same}.{unseen(comparison)}"
+
+
+def unseen(comparison: Comparison) -> str:
+    """Say after the outcome that the interval leaves out kinds of rows that are not there, where that may matter."""
+    if not comparison.unseen:
+        return ""
+    return f" The interval leaves out kinds of rows not seen here, up to {percent(comparison.unseen)} of all."
+
+
+def infinite(comparison: Comparison) -> list[Remark]:
+    """Return a remark on each divergence that is infinite in some rows, with the reason."""
+    reasons = {
+        KL_PQ: "Q gives probability 0 to a class of positive probability under P",
+        "kl_qp": "P gives probability 0 to a class of positive probability under Q",
+    }
+    return [
+        Remark(
+            "warning",
+            f"{QUANTITIES[key]} is infinite in {count(rows)} of {counted(comparison.rows, 'row')}: {reason}.",
+        )
+        for key, reason in reasons.items()
+        if (rows := comparison.infinite.get(key, 0))
+    ]

@@ -1,0 +1,405 @@
+"""A comparison of tables as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from kullback.errors import quoted
+from kullback.report.document import (
+    Bar,
+    Bars,
+    Block,
+    Document,
+    Findings,
+    Frame,
+    Gallery,
+    Headline,
+    Meaning,
+    Plot,
+    Remark,
+    Table,
+    Tone,
+)
+from kullback.report.formats import count, counted, decimal
+from kullback.report.plots.tables import draw_column, percentage, totals
+from kullback.report.schemas import tables as schema
+from kullback.results.verdict import Verdict
+from kullback.tables.result import Bin, ColumnComparison, JointComparison, Quantity, TableComparison, least
+from kullback.words import TABLE_DIVERGENCE_NAMES
+
+__all__ = ["document", "meaning", "summary"]
+
+MOST_DRAWN = 40  # columns whose distributions are shown: a page of some hundred KB
+MOST_BINS = 8  # categories of a column that are shown
+MOST_CONTRIBUTORS = 2  # bins of a column in a remark
+MOST_EXPLAINED, MOST_EXPLAINING = 5, 3  # columns in the table of bins, and bins of each
+HEADINGS = ("found", "PSI", "{} CI", "p", "KL(P||Q)", "KL(Q||P)", "JS", "TV")
+DROPPED_FIRST = (7, 6, 5, 8, 3)
+SIGNIFICANT = 0.05
+# The rule of thumb of credit scoring for PSI.
+MODERATE, LARGE = 0.1, 0.25
+Compared = ColumnComparison | JointComparison
+MEANINGS = (
+    Meaning(
+        "KL(P||Q)",
+        "the expected extra cost, in nats per row, of predicting with Q what follows P: 0 where they agree, infinite "
+        "where Q gives probability 0 and P does not. p and q are the proportions of P's and Q's rows in a bin: numbers "
+        "between P's quantiles, a category, the missing values. A bin contributes p log(p / q) - p + q.",
+        "Σ p log(p / q)",
+    ),
+    Meaning("PSI", "the population stability index.", "KL(P||Q) + KL(Q||P)"),
+    Meaning(
+        "JS",
+        "the Jensen-Shannon divergence: symmetric, at most log 2 = 0.6931.",
+        "½ KL(P||M) + ½ KL(Q||M), M = ½ (P + Q)",
+    ),
+    Meaning(
+        "TV",
+        "total variation: the proportion of rows that would have to change for Q to become P.",
+        "½ Σ |p − q|",
+    ),
+    Meaning(
+        "Values and intervals",
+        "both are corrected for the bias of counts of few rows; a value below 0 is written as 0. An interval without "
+        "an upper end says that a bin is empty on one side.",
+    ),
+    Meaning(
+        "p",
+        "how often tables of one and the same distribution would differ as much, after Benjamini and Hochberg's "
+        f"correction: of the columns with p < {SIGNIFICANT:g}, at most {100 * SIGNIFICANT:g}% are expected to be "
+        "chance alone.",
+    ),
+)
+
+
+def document(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> Document:
+    """Return the document of a comparison of tables.
+
+    Arguments:
+        comparison: the result of `compare_tables`.
+        verdicts: the limits that you asked for.
+    """
+    drawn = [
+        _picture(column, f"column-{place}", verdicts)
+        for place, column in enumerate(comparison.columns[:MOST_DRAWN], 1)
+    ]
+    blocks: list[Block] = []
+    if comparison.columns:
+        caption = (
+            "The largest PSI first; in nats; TV is a probability, from 0 to 1. CI is the interval of PSI; p is "
+            "corrected for the number of columns. A shift is a statistically significant difference "
+            f"(p < {SIGNIFICANT:g}): large from a PSI of {LARGE:g} on, small below {MODERATE:g}."
+        )
+        links = [each.name for each in drawn]
+        blocks.append(
+            _table("column", "By column", comparison, comparison.columns, verdicts, (caption,), links)
+        )
+    if comparison.joint:
+        blocks.append(_table("columns", "Columns together", comparison, comparison.joint, verdicts))
+    if remarks := _remarks(comparison, drawn):
+        blocks.append(Findings("Findings", remarks))
+    if drawn:
+        few = f"The {len(drawn)} columns of largest PSI are shown; the table above has all of them."
+        caption = (few,) if len(comparison.columns) > len(drawn) else ()
+        blocks.append(Gallery("The distributions", drawn, caption, _contributors_table(comparison)))
+    if comparison.joint:
+        together = [
+            Bars(f"joint-{place}", name_of(each), _bars(each, _largest(each)))
+            for place, each in enumerate(comparison.joint)
+        ]
+        blocks.append(Gallery("The combinations that contribute most", together))
+    return Document(
+        f"{comparison.q_name} against {comparison.p_name}: column by column",
+        Headline(
+            summary(comparison),
+            size(comparison),
+            {"P": comparison.p_name, "Q": comparison.q_name},
+            tone_of(comparison),
+        ),
+        tuple(blocks),
+        tuple(verdicts),
+        MEANINGS,
+        partial(schema.fields, comparison),
+        partial(_frame, comparison),
+        "kullback compare",
+    )
+
+
+def _table(
+    first: str,
+    title: str,
+    comparison: TableComparison,
+    compared: Sequence[Compared],
+    verdicts: Sequence[Verdict],
+    caption: tuple[str, ...] = (),
+    links: Sequence[str] = (),
+) -> Table:
+    shifts = [meaning(each, verdicts) for each in compared]
+    headings = [heading.format(f"{100 * comparison.confidence:g}%") for heading in HEADINGS]
+    rows = [
+        [
+            name_of(each),
+            shift.words,
+            value_text(each.psi),
+            interval(each.psi),
+            p_value_text(each.p_adjusted),
+            *(value_text(getattr(each, name)) for name in ("kl_pq", "kl_qp", "js", "tv")),
+        ]
+        for each, shift in zip(compared, shifts, strict=True)
+    ]
+    tones: list[Tone] = [shift.tone for shift in shifts]
+    return Table(title, [first, *headings], rows, caption, tones, links, DROPPED_FIRST, is_main=True)
+
+
+def _contributors_table(comparison: TableComparison) -> Table | None:
+    rows = [
+        [
+            f"{name_of(column)}: {part.label}",
+            percentage(part.p, sums[0]),
+            percentage(part.q, sums[1]),
+            decimal(part.contribution),
+        ]
+        for column in differing(comparison)[:MOST_EXPLAINED]
+        for sums in [totals(column)]
+        for part in contributors(column, MOST_EXPLAINING)
+    ]
+    return Table("The bins that contribute most to KL(P||Q)", ["", "P", "Q", "nats"], rows) if rows else None
+
+
+def _remarks(comparison: TableComparison, drawn: Sequence[Plot | Bars]) -> list[Remark]:
+    """The findings by severity; of one severity, those about columns that differ come first."""
+    severity = {"error": 0, "warning": 1, "note": 2}
+    drift = {column.name: _shift(column) for column in differing(comparison)}
+    ranked = sorted(
+        comparison.findings, key=lambda each: (severity[each.level], -drift.get(each.column or "", 0.0))
+    )
+    found = [Remark(each.level, each.message) for each in ranked]
+    links = {column.name: each.name for column, each in zip(comparison.columns, drawn, strict=False)}
+    shifts = [_shift_remark(column, links.get(column.name, "")) for column in differing(comparison)]
+    others = [*shifts, *(remark for remark in found if remark.level != "error")]
+    errors = [remark for remark in found if remark.level == "error"]
+    return errors + sorted(others, key=lambda remark: severity[remark.level])
+
+
+def _shift_remark(column: ColumnComparison, link: str) -> Remark:
+    words = meaning(column).words
+    level = "error" if words == "large shift" else "warning" if words == "shift" else "note"
+    sums = totals(column)
+    text = f"{quoted(column.name)}: PSI {value_text(column.psi)} ({interval(column.psi)})"
+    if of_words := words_psi(column):
+        text += f", PSI of its words {of_words:.3f}"
+    if parts := contributors(column, MOST_CONTRIBUTORS):
+        text += ", most of it in " + ", ".join(
+            f"{part.label} ({percentage(part.p, sums[0])} → {percentage(part.q, sums[1])})" for part in parts
+        )
+    return Remark(level, text, words, link)
+
+
+def _picture(column: ColumnComparison, name: str, verdicts: Sequence[Verdict]) -> Plot | Bars:
+    """A column's distributions: a drawing of its bins, or its largest categories."""
+    badge: tuple[str, Tone] = meaning(column, verdicts)
+    of_text = " (its length)" if column.column_type == "text" else ""
+    about = f"{column.column_type}{of_text}, PSI {value_text(column.psi)} ({interval(column.psi)}), "
+    about += f"p {p_value_text(column.p_adjusted)}."
+    if plot := draw_column(column, name):
+        return replace(plot, caption=f"{about} {plot.caption}".rstrip(), badge=badge)
+    bins = _largest(column)
+    if others := len(column.bins) - len(bins):
+        about += f" {counted(others, 'more value', 'more values')} not shown."
+    return Bars(name, column.name, _bars(column, bins), about, badge)
+
+
+def _largest(compared: Compared) -> list[Bin]:
+    """The bins that contribute most, and then the most frequent, in their own order."""
+    chosen = sorted(compared.bins, key=lambda part: (-part.contribution, -part.p - part.q))[:MOST_BINS]
+    return [part for part in compared.bins if part in chosen]
+
+
+def _bars(compared: Compared, bins: Sequence[Bin]) -> tuple[Bar, ...]:
+    p, q = totals(compared)
+    widest = max((max(part.p / p, part.q / q) for part in bins), default=1.0) or 1.0
+    return tuple(
+        Bar(
+            part.label, part.p / p / widest, part.q / q / widest, percentage(part.p, p), percentage(part.q, q)
+        )
+        for part in bins
+    )
+
+
+def _frame(comparison: TableComparison) -> Frame:
+    """Return a row for each column, and for each group of columns; what is not known is NaN."""
+    compared = [*comparison.columns, *comparison.joint]
+    columns: dict[str, object] = {
+        "column": [each.label for each in compared],
+        "column_type": [getattr(each, "column_type", "joint") for each in compared],
+    }
+    for name in TABLE_DIVERGENCE_NAMES:
+        quantities = [getattr(each, name) for each in compared]
+        columns[name] = np.array([each.value for each in quantities], dtype=float)
+        for place, end in enumerate(("_low", "_high")):
+            ends = [each.interval[place] if each.interval else None for each in quantities]
+            columns[name + end] = np.array(ends, dtype=float)
+    for name in ("p_value", "p_adjusted", "missing_p", "missing_q"):
+        columns[name] = np.array([getattr(each, name, None) for each in compared], dtype=float)
+    return Frame(columns)
+
+
+class Shift(NamedTuple):
+    """What the numbers of a column mean: in a word or two, and as a color."""
+
+    words: str
+    tone: Tone
+
+
+def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Shift:
+    """What the numbers of a column mean, by the limits that were asked for, its p-value and its PSI.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> before, after = pa.table({"x": ["a", "b"] * 99}), pa.table({"x": ["a", "b", "b", "b"] * 50})
+        >>> meaning(compare_tables(before, after)["x"])
+        Shift(words='large shift', tone='bad')
+    """
+    psi = compared.psi.value
+    # Without an interval few rows are what may hide a shift.
+    hidden = psi is None or (compared.psi.interval is None and len(compared.bins) > 1)
+    if any(compared.label in verdict.broken_by for verdict in verdicts):
+        return Shift("cannot tell" if hidden else "limit broken", "bad")
+    if psi is None:
+        return Shift("cannot tell", "unknown")
+    if compared.p_adjusted < SIGNIFICANT:
+        psi = max(psi, words_psi(compared) or 0.0)
+        if psi >= LARGE:
+            return Shift("large shift", "bad")
+        return Shift("shift", "warning") if psi >= MODERATE else Shift("small shift", "good")
+    if hidden or psi >= MODERATE:
+        return Shift("cannot tell", "unknown")
+    of_text = isinstance(compared, ColumnComparison) and compared.column_type == "text"
+    only_lengths = of_text and words_psi(compared) is None
+    return Shift("lengths alike", "unknown") if only_lengths else Shift("none seen", "good")
+
+
+def words_psi(compared: Compared) -> float | None:
+    """The PSI of the words of a column of texts; None for other columns, and where words were not compared."""
+    return compared.words if isinstance(compared, ColumnComparison) else None
+
+
+def _shift(column: ColumnComparison) -> float:
+    return max(least(column.psi), words_psi(column) or 0.0)
+
+
+def summary(comparison: TableComparison) -> str:
+    """The outcome in one sentence: how many columns differ and which the most, what could not be told.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import compare_tables
+        >>> table = pa.table({"x": [1, 2] * 50, "y": [3] * 100})
+        >>> summary(compare_tables(table, table))
+        'No difference is seen in 2 columns.'
+    """
+    words = [meaning(column).words for column in comparison.columns]
+    unknown, texts = words.count("cannot tell"), words.count("lengths alike")
+    outcome = _differences(comparison, unknown + texts)
+    if unknown:
+        outcome.append(f"of {counted(unknown, 'column')} nothing can be told")
+    if texts:
+        outcome.append(f"only the lengths were compared of {counted(texts, 'column')} of text")
+    if comparison.not_compared:
+        outcome.append(f"{counted(len(comparison.not_compared), 'column')} could not be compared")
+    sentence = "; ".join(outcome)
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _differences(comparison: TableComparison, unknown: int) -> list[str]:
+    number = len(comparison.columns)
+    if not number:
+        return ["nothing was compared"]
+    different = differing(comparison)
+    if not different:
+        return [f"no difference is seen in {counted(number - unknown, 'column')}"] if number > unknown else []
+    large = sum(1 for column in different if _shift(column) >= LARGE)
+    verb = "differs" if len(different) == 1 else "differ"
+    text = f"{count(len(different))} of {counted(number, 'column')} {verb}"
+    if large:
+        text += f", {count(large)} of them by a large shift" if len(different) > 1 else " by a large shift"
+    most = different[0]
+    which = f"{quoted(most.name)} the most" if len(different) > 1 else quoted(most.name)
+    psi = value_text(most.psi) if _shift(most) == least(most.psi) else f"of words {decimal(_shift(most))}"
+    return [f"{text}: {which} (PSI {psi})"]
+
+
+def tone_of(comparison: TableComparison) -> Tone:
+    """The color of the outcome: the tone of the worst column."""
+    if not comparison.columns or comparison.not_compared:
+        return "bad"
+    tones = {meaning(column).tone for column in comparison.columns}
+    order: tuple[Tone, ...] = ("bad", "warning", "unknown", "good")
+    return next(tone for tone in order if tone in tones)
+
+
+def interval(quantity: Quantity) -> str:
+    """The ends of an interval, or n/a where there is none.
+
+    Example:
+        >>> interval(Quantity(0.1, 0.02, (0.05, float("inf")))), interval(Quantity(0.1, None, None))
+        ('0.050 to inf', 'n/a')
+    """
+    return "n/a" if quantity.interval is None else " to ".join(map(decimal, quantity.interval))
+
+
+def value_text(quantity: Quantity) -> str:
+    """Return a divergence to three decimals, or n/a where it has no value.
+
+    Example:
+        >>> value_text(Quantity(0.1234, None, None)), value_text(Quantity(None, None, (0.0, 1.0)))
+        ('0.123', 'n/a')
+    """
+    return "n/a" if quantity.value is None else decimal(quantity.value)
+
+
+def p_value_text(p_value: float) -> str:
+    """A p-value to three decimals; no p-value is 0.
+
+    Example:
+        >>> [p_value_text(p) for p in (1.0, 0.8154, 0.0123, 3e-5, 0.0, float("nan"))]
+        ['1.000', '0.815', '0.012', '<0.001', '<0.001', 'n/a']
+    """
+    return decimal(p_value or 1e-300)
+
+
+def name_of(compared: Compared) -> str:
+    """The column, or the columns of a group."""
+    return compared.name if isinstance(compared, ColumnComparison) else " × ".join(compared.columns)
+
+
+def contributors(compared: Compared, most: int) -> list[Bin]:
+    """The bins that contribute most to KL(P || Q), the largest first; none where no difference is seen."""
+    if not compared.p_adjusted < SIGNIFICANT or not compared.psi.value:
+        return []
+    ranked = sorted(compared.bins, key=lambda part: -part.contribution)
+    return [part for part in ranked[:most] if part.contribution > 0]
+
+
+def differing(comparison: TableComparison) -> list[ColumnComparison]:
+    """The columns whose difference is statistically significant, the largest PSI, of values or words, first."""
+    different = [column for column in comparison.columns if column.p_adjusted < SIGNIFICANT]
+    return sorted(different, key=_shift, reverse=True)
+
+
+def size(comparison: TableComparison) -> str:
+    """How much was compared, in a sentence."""
+    text = f"{counted(len(comparison.columns), 'column')} of {counted(comparison.p_rows, 'row')} of P and "
+    text += f"{count(comparison.q_rows)} of Q"
+    text += _named(", weighted by {}", comparison.weights) + _named(", in groups of {}", comparison.cluster)
+    return text + f"; numbers in at most {count(comparison.max_bins)} bins"
+
+
+def _named(form: str, name: str | None) -> str:
+    return "" if name is None else form.format(quoted(name))

@@ -1,1 +1,0 @@
-"""A comparison of tables as a terminal table, JSON and a page."""

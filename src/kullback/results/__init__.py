@@ -1,0 +1,1 @@
+"""The parts that results share: a gate's verdict."""

@@ -1,0 +1,44 @@
+"""The verdict of a gate: a limit that you asked for, and how a result breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Verdict", "headline"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A limit that you asked for, and how the result breaks it.
+
+    Attributes:
+        limit: the limit in words, such as "psi at most 0.2".
+        failures: a sentence for each column or candidate beyond it; none where it holds.
+        broken_by: the columns, groups of columns, or candidates that are beyond it.
+    """
+
+    limit: str
+    failures: tuple[str, ...] = ()
+    broken_by: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether the limit holds."""
+        return not self.failures
+
+
+def headline(verdicts: Sequence[Verdict]) -> str:
+    """Return the verdict of all gates, the beginning of every report; empty without gates.
+
+    Example:
+        >>> headline([Verdict("mean at most 1"), Verdict("top1 at least 0.9", ("top1 is 0.8",))])
+        'Failed: 1 of 2 limits broken'
+        >>> headline([Verdict("mean at most 1")])
+        'Passed: 1 limit'
+    """
+    if not verdicts:
+        return ""
+    broken = sum(not verdict.passed for verdict in verdicts)
+    limits = f"{len(verdicts):,} limit{'s' * (len(verdicts) != 1)}"
+    return f"Failed: {broken:,} of {limits} broken" if broken else f"Passed: {limits}"

@@ -1,0 +1,133 @@
+"""Every medium shows every subject with its gates; a new medium and a new subject are one function each."""
+
+from __future__ import annotations
+
+import io
+import json as standard_json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from rich.console import Console
+from torch.distributions import Gamma, Normal
+
+from kullback import (
+    Probs,
+    Samples,
+    compare_models,
+    compare_predictions,
+    compare_tables,
+    fit,
+    kl_estimate,
+    two_sample_test,
+)
+from kullback.errors import ArgumentTypeError
+from kullback.report import document, frame, html, json, markdown, terminal
+from kullback.report.document import Document, Headline, Table
+from kullback.results.verdict import Verdict
+from tests.report.models.test_report import Table as TableModel
+
+P, Q = Probs(torch.tensor([[0.5, 0.5], [0.9, 0.1]])), Probs(torch.tensor([[0.4, 0.6], [0.5, 0.5]]))
+X = torch.linspace(-2, 2, 60)
+TEXT = "".join(chr(40 + (7 * i * i + 3 * i) % 80) for i in range(200))
+GATES = (Verdict("size at most 3"), Verdict("shape at least 2", ("shape is 1, below 2 by 1",), ("it",)))
+
+
+@dataclass(frozen=True)
+class Coin:
+    """A result from outside of kullback."""
+
+    heads: int
+    tosses: int
+
+
+@document.register(Coin)
+def of_coin(coin: Coin, verdicts: Sequence[Verdict] = ()) -> Document:
+    rows = [["heads", str(coin.heads)], ["tosses", str(coin.tosses)]]
+    headline = Headline(f"{coin.heads} of {coin.tosses} tosses are heads")
+    return Document(
+        "a coin", headline, (Table("The <coin>", ["side", "count"], rows, is_main=True),), tuple(verdicts)
+    )
+
+
+SUBJECTS: dict[str, Callable[[], Any]] = {
+    "predictions": lambda: compare_predictions(P, Q),
+    "models": lambda: compare_models(
+        TableModel("base", 0, 0.0), [TableModel("near", 1, 0.1)], TEXT, context=40
+    ),
+    "tables": lambda: compare_tables(pa.table({"x": [1, 2] * 50}), pa.table({"x": [1, 1] * 50})),
+    "fit": lambda: fit(Normal(0.0, 1.0), to=Gamma(4.0, 2.0)),
+    "estimate": lambda: kl_estimate(Samples(X), Samples(X + 1)),
+    "test": lambda: two_sample_test(Samples(X), Samples(X + 1), permutations=99),
+    "outside": lambda: Coin(3, 7),
+}
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
+def result(request: pytest.FixtureRequest) -> Any:
+    return SUBJECTS[request.param]()
+
+
+def printed(result: Any) -> str:
+    text = io.StringIO()
+    terminal.render(result, Console(file=text, width=200), GATES)
+    return text.getvalue()
+
+
+def test_every_medium_shows_every_subject_and_its_gates(result: Any) -> None:
+    outcome = document(result).outcome
+    media = {
+        "terminal": printed(result),
+        "page": html.render(result, GATES).replace("‖", "||").replace("&#39;", "'"),
+        "markdown": markdown.render(result, GATES).replace("\\", ""),
+    }
+    for text in media.values():
+        assert outcome in text
+        assert "Failed: 1 of 2 limits broken" in text
+        assert "shape is 1, below 2 by 1" in text
+        assert "size at most 3" in text
+    written = standard_json.loads(json.dumps(result, GATES))
+    assert [each["passed"] for each in written["gates"]["limits"]] == [True, False]
+    assert "gates" not in json.to_dict(result)
+    assert frame.to_pandas(result, GATES).attrs["gates"] == {
+        "size at most 3": True,
+        "shape at least 2": False,
+    }
+    assert len(frame.to_pandas(result)) > 0
+    first = next(each for each in document(result).blocks if isinstance(each, Table))
+    assert f"{first.rows[0][0]}".replace("||", "‖") in html.render_table(result).replace("&#39;", "'")
+
+
+def test_names_of_a_subject_from_outside_are_escaped() -> None:
+    assert "The &lt;coin&gt;" in html.render(Coin(1, 2))
+    assert "The <coin>" in printed(Coin(1, 2))
+
+
+# A medium from outside: all texts of a document, one on each line, whatever its blocks are.
+def lines(part: Any) -> Iterator[str]:
+    if isinstance(part, str):
+        yield part
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from lines(getattr(part, field.name))
+    elif isinstance(part, list | tuple):
+        for each in part:
+            yield from lines(each)
+
+
+def test_a_medium_from_outside_is_one_function_for_every_subject(result: Any) -> None:
+    text = "\n".join(lines(document(result, GATES)))
+    assert document(result).headline.outcome in text
+    for block in document(result).blocks:
+        assert block.title in text
+        assert not isinstance(block, Table) or all(cell in text for row in block.rows for cell in row)
+
+
+def test_a_document_is_its_own_document_and_other_objects_have_none() -> None:
+    page = document(Coin(1, 2))
+    assert document(page) is page
+    with pytest.raises(ArgumentTypeError, match=r"document\(result=...\): .*got int.*document.register"):
+        document(3)
