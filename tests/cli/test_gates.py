@@ -141,7 +141,7 @@ def test_the_verdict_of_all_batches_comes_first(folder: Path, monkeypatch: pytes
     assert passed[0] == "Passed: 2 batches."
     failed = run(folder, monkeypatch, *arguments_of("batches", holds, breaks)).stdout.splitlines()
     assert failed[0] == "Failed: 1 of 2 batches."
-    assert [line.partition(";")[0] for line in failed[1:]] == [
+    assert [line.partition(". ")[0] for line in failed[1:]] == [
         "b.csv: Failed: 1 of 2 limits broken",
         "c.csv: Passed: 2 limits",
     ]

@@ -33,7 +33,7 @@ LISTS = [[0.25, 0.75]] * 200
 def test_tables_need_no_as(tmp_path: Path, columns: dict[str, Any]) -> None:
     found = compared(tmp_path, columns)
     assert found.exit_code == 0, found.output
-    assert "By column, the largest PSI first" in found.output
+    assert "The largest PSI first; in nats" in found.output
     assert compared(tmp_path, columns, "--as", "table").output == found.output
 
 

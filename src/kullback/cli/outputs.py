@@ -12,7 +12,6 @@ import click
 from kullback.cli.streams import closed_pipe_allowed
 from kullback.files import check_input, check_writable, refuse_overwriting, write_all
 from kullback.optional import load
-from kullback.report import document, html, json, markdown, terminal
 from kullback.shown import open_console
 
 if TYPE_CHECKING:
@@ -109,6 +108,8 @@ def write_reports(
     Returns:
         a sentence for each gate that fails.
     """
+    from kullback.report import document, html, json, markdown, terminal
+
     page = document(result, verdicts, **options)
     texts: list[str] = []
     printed = json.dumps(page) if outputs.json else None
