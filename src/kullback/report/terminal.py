@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["render"]
 
 STYLES: dict[Tone, str] = {"bad": "bold red", "warning": "yellow", "good": "green", "unknown": "dim", "": ""}
-LONGEST_NAME = 24  # characters of a name that a table has room for; a longer one folds
+LONGEST_NAME = 19  # characters of a name that a table has room for; a longer one folds
 MOST_REMARKS = 25
 
 
@@ -112,8 +112,8 @@ class _Printer:
         ]
         kept = list(range(len(table.headings)))
         for place in table.dropped_first:
-            others = sum(widths[each] + 1 for each in kept[1:])
-            if others + min(widths[0], LONGEST_NAME) + 1 > self._console.width:
+            others = sum(widths[each] + 2 for each in kept[1:])
+            if others + min(widths[0], LONGEST_NAME) > self._console.width:
                 kept.remove(place)
         grid = Grid(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), show_header=any(table.headings))
         grid.add_column(table.headings[0], overflow="fold")
