@@ -6,6 +6,8 @@ clauses work.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,14 +32,34 @@ __all__ = [
 class KullbackError(Exception):
     """Base class of all errors that kullback raises on purpose.
 
+    Attributes:
+        call: the function or class that you called; like the others None, where the message has no such part.
+        argument: the argument at fault, or several, separated by commas.
+        wanted: the accepted values.
+        got: the value.
+        instead: what to write.
+        remedy: the same as arguments by name, where they are values that you can pass; else empty.
+
     Example:
         >>> import kullback
         >>> try:
         ...     kullback.Probs([0.2, 0.9])
         ... except kullback.errors.KullbackError as error:
-        ...     print(type(error).__name__)
-        ArgumentValueError
+        ...     print(type(error).__name__, error.call, error.argument)
+        ArgumentValueError Probs x
     """
+
+    call: str | None = None
+    argument: str | None = None
+    wanted: str | None = None
+    got: str | None = None
+    instead: str | None = None
+    remedy: Mapping[str, object] = MappingProxyType({})
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if args and isinstance(args[0], Explanation):
+            vars(self).update(vars(args[0]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Unpickle without the constructor: `args` lacks some of its arguments, and a process pool would hang."""
@@ -176,23 +198,49 @@ class OptionalDependencyError(KullbackError, ImportError):
     """
 
 
-def explain(call: str, argument: str, *, wanted: str, got: str, instead: str) -> str:
+class Explanation(str):  # noqa: SLOT000 - its parts are attributes
+    """An error message of `explain`; its parts are the attributes of `KullbackError`."""
+
+
+def explain(
+    call: str, argument: str, *, wanted: str, got: str, instead: str | Mapping[str, object]
+) -> Explanation:
     """Return an error message: the call, its argument (or several), the wanted value, the actual one, and a correction.
 
+    Arguments:
+        call: the function or class; empty where a message is about an argument of several.
+        argument: the argument, or several, separated by commas.
+        wanted: the accepted values.
+        got: the value.
+        instead: what to write, as text, or as arguments by name.
+
     Example:
-        >>> explain("Counts", "prior", wanted="a number", got="'half'", instead="prior=0.5")
+        >>> explain("Counts", "prior", wanted="a number", got="'half'", instead={"prior": 0.5})
         "Counts(prior=...): wanted a number; got 'half'. Write: prior=0.5"
     """
+    remedy = {} if isinstance(instead, str) else dict(instead)
+    if not isinstance(instead, str):
+        shown = {name: printable(safe_repr(value), LONGEST_NAME) for name, value in instead.items()}
+        instead = ", ".join(f"{name}={value}" for name, value in shown.items())
     arguments = ", ".join(f"{name}=..." for name in argument.split(", "))
-    return f"{call}({arguments}): wanted {wanted}; got {printable(got, LONGEST_GOT)}. Write: {instead}"
+    got = printable(got, LONGEST_GOT)
+    where = f"{call}({arguments})" if call else arguments
+    message = Explanation(f"{where}: wanted {wanted}; got {got}. Write: {instead}")
+    parts = {"call": call, "argument": argument, "wanted": wanted, "got": got, "instead": instead}
+    vars(message).update(parts, remedy=remedy)
+    return message
 
 
-def invalid_value(call: str, argument: str, *, wanted: str, got: str, instead: str) -> ArgumentValueError:
+def invalid_value(
+    call: str, argument: str, *, wanted: str, got: str, instead: str | Mapping[str, object]
+) -> ArgumentValueError:
     """Return the error for an argument of the right type with an invalid value; the message is from `explain`."""
     return ArgumentValueError(explain(call, argument, wanted=wanted, got=got, instead=instead))
 
 
-def invalid_type(call: str, argument: str, *, wanted: str, got: str, instead: str) -> ArgumentTypeError:
+def invalid_type(
+    call: str, argument: str, *, wanted: str, got: str, instead: str | Mapping[str, object]
+) -> ArgumentTypeError:
     """Return the error for an argument of the wrong type; the message is from `explain`."""
     return ArgumentTypeError(explain(call, argument, wanted=wanted, got=got, instead=instead))
 

@@ -50,7 +50,7 @@ CONVERT = "convert p.npy o.kld --as logits --tokens tokens.npy"
         ("watch p.csv q.csv --columns ''", "an empty name", "--columns A,B", "watch p.csv q.csv --columns a,b"),
         (f"{TABLE} --columns a --weights a", "not for weights", "--columns b", f"{TABLE} --columns b --weights a"),
         (f"{TABLE} --columns a --cluster a", "not for weights", "--columns b", f"{TABLE} --columns b --cluster a"),
-        ("watch p.csv --columns a --weights a", "besides", "--columns b", "watch p.csv --columns b --weights a"),
+        ("watch p.csv --columns a --weights a", "not for weight", "--columns b", "watch p.csv --columns b --weights a"),
         ("compare p.csv q.csv --text text", "P, Q: wanted a model", "--as without --text", TABLE),
         (f"{CONVERT} --n-ctx 20", "SRC: wanted 18 rows", "--all-positions", f"{CONVERT} --n-ctx 20 --all-positions"),
         (f"{CONVERT} --n-ctx 7", "--tokens: wanted whole", "--n-ctx N", f"{CONVERT} --n-ctx 10 --all-positions"),

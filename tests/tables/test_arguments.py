@@ -36,7 +36,7 @@ TWICE = pd.concat([TABLE, TABLE], axis=1)
         ),
         (
             lambda: compare_tables(TABLE, TABLE, weights="word"),
-            "weights='word': wanted a column of finite numbers",
+            "weights=...: wanted a column of finite numbers",
         ),
         (
             lambda: compare_tables(TABLE, TABLE, columns="amount"),

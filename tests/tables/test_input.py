@@ -122,7 +122,7 @@ def test_bad_weights_are_refused(weights, engine):
     if engine == "ibis":
         table = ibis.duckdb.connect().create_table("t", table)
     with pytest.raises(
-        ArgumentValueError, match="weights='w': wanted a column of finite numbers of 0 or more"
+        ArgumentValueError, match=r"weights=...: wanted a column of finite numbers of 0 or more, .* in 'w'"
     ):
         profile_table(table, weights="w")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,6 +130,11 @@ def convert(
         progress_bar("rows", show=not no_progress, patience=0) as progress,
     ):
         held = read_labels(tokens, key=tokens_key, classes=rows.classes, name="tokens", key_name="tokens_key")
+        if len(held) % n_ctx:
+            raise ArgumentValueError(
+                f"--tokens: wanted whole windows of {n_ctx} tokens; got {len(held)} tokens. "
+                "Write: --n-ctx N with an N that divides their number"
+            )
         expected = len(held) if all_positions else None
         if expected is not None and rows.rows not in (None, expected):
             raise ArgumentValueError(
@@ -139,19 +143,11 @@ def convert(
             )
         blocks = _log_weights(rows, n_ctx if all_positions else None, progress)
         may_hold_all = not all_positions and rows.rows in (None, len(held))
-        with in_options(OPTIONS, partial(_remedy, may_hold_all)):
+        remedy = "--tokens FILE with the tokens of these rows, and their --n-ctx"
+        if may_hold_all:
+            remedy = "--all-positions if SRC has a row for every token"
+        with in_options(OPTIONS, {"rows": remedy}):
             write_llama_base(target, held, blocks, n_ctx=n_ctx, floor=floor)
-
-
-def _remedy(may_hold_all: bool, argument: str, instead: str) -> str:
-    """Return what to write; `may_hold_all` if SRC may have a row for every token, and was not said to."""
-    if instead.startswith("tokens=ids["):
-        return "--n-ctx N with an N that divides their number"
-    if argument != "rows" or "reshape(" not in instead:
-        return instead
-    if may_hold_all:
-        return "--all-positions if SRC has a row for every token"
-    return "--tokens FILE with the tokens of these rows, and their --n-ctx"
 
 
 def _refuse_options(context: click.Context, names: tuple[str, ...], extension: str) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kullback.errors import ArgumentValueError, quoted
 from kullback.results.verdict import Verdict
 from kullback.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
 
 if TYPE_CHECKING:
-    from kullback.predictions import Comparison, LabelStatistics, Mean, Proportion, Summary
+    from kullback.predictions import Comparison, Mean, Proportion, Summary
     from kullback.tables.result import ColumnComparison, JointComparison, TableComparison
 
 __all__ = [
@@ -24,7 +26,6 @@ __all__ = [
     "Side",
     "TableGate",
     "parse_gate",
-    "parse_limit",
     "parse_table_gate",
 ]
 
@@ -32,59 +33,97 @@ Side = Literal["above", "below"]
 # The candidate's name, the comparison, and of lower bounds, for each divergence, the least and the most of its mean.
 Compared = tuple["str | None", "Comparison", "Mapping[str, tuple[float, float]] | None"]
 
-STATISTICS: dict[str, Callable[[Summary], float]] = {
-    "mean": lambda summary: summary.mean,
-    "min": lambda summary: summary.minimum,
-    "p0.1": lambda summary: summary.p001,
-    "p1": lambda summary: summary.p01,
-    "p5": lambda summary: summary.p05,
-    "p10": lambda summary: summary.p10,
-    "median": lambda summary: summary.median,
-    "p90": lambda summary: summary.p90,
-    "p95": lambda summary: summary.p95,
-    "p99": lambda summary: summary.p99,
-    "p99.9": lambda summary: summary.p999,
-    "max": lambda summary: summary.maximum,
-    "upper": lambda summary: summary.interval[1] if summary.interval else math.nan,
+
+class Number(NamedTuple):
+    """A number of a comparison, and the estimate whose mean it is, if it is one."""
+
+    value: float
+    mean: Mean | Proportion | None = None
+
+
+# The numbers of a comparison of predictions. Those of a summary:
+STATISTICS = {
+    "mean": "mean", "min": "minimum", "p0.1": "p001", "p1": "p01", "p5": "p05", "p10": "p10", "median": "median",
+    "p90": "p90", "p95": "p95", "p99": "p99", "p99.9": "p999", "max": "maximum", "upper": "upper",
+}  # fmt: skip
+# Means, by the attributes that lead to them, and the ends of their intervals:
+MEANS = {
+    "top1": "top1_agreement",
+    "acceptance": "acceptance_rate",
+    "ppl_ratio": "labels.perplexity_ratio",
+    "ppl_difference": "labels.perplexity_difference",
+    "labels.difference": "labels.difference",
+    "labels.delta_prob_rms": "labels.delta_prob_rms",
 }
-DEFAULT = "kl_pq"
-# The means beside the divergences, of all rows and of those with a label.
-MEANS: dict[str, Callable[[Comparison], Mean | Proportion]] = {
-    "top1": lambda found: found.top1_agreement,
-    "acceptance": lambda found: found.acceptance_rate,
-}
-LABEL_MEANS: dict[str, Callable[[LabelStatistics], Mean]] = {
-    "ppl_ratio": lambda labels: labels.perplexity_ratio,
-    "ppl_difference": lambda labels: labels.perplexity_difference,
-    "labels.difference": lambda labels: labels.difference,
-    "labels.delta_prob_rms": lambda labels: labels.delta_prob_rms,
-}
-ENDS = {"lower": 0, "upper": 1}
+ENDS = {"": None, ".lower": 0, ".upper": 1}
 DELTA_PROB = "labels.delta_prob"
-OTHERS = (
-    *(name + end for name in (*MEANS, *LABEL_MEANS) for end in ("", *(f".{end}" for end in ENDS))),
-    *(f"{DELTA_PROB}.{statistic}" for statistic in STATISTICS),
-)
-METRICS = (
-    *STATISTICS,
-    *(f"{name}.{statistic}" for name in DIVERGENCE_NAMES for statistic in STATISTICS),
-    *OTHERS,
-)
+
+
+def _end(mean: Mean | Proportion, end: int) -> float:
+    return mean.interval[end] if mean.interval else math.nan
+
+
+def _of_summary(read: Callable[[Any], Summary], statistic: str, found: Comparison) -> Number:
+    summary = read(found)
+    if statistic == "upper":
+        return Number(_end(summary, 1))
+    # Rows that are all equal have no error.
+    has_error = statistic == "mean" and (summary.minimum < 0 or summary.maximum > 0)
+    return Number(getattr(summary, STATISTICS[statistic]), summary if has_error else None)
+
+
+def _of_mean(read: Callable[[Any], Mean | Proportion], end: int | None, found: Comparison) -> Number:
+    mean = read(found)
+    return Number(mean.value, mean) if end is None else Number(_end(mean, end))
+
+
+METRICS: dict[str, Callable[[Comparison], Number]] = {
+    **{
+        statistic: partial(_of_summary, lambda found: found.divergences["kl_pq"], statistic)
+        for statistic in STATISTICS
+    },
+    **{
+        f"{name}.{statistic}": partial(
+            _of_summary, lambda found, name=name: found.divergences[name], statistic
+        )
+        for name in DIVERGENCE_NAMES
+        for statistic in STATISTICS
+    },
+    **{
+        name + suffix: partial(_of_mean, attrgetter(path), end)
+        for name, path in MEANS.items()
+        for suffix, end in ENDS.items()
+    },
+    **{
+        f"{DELTA_PROB}.{statistic}": partial(_of_summary, attrgetter(DELTA_PROB), statistic)
+        for statistic in STATISTICS
+    },
+}
 METRICS_IN_WORDS = (
     f"{', '.join(STATISTICS)} (all of KL(P||Q)); {', '.join(f'{name}.mean' for name in DIVERGENCE_NAMES)} and so on; "
-    f"{', '.join((*MEANS, *LABEL_MEANS))} and {DELTA_PROB}.p1 and so on; upper and lower (top1.lower) are ends of the "
-    "95 % interval"
+    f"{', '.join(MEANS)} and {DELTA_PROB}.p1 and so on; upper and lower (top1.lower) are ends of the 95 % interval"
 )
-P_VALUES = ("p_value", "p_adjusted")
+
+
+class TableNumber(NamedTuple):
+    """A number of a column: its attribute, and whether a limit holds for its value, or for the end of its interval."""
+
+    attribute: str
+    checks: Literal["number", "estimate", "interval"]
+
+
+# The numbers of each column of a comparison of tables.
+TABLE_METRICS = {
+    **{name: TableNumber(name, "interval") for name in TABLE_DIVERGENCE_NAMES},
+    **{f"{name}.value": TableNumber(name, "estimate") for name in TABLE_DIVERGENCE_NAMES},
+    **{name: TableNumber(name, "number") for name in ("p_value", "p_adjusted")},
+}
 WHOLE = "findings"
-ESTIMATE = ".value"
-ESTIMATES = tuple(f"{name}{ESTIMATE}" for name in TABLE_DIVERGENCE_NAMES)
 TABLE_METRICS_IN_WORDS = (
-    f"{', '.join((*TABLE_DIVERGENCE_NAMES, *P_VALUES))} (of every column and joint group; of one: psi[COLUMN]), "
-    f"{WHOLE} (their number); a limit on a divergence holds for the end of its interval, one on psi{ESTIMATE} for the "
-    "estimate alone"
+    f"{', '.join((*TABLE_DIVERGENCE_NAMES, 'p_value', 'p_adjusted'))} (of every column and joint group; of one: "
+    f"psi[COLUMN]), {WHOLE} (their number); a limit on a divergence holds for the end of its interval, one on "
+    "psi.value for the estimate alone"
 )
-SIDES: dict[Side, str] = {"above": "upper", "below": "lower"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +156,7 @@ class Limit:
         return f"{what} is {value:.6g}" + (", not a number" if math.isnan(value) else by)
 
 
-def parse_limit(
+def _parse(
     text: str,
     side: Side,
     metrics: Collection[str],
@@ -126,15 +165,7 @@ def parse_limit(
     example: float,
     columns: Collection[str] = (),
 ) -> Limit:
-    """Parse ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``.
-
-    Arguments:
-        text: what was written after ``--fail-above`` or ``--fail-below``.
-        side: which of the two.
-        metrics: the metrics there are.
-        in_words: their description, for the error.
-        example: a limit, for the error.
-        columns: those of the metrics that exist for single columns.
+    """Parse ``METRIC=LIMIT`` or, of the metrics in `columns`, ``METRIC[COLUMN]=LIMIT``.
 
     Raises:
         ArgumentValueError: there is no such metric, or the limit is not a finite number.
@@ -189,11 +220,12 @@ class Gate:
             certain: where its divergences are lower bounds, for each the least and the most that its mean can be.
         """
         metric = self.limit.metric
-        if metric.startswith((*LABEL_MEANS, DELTA_PROB)) and found.labels is None:
+        of_labels = metric.startswith("labels.") or MEANS.get(metric.split(".")[0], "").startswith("labels.")
+        if of_labels and found.labels is None:
             raise ArgumentValueError(
                 f"--fail-{self.limit.side} {metric}=...: there are no labels. Write: --labels FILE"
             )
-        value, mean = self._number(found)
+        value, mean = METRICS[metric](found)
         failure = self.limit.failure(metric, value)
         if failure is None and certain is not None:
             failure = self._uncertain(metric, value, certain)
@@ -202,7 +234,7 @@ class Gate:
     def _uncertain(self, metric: str, value: float, certain: Mapping[str, tuple[float, float]]) -> str | None:
         """Return the failure of a limit that a lower bound of a divergence keeps, and the divergence may not."""
         first, _, statistic = metric.partition(".")
-        name, statistic = (first, statistic) if first in DIVERGENCE_NAMES else (DEFAULT, metric)
+        name, statistic = (first, statistic) if first in DIVERGENCE_NAMES else ("kl_pq", metric)
         remedy = "; the model itself, or a mean with an upper bound (tv.mean), can be checked"
         if metric == "acceptance" and self.limit.side == "below":
             least = 1 - certain["tv"][1]
@@ -221,28 +253,6 @@ class Gate:
             f"{metric} is only known to be at least {value:.6g}, {above}{remedy if math.isinf(most) else ''}"
         )
 
-    def _number(self, found: Comparison) -> tuple[float, Mean | Proportion | None]:
-        """Return the number, and the estimate whose error it has, if it is a mean."""
-        metric, labels = self.limit.metric, found.labels
-        of, _, end = metric.rpartition(".")
-        name = of if end in ENDS else metric
-        mean = MEANS[name](found) if name in MEANS else None
-        if name in LABEL_MEANS and labels is not None:
-            mean = LABEL_MEANS[name](labels)
-        if mean is not None and name == metric:
-            return getattr(mean, "value" if name == "top1" else "mean"), mean
-        if mean is not None:
-            return mean.interval[ENDS[end]] if mean.interval else math.nan, None
-        name, _, statistic = metric.partition(".")
-        if name not in DIVERGENCE_NAMES:
-            name, statistic = DEFAULT, metric
-        summary = found.divergences[name]
-        if metric.startswith(f"{DELTA_PROB}.") and labels is not None:
-            summary, statistic = labels.delta_prob, metric.removeprefix(f"{DELTA_PROB}.")
-        differs = summary.minimum < 0 or summary.maximum > 0
-        mean = summary if statistic == "mean" and differs else None
-        return STATISTICS[statistic](summary), mean
-
     def _undetermined(self, metric: str, value: float, mean: Mean | Proportion | None) -> str | None:
         """Return the failure of a mean whose interval is open on the side of the limit; rows that are equal pass."""
         if mean is None or mean.reason is None:
@@ -258,7 +268,7 @@ class Gate:
 
 def parse_gate(text: str, side: Side) -> Gate:
     """Parse ``METRIC=LIMIT`` for a comparison of predictions."""
-    return Gate(parse_limit(text, side, METRICS, METRICS_IN_WORDS, example=0.01))
+    return Gate(_parse(text, side, METRICS, METRICS_IN_WORDS, example=0.01))
 
 
 @dataclass(frozen=True)
@@ -268,7 +278,7 @@ class TableGate:
     limit: Limit
 
     def verdict(self, found: TableComparison) -> Verdict:
-        """Return the limit in words and how the comparison violates it; what is not known violates it too."""
+        """Return the limit in words and how the comparison violates it; an unknown number violates it too."""
         metric, column, words = self.limit.metric, self.limit.column, self.limit.words
         if metric == WHOLE:
             failure = self.limit.failure(WHOLE, float(len(found.findings)))
@@ -289,27 +299,31 @@ class TableGate:
         return Verdict(words, tuple(sentences), tuple(failures))
 
     def _failure(self, name: str, compared: ColumnComparison | JointComparison) -> str | None:
-        metric = self.limit.metric.removesuffix(ESTIMATE)
+        metric, checks = TABLE_METRICS[self.limit.metric]
         what, found = f"{metric} of {quoted(name)}", getattr(compared, metric)
-        value = found if self.limit.metric in P_VALUES else found.value
+        value = found if checks == "number" else found.value
         if value is None or math.isnan(value):
             return f"{what} is not known: most values are too rare to be compared"
-        failure = self._failure_of_words(name, compared) or self.limit.failure(what, value)
-        if failure is not None or self.limit.metric in P_VALUES or len(compared.bins) < 2:
+        if checks == "number":
+            return self.limit.failure(what, value)
+        failure = self._failure_of_words(metric, name, compared) or self.limit.failure(what, value)
+        if failure is not None or len(compared.bins) < 2:
             return failure
         if found.interval is None:
             return f"{what} is not known: too few independent rows or clusters"
-        if metric != self.limit.metric:
+        if checks == "estimate":
             return None
-        end = found.interval[self.limit.side == "above"]
+        side, end = ("upper", 1) if self.limit.side == "above" else ("lower", 0)
         return self.limit.failure(
-            f"{what} is {value:.6g}, but the {SIDES[self.limit.side]} end of its interval", end
+            f"{what} is {value:.6g}, but the {side} end of its interval", found.interval[end]
         )
 
-    def _failure_of_words(self, name: str, compared: ColumnComparison | JointComparison) -> str | None:
+    def _failure_of_words(
+        self, metric: str, name: str, compared: ColumnComparison | JointComparison
+    ) -> str | None:
         """Return how the words of a column of texts, whose divergences are those of lengths, violate the limit."""
-        metric, psi = self.limit.metric.removesuffix(ESTIMATE), getattr(compared, "words", None)
-        if not psi or self.limit.side != "above" or metric in P_VALUES:
+        psi = getattr(compared, "words", None)
+        if not psi or self.limit.side != "above":
             return None
         # PSI = KL(P||Q) + KL(Q||P) >= 4 JS and 4 TV^2.
         bound = {"js": psi / 4, "tv": math.sqrt(psi) / 2}.get(metric, psi)
@@ -319,8 +333,5 @@ class TableGate:
 
 def parse_table_gate(text: str, side: Side) -> TableGate:
     """Parse ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``."""
-    of_columns = (*TABLE_DIVERGENCE_NAMES, *ESTIMATES, *P_VALUES)
-    metrics = (*of_columns, WHOLE)
-    return TableGate(
-        parse_limit(text, side, metrics, TABLE_METRICS_IN_WORDS, example=0.2, columns=of_columns)
-    )
+    metrics = (*TABLE_METRICS, WHOLE)
+    return TableGate(_parse(text, side, metrics, TABLE_METRICS_IN_WORDS, example=0.2, columns=TABLE_METRICS))

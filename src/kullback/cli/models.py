@@ -67,7 +67,9 @@ def run_model_comparison(
     with kept_state(resume) as state:
         with (
             progress_bar("tokens", show=show_progress, patience=0) as progress,
-            in_options({"base": "P, Q"}, _remedy),
+            in_options(
+                {"base": "P, Q"}, {"base": "--as without --text, where P and Q are files of predictions"}
+            ),
         ):
             found = compare_models(
                 base,
@@ -86,12 +88,6 @@ def run_model_comparison(
         verdicts = [gate.verdict(compared) for gate in gates]
         lines = partial(_print_llama_cpp, found) if settings["llama_cpp"] else None
         return write_reports(found, verdicts, outputs, table=lines)
-
-
-def _remedy(_: str, instead: str) -> str:
-    if instead.startswith("compare_predictions("):
-        return "--as without --text, where P and Q are files of predictions"
-    return instead
 
 
 def _print_llama_cpp(found: ModelComparison, _: Console) -> None:

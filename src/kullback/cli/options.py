@@ -150,7 +150,7 @@ def as_kind(command: str, name: str) -> Divergence:
     from kullback.cli.wording import in_options
     from kullback.generators import as_divergence
 
-    with in_options({"kind": "--kind"}, lambda _, instead: "--kind " + instead.split("'")[1]):
+    with in_options({"kind": "--kind"}):
         return as_divergence(command, name)
 
 

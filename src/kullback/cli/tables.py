@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,28 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["run_table_comparison", "run_watch"]
 
-# The arguments of the library that are options here, and what to write instead of a wrong one.
+# The options for the arguments of the library, and what to write instead of a wrong one.
 OPTIONS = {name: f"--{name}" for name in ("columns", "weights", "cluster", "joint", "bins", "confidence")}
-_REMEDY = re.compile(r"(\w+)=(?:\[?\(?'([^']*)'.*|([\d.]+))", re.DOTALL)
-
-
-@contextmanager
-def _in_options() -> Generator[None]:
-    """Name the option of the command, not the argument of the library, in errors."""
-    try:
-        with in_options(OPTIONS, _remedy):
-            yield
-    except ArgumentValueError as error:
-        if str(error).startswith("weights="):  # of values in the column, which the call did not name
-            raise ArgumentValueError(f"--weights {str(error).removeprefix('weights=')}") from None
-        raise
-
-
-def _remedy(argument: str, instead: str) -> str:
-    if not (found := _REMEDY.fullmatch(instead)):
-        return instead
-    value = "A,B" if argument == "joint" else found[3] or shlex.quote(found[2])
-    return f"--{found[1]} {value}"
+REMEDIES = {"joint": "--joint A,B"}
 
 
 def run_table_comparison(
@@ -98,7 +76,7 @@ def run_table_comparison(
         KullbackError: an input or an output cannot be used; then there is no report.
     """
     check_outputs(outputs, [p, q])
-    with _in_options(), progress_text(show=show_progress) as progress:
+    with in_options(OPTIONS, REMEDIES), progress_text(show=show_progress) as progress:
         found = compare_tables(
             str(p),
             str(q),
@@ -165,7 +143,7 @@ def run_watch(
             f"{limit.metric}={limit.limit:g}"
         )
     _check_watch(reference, batches, outputs, profile, save_batch, merge=merge, rebuild=rebuild)
-    with _in_options(), progress_text(show=show_progress) as progress:
+    with in_options(OPTIONS, REMEDIES), progress_text(show=show_progress) as progress:
         saved = reference_profile(
             reference, profile, rebuild=rebuild, columns=columns, weights=weights, progress=progress
         )

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Generator, Mapping
+import shlex
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from kullback.errors import ArgumentValueError
 
 __all__ = ["in_options"]
 
-_ERROR = re.compile(r"\w+\((\w+=\.\.\.(?:, \w+=\.\.\.)*)\): (.*)\. Write: (.*)", re.DOTALL)
-
 
 @contextmanager
-def in_options(names: Mapping[str, str], remedy: Callable[[str, str], str]) -> Generator[None]:
+def in_options(
+    options: Mapping[str, str], remedies: Mapping[str, str] = MappingProxyType({})
+) -> Generator[None]:
     """Name the option of the command, not the argument of the library, in errors.
 
     Arguments:
-        names: the option, or the argument of the command, for each argument of the library; errors about any other
-            one stay as they are.
-        remedy: returns what to write instead, of the first such argument and of what the library says to write.
+        options: the option, or the argument of the command, for each argument of the library; errors about any other
+            one stay unchanged.
+        remedies: what to write instead of a wrong argument; by default what the library says, as options.
 
     Example:
         >>> from kullback.errors import invalid_value
-        >>> with in_options({"bins": "--bins"}, lambda name, instead: "--bins 20"):
-        ...     raise invalid_value("f", "bins", wanted="few", got="many", instead="bins=20")
+        >>> with in_options({"bins": "--bins"}):
+        ...     raise invalid_value("f", "bins", wanted="few", got="many", instead={"bins": 20})
         Traceback (most recent call last):
             ...
         kullback.errors.ArgumentValueError: --bins: wanted few; got many. Write: --bins 20
@@ -33,9 +34,21 @@ def in_options(names: Mapping[str, str], remedy: Callable[[str, str], str]) -> G
     try:
         yield
     except ArgumentValueError as error:
-        found = _ERROR.fullmatch(str(error))
-        arguments = [each.removesuffix("=...") for each in found[1].split(", ")] if found else []
-        if found is None or any(each not in names for each in arguments):
+        arguments = [] if error.argument is None else error.argument.split(", ")
+        if not arguments or any(each not in options for each in arguments):
             raise
-        options = ", ".join(names[each] for each in arguments)
-        raise ArgumentValueError(f"{options}: {found[2]}. Write: {remedy(arguments[0], found[3])}") from None
+        names = ", ".join(options[each] for each in arguments)
+        instead = remedies.get(arguments[0]) or _remedy(error, options)
+        raise ArgumentValueError(
+            f"{names}: wanted {error.wanted}; got {error.got}. Write: {instead}"
+        ) from None
+
+
+def _remedy(error: ArgumentValueError, options: Mapping[str, str]) -> str | None:
+    if not error.remedy or any(each not in options for each in error.remedy):
+        return error.instead
+    return " ".join(f"{options[each]} {_word(value)}" for each, value in error.remedy.items())
+
+
+def _word(value: object) -> str:
+    return shlex.quote(",".join(map(str, value)) if isinstance(value, list | tuple) else str(value))

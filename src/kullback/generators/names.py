@@ -88,7 +88,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
             except KullbackError:  # out of range
                 pass
         wanted = _usage(kind) if kind.__match_args__ else f"'{kind.short_name}', which has no parameter"
-    instead = f"{argument}='{kind.example or kind.short_name}'"
+    instead = {argument: kind.example or kind.short_name}
     raise invalid_value(call, argument, wanted=wanted, got=f"'{printable(text, 60)}'", instead=instead)
 
 

@@ -49,6 +49,11 @@ class Mean:
     interval: Interval | None
     reason: Reason | None = field(default=None, kw_only=True)
 
+    @property
+    def value(self) -> float:
+        """The mean, by the name that it has in every result."""
+        return self.mean
+
 
 @dataclass(frozen=True)
 class Summary(Mean):

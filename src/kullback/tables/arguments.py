@@ -57,7 +57,7 @@ def names_of(call: str, argument: str, given: Sequence[str] | None) -> list[str]
             got=f"the string {quoted(given)}"
             if isinstance(given, str)
             else printable(safe_repr(given), LONGEST_NAME),
-            instead=f"{argument}=[{quoted(single)}]",
+            instead={argument: [single]},
         )
     return names
 
@@ -90,7 +90,7 @@ def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]
             "joint",
             wanted="groups of two or more columns",
             got=printable(safe_repr(joint), LONGEST_NAME),
-            instead='joint=[("age", "income")]',
+            instead={"joint": [("age", "income")]},
         )
     return [tuple(names) for names in found if names is not None]
 
@@ -110,11 +110,11 @@ def check_settings(call: str, bins: int, confidence: float, generator: torch.Gen
             "bins",
             wanted="an integer, 2 or more",
             got=printable(safe_repr(bins), LONGEST_NAME),
-            instead="bins=20",
+            instead={"bins": 20},
         )
     if not 2 <= number <= MOST_BINS:
         wanted = "2 or more" if number < 2 else f"at most {MOST_BINS:,}"
-        raise invalid_value(call, "bins", wanted=wanted, got=safe_repr(bins), instead="bins=20")
+        raise invalid_value(call, "bins", wanted=wanted, got=safe_repr(bins), instead={"bins": 20})
     if generator is not None and not isinstance(cast("object", generator), torch.Generator):
         instead = "generator=torch.Generator().manual_seed(0)"
         got = type(generator).__name__
@@ -128,14 +128,13 @@ def no_column(
     """Return the error for a name that is none of the columns."""
     shown = ", ".join(map(quoted, there[:MOST_NAMED]))
     shown += f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
-    example = quoted(there[0]) if there else ""
-    remedy = {"columns": f"columns=[{example}]", "joint": f"joint=[({example}, ...)]"}
+    remedies: dict[str, object] = {"columns": list(there[:1]), "joint": [tuple(there[:2])]}
     return invalid_value(
         call,
         argument,
         wanted=f"columns of {where}",
         got=f"{quoted(name)}; there are {shown or 'none'}",
-        instead=remedy.get(argument, f"{argument}={example}") if there else "tables with columns",
+        instead={argument: remedies.get(argument, there[0])} if there else "tables with columns",
     )
 
 
@@ -146,7 +145,7 @@ def no_further_column(call: str, given: Sequence[str], others: Sequence[str]) ->
         "columns",
         wanted="a column that is not for weights or clusters",
         got=", ".join(map(quoted, given)) or "no name",
-        instead=f"columns=[{quoted(others[0])}]" if others else "tables with further columns",
+        instead={"columns": [others[0]]} if others else "tables with further columns",
     )
 
 

@@ -96,7 +96,7 @@ def reference_profile(
         _check_age(reference, saved)
         found = Profile.load(saved)
         if weights != found.weights and weights is not None:
-            instead = f"weights={name_or_none(found.weights)}, or rebuild=True (--rebuild)"
+            instead = "rebuild=True (--rebuild)" if found.weights is None else {"weights": found.weights}
             wanted = f"the weights of {printable(saved)}, {name_or_none(found.weights)}"
             raise invalid_value(
                 "reference_profile", "weights", wanted=wanted, got=quoted(weights), instead=instead

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kullback.errors import ArgumentValueError, quoted
+from kullback.errors import ArgumentValueError, invalid_value, quoted
 from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, Field, FieldType
 
@@ -92,7 +92,10 @@ class Table(ABC):
 
 def bad_weights(name: str, got: str) -> ArgumentValueError:
     """Return the error for a column that cannot be weights."""
-    return ArgumentValueError(
-        f"weights={quoted(name)}: wanted a column of finite numbers of 0 or more, none missing; got {got}; correct "
-        "them, or name another column"
+    return invalid_value(
+        "",
+        "weights",
+        wanted="a column of finite numbers of 0 or more, none missing",
+        got=f"{got} in {quoted(name)}",
+        instead="another column, or correct this one",
     )
