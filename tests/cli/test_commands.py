@@ -400,7 +400,7 @@ def test_convert_takes_logarithms_where_the_source_has_none(windows, kind):
             ("scored.npy", "x.kld", "--tokens", "tokens.npy", "--n-ctx", "8", "--all-positions"),
             ("16 tokens", "6 rows"),
         ),
-        (("scored.npy", "x.kld", "--tokens", "tokens.npy", "--n-ctx", "7"), ("n_ctx=7",)),
+        (("scored.npy", "x.kld", "--tokens", "tokens.npy", "--n-ctx", "7"), ("--n-ctx 7",)),
         (("scored.npy", "x.kld", "--tokens", "nope.npy", "--n-ctx", "8"), ("nope.npy",)),
         (("scored.npy", "missing/x.kld", "--tokens", "tokens.npy", "--n-ctx", "8"), ("cannot write",)),
         (

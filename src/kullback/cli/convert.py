@@ -132,7 +132,7 @@ def convert(
         held = read_labels(tokens, key=tokens_key, classes=rows.classes, name="tokens", key_name="tokens_key")
         if len(held) % n_ctx:
             raise ArgumentValueError(
-                f"--tokens: wanted whole windows of {n_ctx} tokens; got {len(held)} tokens. "
+                f"--tokens: wanted whole windows of --n-ctx {n_ctx}; got {len(held)} tokens. "
                 "Write: --n-ctx N with an N that divides their number"
             )
         expected = len(held) if all_positions else None

@@ -96,10 +96,13 @@ def reference_profile(
         _check_age(reference, saved)
         found = Profile.load(saved)
         if weights != found.weights and weights is not None:
-            instead = "rebuild=True (--rebuild)" if found.weights is None else {"weights": found.weights}
-            wanted = f"the weights of {printable(saved)}, {name_or_none(found.weights)}"
+            wanted = f"the weights of {printable(saved)}, {name_or_none(found.weights)}, or rebuild=True (--rebuild)"
             raise invalid_value(
-                "reference_profile", "weights", wanted=wanted, got=quoted(weights), instead=instead
+                "reference_profile",
+                "weights",
+                wanted=wanted,
+                got=quoted(weights),
+                instead={"weights": found.weights} if found.weights else {"rebuild": True},
             )
         return found if columns is None else _only(found, columns, saved)
     if saved.exists() and not (is_profile(saved) or _is_cut(saved)):
