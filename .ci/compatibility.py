@@ -29,10 +29,10 @@ TESTS = (
     "tests/kernels/native/test_library.py",
     "tests/kernels/native/test_operators.py",
     "tests/kernels/native/test_normals.py",
-    "tests/functional/test_drop_in.py",
-    "tests/functional/test_top_k.py",
+    "tests/losses/test_kl_div.py",
+    "tests/losses/test_top_k.py",
     "tests/pairs/closed_forms/test_infinite.py",
-    "tests/test_special.py",
+    "tests/common/test_special.py",
 )
 NEEDED = ("pytest>=8.2", "hypothesis>=6.100", "mpmath>=1.3", "scipy>=1.12", "pyelftools>=0.30")
 BUILD = ("scikit-build-core>=1.0", "cmake", "ninja")

@@ -92,8 +92,8 @@ PARTS = {
         "pairs/closed_forms/bounded.py",
         [*ALONE, "-k", "bounded: or bounded_ or ends_of and (Uniform or ContinuousBernoulli or VonMises)"],
     ),
-    "intervals of counts": ("estimators/discrete/intervals.py", COUNTS),
-    "intervals of predictions": ("predictions/intervals.py", MEANS),
+    "intervals of counts": ("estimators/discrete/count_intervals.py", COUNTS),
+    "intervals of predictions": ("predictions/mean_intervals.py", MEANS),
 }
 # Annotations are text (`from __future__ import annotations`): `Tensor | None` may say anything.
 NO_MUTANTS = (

@@ -135,7 +135,8 @@ normalizes in the dtype (Categorical and its kin), what it loses there is allowe
 parameters, relative to the largest of them; they may exceed the tolerance where P and Q are so close that the
 parameters' rounding decides. “Fail” counts failing cases; “refused” are those that end in a `ConvergenceError`, which
 holds the best value and its bound. Sums and integrals of every kind of divergence follow one policy
-(`kullback.pairs.options`): they aim at a relative error of 1e-10, or 1e-15 in all; an answer whose error exceeds 1e-6
+(`kullback.pairs.solve_options`): they aim at a relative error of 1e-10, or 1e-15 in all; an answer whose error
+exceeds 1e-6
 of it (`rtol=`) and 1e-9 in all (`atol=`), rounding to its dtype aside, is refused. torch is {torch}; “none” means that
 it has no rule. `benchmarks/accuracy.py` makes this page.
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kullback.predictions.intervals import MeanEstimate, MeanEstimator, Quantity
+from kullback.predictions.mean_intervals import MeanEstimate, MeanEstimator, RatioOfSums
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "coverage_predictions.json"
@@ -212,7 +212,7 @@ def one_interval(case: Case, units: int, seed: int, draws: int = 1000) -> MeanEs
     examined = (0,) if case.ordered else ()
     estimator = MeanEstimator(2, draws, torch.Generator().manual_seed(seed), clusters, examined)
     estimator.add(torch.from_numpy(np.stack([sums, sizes], -1)))
-    return estimator.estimates([Quantity(0, 1, case.low, case.high, case.binary)])[0]
+    return estimator.estimates([RatioOfSums(0, 1, case.low, case.high, case.binary)])[0]
 
 
 def study(case: Case, units: int, repetitions: int, truth: float) -> dict[str, Any]:

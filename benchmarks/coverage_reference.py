@@ -29,7 +29,7 @@ from kullback.io.reference_writer import summarize_rows
 from kullback.predictions.drawn_means import drawn_mean, population_mean
 from kullback.predictions.measure import DIVERGENCES
 from kullback.predictions.reference_rows import (
-    Candidate,
+    CandidateLogProbs,
     measure_candidate,
     measure_reference,
     read_candidate,
@@ -150,7 +150,7 @@ def study(
     """How often the intervals of one case hold the truth, for several numbers of top classes."""
     seed = torch.Generator().manual_seed(case.classes + len(case.base))
     blocks: dict[int, list[ReferenceBlock]] = {top: [] for top in tops}
-    candidates: dict[int, list[Candidate]] = {top: [] for top in tops}
+    candidates: dict[int, list[CandidateLogProbs]] = {top: [] for top in tops}
     true: dict[str, list[Tensor]] = {name: [] for name in DIVERGENCES}
     for _ in range(0, rows, 4):
         base = case.make_base(4, case.classes, seed)
@@ -168,7 +168,7 @@ def study(
         estimates: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
         bounds: dict[str, float] = {}
         block = joined(blocks[top])
-        candidate = Candidate(*(torch.cat(column) for column in zip(*candidates[top], strict=True)))
+        candidate = CandidateLogProbs(*(torch.cat(column) for column in zip(*candidates[top], strict=True)))
         for drawing in range(drawings):
             picked = slice(drawing * DRAWS, (drawing + 1) * DRAWS)
             drawn = {name: getattr(block, name)[:, picked] for name in ("tail_indices", "tail_log_probs")}

@@ -22,7 +22,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kullback.optional import is_installed
+from kullback.common.optional import is_installed
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -48,7 +48,7 @@ from kullback.functional import (
 )
 from kullback.io import ReferenceWriter, Windows, open_top_k, write_llama_base
 from kullback.metrics import KLDivergence
-from kullback.metrics.functional import kl_divergence
+from kullback.metrics.drop_in import kl_divergence
 from kullback.nn import (
     CyclicalSchedule,
     DistillationLoss,

@@ -53,7 +53,7 @@ def test_a_file_that_is_not_on_the_map_is_seen() -> None:
     """Words of remarks and of other paths draw nothing."""
     for name in (
         "draws",
-        "losses",
+        "verb",
         "files_read",
         "distributions",
         "truths",

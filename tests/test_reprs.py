@@ -17,10 +17,10 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 import kullback
 from kullback import Counts, Logits, Probs, Samples
+from kullback.common.short_repr import ShortRepr
 from kullback.diagnosis import diagnose
 from kullback.functional import TopK, top_k_divergence_bounds
 from kullback.predictions import compare_predictions
-from kullback.short_repr import ShortRepr
 
 LONGEST = 2000  # characters
 LONG = "x" * 5000

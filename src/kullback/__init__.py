@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     )
     from kullback.diagnosis import diagnose
     from kullback.dispatch import divergence, kl_divergence, kl_estimate
-    from kullback.estimate import Estimate
     from kullback.estimators import TwoSampleTest, two_sample_test
+    from kullback.fitting import Fit, FitError, fit
     from kullback.generators import (
         KL,
         Alpha,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from kullback.pairs.bounds import Bounds, kl_bounds
     from kullback.pairs.install import install, uninstall
     from kullback.predictions import compare_predictions
-    from kullback.projection import Fit, FitError, fit
     from kullback.representations import Counts, Logits, LogProbs, Probs
+    from kullback.results.estimate import Estimate
     from kullback.samples import Samples
     from kullback.tables import compare_tables
 
@@ -109,7 +109,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "kullback.diagnosis": ("diagnose",),
     "kullback.dispatch": ("divergence", "kl_divergence", "kl_estimate"),
-    "kullback.estimate": ("Estimate",),
+    "kullback.results.estimate": ("Estimate",),
     "kullback.estimators": ("TwoSampleTest", "two_sample_test"),
     "kullback.generators": (
         "KL",
@@ -131,7 +131,7 @@ _NAMES = {
     "kullback.pairs.bounds": ("Bounds", "kl_bounds"),
     "kullback.pairs.install": ("install", "uninstall"),
     "kullback.predictions": ("compare_predictions",),
-    "kullback.projection": ("Fit", "FitError", "fit"),
+    "kullback.fitting": ("Fit", "FitError", "fit"),
     "kullback.representations": ("Counts", "Logits", "LogProbs", "Probs"),
     "kullback.samples": ("Samples",),
     "kullback.tables": ("compare_tables",),

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from kullback.common.inputs import check_confidence, check_generator, number_from, whole_from
 from kullback.errors import ArgumentTypeError, NoRuleError, invalid_value, no_rule, safe_repr
-from kullback.estimate import Estimate
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence, behaves_as
 from kullback.generators.growth import as_kl
-from kullback.inputs import check_confidence, check_generator, number_from, whole_from
 from kullback.kernels import rounding_error, row_divergence
-from kullback.pairs import FEWEST_DRAWS, METHODS, Options, estimate
+from kullback.pairs import FEWEST_DRAWS, METHODS, SolveOptions, estimate
 from kullback.pairs.clone import usable
-from kullback.pairs.closed_forms.native import fused_divergence, fused_divergence_of_logits
+from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
+from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
 __all__ = ["between_distributions", "divergence", "kl_divergence", "kl_estimate"]
@@ -126,7 +126,9 @@ def kl_divergence(
 
 _DEFAULTS = cast("dict[str, Any]", kl_divergence.__kwdefaults__)
 _METHOD, _ATOL, _MAX_EVALUATIONS, _DRAWS = map(_DEFAULTS.get, ("method", "atol", "max_evaluations", "draws"))
-_DEFAULT_OPTIONS = Options(wants_error=False, try_native=False)  # the kernels have already declined the pair
+_DEFAULT_OPTIONS = SolveOptions(
+    wants_error=False, try_native=False
+)  # the kernels have already declined the pair
 
 
 def divergence(
@@ -271,7 +273,7 @@ def _options(
     generator: torch.Generator | None,
     *,
     wants_error: bool = True,
-) -> Options:
+) -> SolveOptions:
     if not isinstance(method, str) or method not in METHODS:  # pyright: ignore[reportUnnecessaryIsInstance]
         _check_estimator(call, method)
     without = f"{call}(p, q) without it"
@@ -287,7 +289,7 @@ def _options(
             raise invalid_value(call, name, wanted=wanted, got=safe_repr(count), instead=without)
         counts.append(whole)
     check_generator(call, generator)
-    return Options(method, rtol, atol, counts[0], counts[1], generator, wants_error)
+    return SolveOptions(method, rtol, atol, counts[0], counts[1], generator, wants_error)
 
 
 # The estimators are imported only for draws: most calls have none, and the import takes as long as all the others.
@@ -295,7 +297,7 @@ def _options(
 
 def _check_estimator(call: str, method: object) -> None:
     """Raise unless the method is the name of an estimator."""
-    from kullback.estimators.dispatch import METHODS as SAMPLE_METHODS
+    from kullback.estimators.choose_estimator import METHODS as SAMPLE_METHODS
 
     if not isinstance(method, str) or method not in SAMPLE_METHODS:
         raise invalid_value(
@@ -316,7 +318,7 @@ def _answer(
     q: object,
     kind: Divergence,
     base: float | None,
-    options: Options,
+    options: SolveOptions,
     *,
     exact: bool = False,
 ) -> Estimate:
@@ -325,7 +327,7 @@ def _answer(
     if isinstance(p, Distribution) and isinstance(q, Distribution):
         answer = between_distributions(call, p, q, kind, options)
     elif isinstance(p, Samples) or isinstance(q, Samples) or _are_drawn(p, q, options.method):
-        from kullback.estimators.dispatch import estimate_from_samples
+        from kullback.estimators.choose_estimator import estimate_from_samples
 
         answer = estimate_from_samples(
             call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
@@ -416,7 +418,7 @@ def _value_with_warnings(answer: Estimate) -> Tensor:
 
 
 def between_distributions(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: Options
+    call: str, p: Distribution, q: Distribution, kind: Divergence, options: SolveOptions
 ) -> Estimate:
     """Return the divergence of two torch distributions, with its method and error."""
     if kind is not _KL:

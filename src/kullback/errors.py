@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from kullback.estimate import Estimate
+from typing import Any
 
 __all__ = [
     "ArgumentTypeError",
@@ -144,7 +141,7 @@ class ConvergenceError(KullbackError, ArithmeticError):
         True
     """
 
-    def __init__(self, message: str, estimate: Estimate) -> None:
+    def __init__(self, message: str, estimate: Any) -> None:  # an Estimate, which imports this module
         super().__init__(message)
         self.estimate = estimate
 

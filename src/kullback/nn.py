@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from kullback.common.display import shown_options
+from kullback.common.inputs import check_flag
 from kullback.errors import invalid_value
-from kullback.functional import distillation_loss, kl_div, linear_distillation_loss
-from kullback.functional.settings import EachSide, HeadSettings, LossSettings, Vocabulary
-from kullback.functional.teachers import PartialTeacher
 from kullback.generators import KL, Divergence
-from kullback.inputs import check_flag
-from kullback.reduction import Reduction, check_reduction
-from kullback.regularizer import KLRegularizer, active_units, kl_per_dimension
-from kullback.schedules import AdaptiveCoefficient, CyclicalSchedule, LinearSchedule
-from kullback.shown import shown_options
+from kullback.losses.controllers import AdaptiveCoefficient, CyclicalSchedule, LinearSchedule
+from kullback.losses.distillation import distillation_loss, linear_distillation_loss
+from kullback.losses.kl_div import kl_div
+from kullback.losses.reduction import Reduction, check_reduction
+from kullback.losses.regularizer import KLRegularizer, active_units, kl_per_dimension
+from kullback.losses.settings import EachSide, HeadSettings, LossSettings, Vocabulary
+from kullback.losses.teachers import PartialTeacher
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -15,10 +15,10 @@ from typing import ClassVar, Self, cast
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import accurate_dtype, upcast
+from kullback.common.inputs import as_tensor, check_flag, is_fake, number_from, split_labels, whole_from
+from kullback.common.words import RepresentationName
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.inputs import as_tensor, check_flag, is_fake, number_from, split_labels, whole_from
-from kullback.numeric import accurate_dtype, upcast
-from kullback.words import RepresentationName
 
 __all__ = [
     "REPRESENTATIONS",

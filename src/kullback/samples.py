@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.inputs import as_tensor, check_independent, is_fake
 from kullback.errors import invalid_type, invalid_value
-from kullback.inputs import as_tensor, check_independent, is_fake
 from kullback.representations import can_inspect, first_of
 
 __all__ = ["Samples"]

@@ -14,7 +14,7 @@ from pyarrow import csv
 
 import kullback
 from kullback.cli.streams import CheckedStream
-from kullback.shown import without_commands
+from kullback.common.display import without_commands
 from tests.forked import command
 
 COMMAND = re.compile(r"^\s*::|##\[|##vso\[", re.MULTILINE)  # what the runners look for

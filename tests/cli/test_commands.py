@@ -299,7 +299,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     def too_late(*_arguments, **_settings):
         raise AssertionError("the comparison has begun")
 
-    monkeypatch.setattr("kullback.cli.predictions.compare_predictions", too_late)
+    monkeypatch.setattr("kullback.cli.prediction_comparison.compare_predictions", too_late)
     assert_one_line_error(compare(option, target), "cannot write", reason)
     assert Path("p.npy").read_bytes() == before
 
@@ -320,7 +320,7 @@ def test_if_the_second_report_fails_the_first_is_as_it_was(files, monkeypatch, b
         fsync(number)
 
     Path("reports").mkdir()
-    monkeypatch.setattr("kullback.files.os.fsync", full_disk)
+    monkeypatch.setattr("kullback.common.files.os.fsync", full_disk)
     assert_one_line_error(compare("--json", "x.json", "--html", "reports/x.html"), "No space left")
     assert (Path("x.json").read_text() if Path("x.json").exists() else None) == before
     assert list(Path("reports").iterdir()) == []

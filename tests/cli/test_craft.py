@@ -172,7 +172,7 @@ def test_a_run_that_is_ended_writes_nothing_and_says_by_what(ending, status, her
     call = ["compare", "p.npy", "q.npy", "--as", "logits", "--html", "page.html", "--json", "page.json"]
     started = here / "started"
     program = (
-        "import pathlib, time, kullback.cli.predictions as predictions\n"
+        "import pathlib, time, kullback.cli.prediction_comparison as predictions\n"
         "def forever(*_, **__):\n"
         f"    pathlib.Path({str(started)!r}).touch()\n"
         "    time.sleep(600)\n"

@@ -270,7 +270,7 @@ def test_what_nobody_foresaw_ends_with_status_2(predictions, monkeypatch):
     def broken(*_arguments, **_settings):
         raise RuntimeError("first\nsecond \x1b[31m")
 
-    monkeypatch.setattr("kullback.cli.predictions.compare_predictions", broken)
+    monkeypatch.setattr("kullback.cli.prediction_comparison.compare_predictions", broken)
     one_line(
         run("compare", "p.npy", "q.npy", "--as", "logits"), "unexpected RuntimeError: first second", r"\x1b"
     )
@@ -282,7 +282,7 @@ def test_an_interrupt_is_no_failed_gate(predictions, monkeypatch):
     def interrupted(*_arguments, **_settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kullback.cli.predictions.compare_predictions", interrupted)
+    monkeypatch.setattr("kullback.cli.prediction_comparison.compare_predictions", interrupted)
     assert run("compare", "p.npy", "q.npy", "--as", "logits").exit_code == 130
 
 

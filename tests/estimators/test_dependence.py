@@ -21,11 +21,11 @@ from kullback import (
     kl_estimate,
     two_sample_test,
 )
+from kullback.common.serial_dependence import SerialDependence, block_labels
 from kullback.errors import ArgumentValueError
+from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import dependence_of, grouped_alike
-from kullback.estimators.dispatch import estimate_from_samples
 from kullback.estimators.permutations import Labeling
-from kullback.serial_dependence import SerialDependence, block_labels
 
 Array = np.ndarray[Any, Any]
 

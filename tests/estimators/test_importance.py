@@ -18,7 +18,7 @@ from torch.distributions import (
 )
 
 from kullback import Samples
-from kullback.control_variate import coefficient, ratio_minus_one, tail_index
+from kullback.common.control_variate import coefficient, ratio_minus_one, tail_index
 from kullback.errors import ArgumentValueError
 from kullback.estimators.importance import log_ratio
 

@@ -100,7 +100,7 @@ def test_few_draws_are_fitted_on_one_thread(monkeypatch):
     """Threads of so small fits wait for each other: fifty times as long on a busy machine."""
     import threadpoolctl
 
-    from kullback.estimators.density_ratio import api
+    from kullback.estimators.density_ratio import classifier_estimate
 
     limits = []
     original = threadpoolctl.threadpool_limits
@@ -113,7 +113,7 @@ def test_few_draws_are_fitted_on_one_thread(monkeypatch):
     assert [pool["num_threads"] for pool in threadpoolctl.threadpool_info()][: len(before)] == [
         pool["num_threads"] for pool in before
     ]
-    monkeypatch.setattr(api, "_DRAWS_FOR_THREADS", 50)
+    monkeypatch.setattr(classifier_estimate, "_DRAWS_FOR_THREADS", 50)
     kl_estimate(*vectors(60, 12), generator=seeded())
     assert limits == [1]
 

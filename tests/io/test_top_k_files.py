@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from kullback.errors import FileError
 from kullback.io import open_top_k
-from kullback.io.top_k import arrays
+from kullback.io.top_k import top_k_arrays
 
 CLASSES = 50
 
@@ -98,7 +98,7 @@ def test_a_stored_tail_is_taken_without_what_the_true_token_adds(tmp_path: Path)
 
 
 def test_pieces_of_a_long_sequence_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "PIECE_BYTES", 100)  # two positions
+    monkeypatch.setattr(top_k_arrays, "PIECE_BYTES", 100)  # two positions
     indices, log_probs = draw(2, 7)
     path = tmp_path / "x.safetensors"
     save_file({"indices": indices, "log_probs": log_probs}, path)
@@ -272,7 +272,7 @@ def test_nemo_rl_batches_have_labels_from_the_next_token_and_end_where_the_text_
 
 
 def test_nemo_rl_labels_survive_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "PIECE_BYTES", 60)  # one position
+    monkeypatch.setattr(top_k_arrays, "PIECE_BYTES", 60)  # one position
     values, indices = torch.randn(2, 4, CLASSES, generator=torch.Generator().manual_seed(1)).topk(3)
     held = {
         "teacher_topk_logits": values,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kullback import KL, Divergence, ReverseKL, TotalVariation
 from kullback.kernels import RowDivergence, reference
-from kullback.kernels.native import library, rows as native_rows
+from kullback.kernels.native import library, native_rows
 from tests.kernels import budget_cases
 from tests.oracles import truth
 

@@ -10,8 +10,8 @@ import torch
 
 from kullback import KL, Alpha, ChiSquared, Jeffreys, JensenShannon, Renyi, SkewKL, TotalVariation
 from kullback.kernels import RowDivergence, reference
-from kullback.kernels.labels import HardLabels, cross_entropy
-from kullback.kernels.native import rows as native
+from kullback.kernels.label_terms import HardLabels, cross_entropy
+from kullback.kernels.native import native_rows as native
 
 KINDS = [
     KL(),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kullback import KL, Counts, Divergence, JensenShannon, Logits, Probs, Renyi, ReverseKL, TotalVariation
 from kullback.kernels import finite_pair, reference, rounding_error
-from kullback.kernels.labels import HardLabels
+from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
 from tests.oracles import truth
 

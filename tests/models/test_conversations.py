@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from kullback.errors import ArgumentValueError, FileError, KullbackError, ModelError
-from kullback.models.huggingface import HuggingFaceModel
+from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import ModelInfo
 from kullback.models.text import make_windows, read_texts, take_texts
 from tests.models import tiny

@@ -30,7 +30,7 @@ from kullback.models import (
     compare_models,
     record_reference,
 )
-from kullback.models.pairing import Settings
+from kullback.models.pairing import PairingSettings
 from kullback.models.partial import ListedPairing, ReferencePairing
 from kullback.models.side import DenseSide, ReferenceSide, take_rows
 from kullback.predictions.sources import Clusters
@@ -147,7 +147,9 @@ def kl_of(p: Tensor, q: Tensor) -> dict[str, float]:
 def paired(blocks: list[Any], pairing: Any, draws: int) -> Tensor:
     """What a pairing says of each divergence in each row, by itself, shape (rows, 4)."""
     windows = Windows(torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([False, True]))
-    settings = Settings(windows, Clusters(windows.clusters, ["window 0"]), worst=1, bootstrap=0, seed=0)
+    settings = PairingSettings(
+        windows, Clusters(windows.clusters, ["window 0"]), worst=1, bootstrap=0, seed=0
+    )
     sides = [
         ReferenceSide(ModelInfo("r", "reference"), windows, SimpleNamespace(tail_draws=draws))  # type: ignore[arg-type]
         if isinstance(block, ReferenceBlock)

@@ -19,7 +19,7 @@ from kullback import KL
 from kullback.errors import ModelError
 from kullback.functional import TopK, top_k_divergence
 from kullback.io.windows import Windows
-from kullback.models.huggingface import read_vocabulary
+from kullback.models.huggingface_model import read_vocabulary
 from kullback.models.server import ServerModel, _largest_untold
 from kullback.models.vocabulary import Token, Vocabulary
 from tests.models import tiny

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kullback.io.tokens import byte_level_bytes
-from kullback.models.huggingface import read_vocabulary
+from kullback.models.huggingface_model import read_vocabulary
 from tests.models import tiny
 
 pytest.importorskip("transformers")

@@ -12,7 +12,7 @@ from torch import Tensor, distributions as d
 
 import kullback
 from kullback.errors import ConvergenceError
-from kullback.pairs import Options, estimate
+from kullback.pairs import SolveOptions, estimate
 from tests.oracles.sweep import Spec
 
 KINDS: dict[str, Any] = {
@@ -99,7 +99,7 @@ def answer(entry: dict[str, Any], kind: str, *, gradients: bool) -> tuple[float,
     values = list(given)
     p = build(entry["p"], values)
     q = build(entry["q"], values)
-    found = estimate("divergence", p, q, Options(), KINDS[kind])
+    found = estimate("divergence", p, q, SolveOptions(), KINDS[kind])
     assert found.error is not None
     products = None
     if gradients:
@@ -119,7 +119,7 @@ def second_derivative(entry: dict[str, Any], kind: str) -> float:
     values = list((start + step * direction).unbind())
     p = build(entry["p"], values)
     q = build(entry["q"], values)
-    value = estimate("divergence", p, q, Options(), KINDS[kind]).value
+    value = estimate("divergence", p, q, SolveOptions(), KINDS[kind]).value
     (first,) = torch.autograd.grad(value, step, create_graph=True)
     (second,) = torch.autograd.grad(first, step, materialize_grads=True)
     return second.item()

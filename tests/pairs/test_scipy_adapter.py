@@ -14,7 +14,7 @@ from torch.distributions import Gamma, Normal, TransformedDistribution, Uniform
 
 from kullback import ReverseKL, divergence, kl_divergence, kl_estimate
 from kullback.errors import ArgumentTypeError, ArgumentValueError
-from kullback.pairs.densities.base import Points, density_of
+from kullback.pairs.densities.density import Points, density_of
 from kullback.pairs.scipy_adapter import ScipyDensity, is_frozen, to_torch
 
 CONTINUOUS = {

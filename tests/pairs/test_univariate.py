@@ -38,10 +38,10 @@ from torch.distributions import (
 )
 
 from kullback import kl_divergence, kl_estimate
-from kullback.pairs.densities.base import density_of
+from kullback.pairs.densities.density import density_of
 from kullback.pairs.integration.quadrature import integrate
-from kullback.pairs.options import Target
 from kullback.pairs.registry import closed_forms
+from kullback.pairs.solve_options import Tolerance
 from kullback.pairs.support import is_infinite
 from tests.pairs.random_members import PARAMETERS, draw_parameters
 
@@ -100,7 +100,7 @@ def test_a_closed_form_is_what_quadrature_gives_and_so_is_its_gradient(pair: tup
         density_p.mapped(lambda x: x.unsqueeze(-1)),
         density_q.mapped(lambda x: x.unsqueeze(-1)),
         torch.Size([BATCH]),
-        Target(1e-12, 1e-15, 10_000),
+        Tolerance(1e-12, 1e-15, 10_000),
     )
     value = FORMS[pair](p, q)
     torch.testing.assert_close(value[finite], integral.value[finite], rtol=1e-10, atol=1e-13)

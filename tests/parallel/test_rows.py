@@ -14,7 +14,7 @@ from kullback import KL, Jeffreys, JensenShannon, Renyi, ReverseKL, SquaredHelli
 from kullback.errors import ArgumentValueError
 from kullback.functional import SampledTail, distillation_loss, linear_distillation_loss
 from kullback.nn import DistillationLoss
-from kullback.parallel import native_rows
+from kullback.parallel import native_shards
 from tests.parallel.losses import (
     CLASSES,
     KINDS,
@@ -222,8 +222,8 @@ MIXED = Loss(*rows(torch.float32), {"kind": JensenShannon(0.3), "reduction": "no
 
 def some_without_kernels(place: Rank) -> dict[str, torch.Tensor]:
     """Every second rank has no native kernels."""
-    serves = native_rows.serves
-    with mock.patch.object(native_rows, "serves", lambda *given: place.rank % 2 == 0 and serves(*given)):
+    serves = native_shards.serves
+    with mock.patch.object(native_shards, "serves", lambda *given: place.rank % 2 == 0 and serves(*given)):
         return MIXED.sharded(place)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from kullback.predictions.intervals import (
+from kullback.predictions.mean_intervals import (
     FEWEST_NONZERO,
     MeanEstimate,
     MeanEstimator,
-    Quantity,
+    RatioOfSums,
     _heavy_tailed,
     _Ratio,
     _wilson,
@@ -23,7 +23,7 @@ from kullback.predictions.intervals import (
 DRAWS = 20_000
 
 
-def estimate(table, quantity: Quantity, clusters=None) -> MeanEstimate:
+def estimate(table, quantity: RatioOfSums, clusters=None) -> MeanEstimate:
     rows = torch.as_tensor(np.asarray(table, dtype=float)).reshape(len(table), -1)
     numbers = None if clusters is None else torch.as_tensor(clusters)
     estimator = MeanEstimator(rows.shape[1], DRAWS, torch.Generator().manual_seed(0), numbers)
@@ -111,7 +111,7 @@ def test_the_interval_of_clusters_of_unlike_size_is_that_of_a_plain_loop(case):
     clusters = np.repeat(np.arange(60), lengths)
     sums = np.bincount(clusters, values)
     error, low, high = plain_interval(sums, lengths.astype(float), logarithm=case == "nonnegative")
-    found = estimate(values, Quantity(0, low=0.0) if case == "nonnegative" else Quantity(0), clusters)
+    found = estimate(values, RatioOfSums(0, low=0.0) if case == "nonnegative" else RatioOfSums(0), clusters)
     assert found.standard_error == pytest.approx(error, rel=1e-10)
     assert found.interval == pytest.approx((low, high), abs=0.04 * (high - low))
     assert found.reason is None
@@ -126,7 +126,7 @@ def test_documents_of_unlike_length_have_an_upper_end():
             sizes = np.round(20 * np.exp(1.5 * random.standard_normal(units))).astype(int) + 1
             sums = sizes * 0.01 * np.exp(0.3 * random.standard_normal(units))
             table = torch.from_numpy(np.stack([sums, sizes], -1).astype(float))
-            found = estimate(table, Quantity(0, 1, low=0.0), np.arange(units))
+            found = estimate(table, RatioOfSums(0, 1, low=0.0), np.arange(units))
             opened += math.isinf(found.interval[1])
             total, squares = sizes.sum(), np.square(sums - sums.sum() / sizes.sum() * sizes)
             # At least that of the deviations, and t with as many degrees of freedom as they show.
@@ -139,7 +139,7 @@ def test_the_end_of_a_heavy_tail_of_clusters_is_students():
     sizes = np.array([10] * 27 + [400] * 3)
     values = np.linspace(0.5, 1.5, 30)[np.random.default_rng(0).permutation(30)]
     table = torch.from_numpy(np.stack([values * sizes, sizes], -1))
-    found = estimate(table, Quantity(0, 1, low=0.0), np.arange(30))
+    found = estimate(table, RatioOfSums(0, 1, low=0.0), np.arange(30))
     mean = (values * sizes).sum() / sizes.sum()
     left_out = ((values * sizes).sum() - values * sizes) / (sizes.sum() - sizes)
     change = left_out.mean() - left_out
@@ -157,22 +157,22 @@ def test_rows_that_share_groups_are_no_documents():
     values = np.random.default_rng(0).pareto(1.2, size=25_000)
     found = MeanEstimator(1, 100, torch.Generator().manual_seed(0), None)
     found.add(torch.from_numpy(values[:, None]))
-    ((_, interval, reason),) = found.estimates([Quantity(0, low=0.0)])
+    ((_, interval, reason),) = found.estimates([RatioOfSums(0, low=0.0)])
     assert (interval[1], reason) == (math.inf, "heavy tail")
 
 
 def test_an_end_that_says_nothing_is_open():
     sizes, values = np.array([10] * 27 + [400] * 3), np.array([0.01] * 28 + [1.0, 200.0])
     table = torch.from_numpy(np.stack([values * sizes, sizes], -1))
-    found = estimate(table, Quantity(0, 1, low=0.0), np.arange(30))
+    found = estimate(table, RatioOfSums(0, 1, low=0.0), np.arange(30))
     assert (found.interval[1], found.reason) == (math.inf, "heavy tail")
 
 
 def test_the_unit_of_a_mean_may_be_another_column():
     random = np.random.default_rng(4)
     values, counted = random.random(200), random.random(200) < 0.6
-    found = estimate(np.stack([values * counted, counted], -1), Quantity(0, per=1))
-    alone = estimate(values[counted], Quantity(0))
+    found = estimate(np.stack([values * counted, counted], -1), RatioOfSums(0, per=1))
+    alone = estimate(values[counted], RatioOfSums(0))
     assert found.standard_error == pytest.approx(alone.standard_error, rel=1e-12)
     width = alone.interval[1] - alone.interval[0]
     assert found.interval == pytest.approx(alone.interval, abs=0.03 * width)
@@ -182,28 +182,28 @@ def test_ten_nonzero_units_are_enough_and_nine_are_not():
     values = np.zeros(300)
     values[: FEWEST_NONZERO - 1] = np.linspace(0.4, 0.5, FEWEST_NONZERO - 1)
     assert FEWEST_NONZERO == 10
-    assert estimate(values, Quantity(0, low=0.0)).reason == "few nonzero units"
+    assert estimate(values, RatioOfSums(0, low=0.0)).reason == "few nonzero units"
     values[FEWEST_NONZERO - 1] = 0.45
-    assert estimate(values, Quantity(0, low=0.0)).reason != "few nonzero units"
+    assert estimate(values, RatioOfSums(0, low=0.0)).reason != "few nonzero units"
 
 
 def test_a_proportion_that_no_cluster_shows_is_bounded_by_the_largest_ones():
     sizes = np.array([1] * 20 + [4] * 10)
     found = estimate(
-        np.zeros(60), Quantity(0, low=0.0, high=1.0, binary=True), np.repeat(np.arange(30), sizes)
+        np.zeros(60), RatioOfSums(0, low=0.0, high=1.0, binary=True), np.repeat(np.arange(30), sizes)
     )
     assert found.interval == (0.0, pytest.approx(_wilson(0.0, 30)[1] * 4 / 2, rel=1e-12))
 
 
 def test_the_bound_of_clusters_of_very_unlike_size_is_at_most_that_of_the_mean():
     clusters = np.repeat(np.arange(30), [1] * 29 + [300])
-    assert estimate(np.zeros(329), Quantity(0, low=0.0, high=2.0), clusters).interval == (0.0, 2.0)
+    assert estimate(np.zeros(329), RatioOfSums(0, low=0.0, high=2.0), clusters).interval == (0.0, 2.0)
 
 
 def test_a_proportion_close_to_one_mirrors_one_close_to_zero():
     values = (np.arange(400) % 40 == 0).astype(float)
-    rare = estimate(values, Quantity(0, low=0.0, high=1.0, binary=True)).interval
-    common = estimate(1 - values, Quantity(0, low=0.0, high=1.0, binary=True)).interval
+    rare = estimate(values, RatioOfSums(0, low=0.0, high=1.0, binary=True)).interval
+    common = estimate(1 - values, RatioOfSums(0, low=0.0, high=1.0, binary=True)).interval
     assert rare == pytest.approx(_wilson(10 / 400, 400), rel=1e-12)
     assert common == pytest.approx((1 - rare[1], 1 - rare[0]), rel=1e-12)
 
@@ -216,7 +216,7 @@ def test_an_end_opens_where_the_tail_index_passes_its_limit(units):
     top = int(1.5 * math.sqrt(units))
     hill = np.log(steps[top] / steps[:top]).mean()  # of index 1; the estimate is proportional to it
     for factor, is_open in ((0.97, False), (1.03, True)):
-        found = estimate(steps ** -(limit / hill * factor), Quantity(0, low=0.0))
+        found = estimate(steps ** -(limit / hill * factor), RatioOfSums(0, low=0.0))
         assert (found.reason == "heavy tail") == is_open, factor
         assert math.isinf(found.interval[1]) == is_open
 
@@ -240,7 +240,7 @@ def test_every_term_of_students_quantile_is_that_of_its_expansion(tail):
             assert student_t(tail, dof) == pytest.approx(float(want), rel=1e-13)
 
 
-def ratio(sums, sizes, quantity: Quantity) -> _Ratio:
+def ratio(sums, sizes, quantity: RatioOfSums) -> _Ratio:
     return _Ratio(np.stack([sums, sizes], -1).astype(float), quantity, clustered=True)
 
 
@@ -254,7 +254,7 @@ def drawn_sums(shifts, variances, totals=None) -> np.ndarray:
 
 def test_the_ends_are_those_order_statistics_of_the_studentized_draws():
     draws, units = 999, 12
-    of = ratio(np.arange(units), np.ones(units), Quantity(0))
+    of = ratio(np.arange(units), np.ones(units), RatioOfSums(0))
     ratios = np.random.default_rng(0).permutation(draws) - 400.0
     variances = np.random.default_rng(1).random(draws) + 0.5
     shifts = ratios * np.sqrt(variances * units / (units - 1))
@@ -276,7 +276,7 @@ def test_the_ends_are_those_order_statistics_of_the_studentized_draws():
 
 def test_the_studentized_draws_of_a_nonnegative_mean_are_those_of_its_logarithm():
     units = 12
-    of = ratio(np.arange(units), np.ones(units), Quantity(0, low=0.0))  # of mean 5.5
+    of = ratio(np.arange(units), np.ones(units), RatioOfSums(0, low=0.0))  # of mean 5.5
     shifts = np.linspace(-5, 9, 99)
     variances = np.linspace(0.2, 0.3, 99)
     errors = np.sqrt(variances * units / (units - 1)) / (5.5 + shifts)
@@ -287,7 +287,7 @@ def test_the_studentized_draws_of_a_nonnegative_mean_are_those_of_its_logarithm(
 
 def test_the_variance_of_a_draw_is_that_of_its_own_ratio():
     sums, sizes = np.array([3.0, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]), np.arange(1.0, 13)
-    of = ratio(sums, sizes, Quantity(0))
+    of = ratio(sums, sizes, RatioOfSums(0))
     picked = np.random.default_rng(0).integers(12, size=(99, 12))
     drawn = np.array([of.products()[row].sum(0) for row in picked])
     ratios = []
@@ -301,7 +301,7 @@ def test_the_variance_of_a_draw_is_that_of_its_own_ratio():
 
 def test_several_quantities_have_the_draws_that_each_has_alone():
     table = torch.from_numpy(np.random.default_rng(5).gamma(2.0, size=(40, 3)))
-    quantities = [Quantity(0, low=0.0), Quantity(1), Quantity(2, per=0)]
+    quantities = [RatioOfSums(0, low=0.0), RatioOfSums(1), RatioOfSums(2, per=0)]
 
     def estimates(wanted):
         estimator = MeanEstimator(3, 500, torch.Generator().manual_seed(0), None)
@@ -316,9 +316,9 @@ def test_several_quantities_have_the_draws_that_each_has_alone():
 def test_a_bounded_mean_above_half_of_its_bound_mirrors_one_below():
     values = 0.1 + 0.9 * np.random.default_rng(8).beta(2.0, 3.0, size=60)
     assert 0.36 < values.mean() < 0.46
-    low, high = estimate(values, Quantity(0, low=0.0, high=1.0)).interval
-    assert (low, high) == estimate(values, Quantity(0, low=0.0)).interval
-    mirrored = estimate(1 - values, Quantity(0, low=0.0, high=1.0)).interval
+    low, high = estimate(values, RatioOfSums(0, low=0.0, high=1.0)).interval
+    assert (low, high) == estimate(values, RatioOfSums(0, low=0.0)).interval
+    mirrored = estimate(1 - values, RatioOfSums(0, low=0.0, high=1.0)).interval
     assert mirrored == pytest.approx((1 - high, 1 - low), rel=1e-9)
 
 
@@ -329,7 +329,10 @@ def test_a_weighted_sum_of_columns_is_a_column():
     whole.add(torch.stack([table[:, 0], sums], -1))
     parts.add(table)
     assert parts.combine({0: 0.25, 1: -3.0}) == 2
-    ours, true = parts.estimates([Quantity(2), Quantity(0)]), whole.estimates([Quantity(1), Quantity(0)])
+    ours, true = (
+        parts.estimates([RatioOfSums(2), RatioOfSums(0)]),
+        whole.estimates([RatioOfSums(1), RatioOfSums(0)]),
+    )
     assert ours[0].standard_error == pytest.approx(true[0].standard_error, rel=1e-12)
     assert ours[0].interval == pytest.approx(true[0].interval, rel=1e-9)
     assert ours[1] == true[1]
@@ -347,7 +350,7 @@ def test_a_single_draw_that_is_close_gives_students_interval():
     values = torch.arange(20, dtype=torch.float64)[:, None]  # symmetric, so that both tails have 2.5 %
     estimator = MeanEstimator(1, 1, torch.Generator().manual_seed(0), None)
     estimator.add(values)
-    (found,) = estimator.estimates([Quantity(0)])
+    (found,) = estimator.estimates([RatioOfSums(0)])
     error = math.sqrt(float(values.var()) / 20)
     assert found.standard_error == pytest.approx(error, rel=1e-12)
     reach = student_t(0.025, 19) * error
@@ -360,7 +363,7 @@ def test_the_generator_decides_the_draws():
     def interval(seed):
         estimator = MeanEstimator(1, 200, None if seed is None else torch.Generator().manual_seed(seed), None)
         estimator.add(table)
-        return estimator.estimates([Quantity(0, low=0.0)])[0].interval
+        return estimator.estimates([RatioOfSums(0, low=0.0)])[0].interval
 
     assert interval(1) == interval(1) != interval(2)
     assert interval(None) == interval(0)
@@ -375,24 +378,24 @@ def test_the_limit_of_the_tail_index_falls_from_a_hundred_units_on():
 
 
 def test_rows_that_all_have_the_same_value_leave_nothing_to_estimate():
-    for value, quantity in ((0.0, Quantity(0)), (0.3, Quantity(0, low=0.0)), (-2.1, Quantity(0))):
+    for value, quantity in ((0.0, RatioOfSums(0)), (0.3, RatioOfSums(0, low=0.0)), (-2.1, RatioOfSums(0))):
         for clusters in (None, np.arange(120) // 7):
             found = estimate(np.full(120, value), quantity, clusters)
             assert found.standard_error == 0
             assert found.interval == pytest.approx((value, value), rel=1e-13)
             assert found.reason is None
-    nothing = estimate(np.zeros(20), Quantity(0, low=0.0))
+    nothing = estimate(np.zeros(20), RatioOfSums(0, low=0.0))
     assert nothing == MeanEstimate(0.0, (0.0, math.inf), "few nonzero units")
 
 
 def test_units_that_differ_a_little_have_a_standard_error():
     values = 0.3 + 1e-12 * np.arange(20.0)
     true = values.std(ddof=1) / math.sqrt(20)
-    assert estimate(values, Quantity(0, low=0.0)).standard_error == pytest.approx(true, rel=1e-3)
+    assert estimate(values, RatioOfSums(0, low=0.0)).standard_error == pytest.approx(true, rel=1e-3)
 
 
 def test_two_units_have_a_standard_error_and_no_interval():
-    found = estimate([1.0, 4.0], Quantity(0))
+    found = estimate([1.0, 4.0], RatioOfSums(0))
     assert found.standard_error == pytest.approx(1.5, rel=1e-14)
     assert (found.interval, found.reason) == (None, "few units")
 
@@ -401,7 +404,7 @@ def test_a_lower_end_below_students_is_that_of_the_logarithm():
     values = 1 - 0.2 * np.random.default_rng(0).gamma(0.3, size=40)
     error, low, high = plain_interval(values, np.ones(40), logarithm=True)
     assert low < values.mean() - 5 * error  # Student's is not as wide
-    found = estimate(values, Quantity(0, low=0.0))
+    found = estimate(values, RatioOfSums(0, low=0.0))
     assert found.interval == pytest.approx((low, high), abs=0.05 * (high - low))
 
 
@@ -414,7 +417,7 @@ def test_a_single_unit_has_a_reason_where_an_interval_is_asked_for():
     for draws, reason in ((100, "few units"), (0, None)):
         estimator = MeanEstimator(1, draws, None, None)
         estimator.add(torch.ones(1, 1, dtype=torch.float64))
-        assert estimator.estimates([Quantity(0)])[0].reason == reason
+        assert estimator.estimates([RatioOfSums(0)])[0].reason == reason
 
 
 def test_too_few_values_tell_nothing_of_a_tail() -> None:

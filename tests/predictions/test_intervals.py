@@ -16,12 +16,12 @@ from rich.console import Console
 
 from kullback.cli.gates import parse_gate
 from kullback.predictions import compare_predictions
-from kullback.predictions.intervals import (
+from kullback.predictions.mean_intervals import (
     FEWEST_UNITS,
     GROUPS,
     MeanEstimate,
     MeanEstimator,
-    Quantity,
+    RatioOfSums,
     _wilson,
     student_t,
 )
@@ -29,7 +29,7 @@ from kullback.report import html, json as report_json, markdown, terminal
 from kullback.representations import Probs
 
 
-def estimate(values, quantity: Quantity, draws: int = 1000, clusters=None, seed: int = 0) -> MeanEstimate:
+def estimate(values, quantity: RatioOfSums, draws: int = 1000, clusters=None, seed: int = 0) -> MeanEstimate:
     table = torch.from_numpy(np.asarray(values, dtype=float).reshape(len(values), -1))
     numbers = None if clusters is None else torch.as_tensor(clusters)
     estimator = MeanEstimator(table.shape[1], draws, torch.Generator().manual_seed(seed), numbers)
@@ -38,8 +38,8 @@ def estimate(values, quantity: Quantity, draws: int = 1000, clusters=None, seed:
     return estimator.estimates([quantity])[0]
 
 
-NONNEGATIVE, SIGNED = Quantity(0, low=0.0), Quantity(0)
-BINARY = Quantity(0, low=0.0, high=1.0, binary=True)
+NONNEGATIVE, SIGNED = RatioOfSums(0, low=0.0), RatioOfSums(0)
+BINARY = RatioOfSums(0, low=0.0, high=1.0, binary=True)
 
 
 @pytest.mark.parametrize("tail", [0.025, 0.01, 0.0025])
@@ -255,7 +255,7 @@ def test_the_note_on_rare_rows_stays_away_where_they_could_add_little():
 def test_few_units_that_differ_bound_only_what_is_bounded():
     values = np.zeros(300)
     values[:3] = 0.5
-    unbounded, bounded = (estimate(values, Quantity(0, low=0.0, high=high)) for high in (math.inf, 1.0))
+    unbounded, bounded = (estimate(values, RatioOfSums(0, low=0.0, high=high)) for high in (math.inf, 1.0))
     assert (unbounded.interval[1], unbounded.reason) == (math.inf, "few nonzero units")
     assert bounded.interval[1] == pytest.approx(_wilson(0.01, 300)[1])
     assert bounded.reason is None

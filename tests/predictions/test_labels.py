@@ -12,7 +12,7 @@ import scipy.special
 import torch
 
 from kullback.predictions import collect, compare_predictions
-from kullback.predictions.intervals import MeanEstimator, Quantity
+from kullback.predictions.mean_intervals import MeanEstimator, RatioOfSums
 from kullback.predictions.statistics import Quantiles
 from kullback.report.subjects.predictions import label_rows
 from kullback.representations import Logits, Probs
@@ -82,7 +82,7 @@ def test_the_interval_of_the_perplexity_difference_is_that_of_its_linear_part():
     table = torch.from_numpy(np.stack([linear, known], -1))
     estimator = MeanEstimator(2, 1000, None, None)
     estimator.add(table)
-    (estimate,) = estimator.estimates([Quantity(0, 1)])
+    (estimate,) = estimator.estimates([RatioOfSums(0, 1)])
     shift = ppl_q - ppl_p - linear[known].mean()
     # The bootstrap's draws differ, as there are other quantities.
     width = estimate.interval[1] - estimate.interval[0]

@@ -25,7 +25,7 @@ from kullback import Logits, compare_predictions, report
 from kullback.cli.commands import kullback
 from kullback.errors import ArgumentTypeError, FileError
 from kullback.io import write_llama_base
-from kullback.predictions import checkpoint, compare
+from kullback.predictions import checkpoint, compare_two_predictions
 from kullback.predictions.checkpoint import Checkpoint, fingerprint
 from kullback.predictions.collect import TABLE_ROWS, Collector
 from kullback.predictions.measure import measure
@@ -176,7 +176,7 @@ def test_the_statistics_do_not_depend_on_how_many_rows_come_at_a_time():
         collector = Collector(len(p), None, None, worst=0, bootstrap=0, generator=None)
         for table in found.table.split(rows):
             collector.add(table, [])
-        side = compare.open_source(p, "logits", None, "p")
+        side = compare_two_predictions.open_source(p, "logits", None, "p")
         answers.append(report.json.dumps(collector.comparison(side, side, [])))
     assert answers == answers[:1] * 3
 
@@ -580,7 +580,7 @@ def test_the_state_stays_until_the_reports_are_written(command, monkeypatch):
         result = CliRunner().invoke(kullback, [*command, *reports("again")])
     assert result.exit_code == 2
     with monkeypatch.context() as patch:  # no row is measured again
-        patch.setattr(compare, "measure", None)
+        patch.setattr(compare_two_predictions, "measure", None)
         result = CliRunner().invoke(kullback, [*command, *reports("again")])
     assert result.exit_code == 0, result.output
     assert not Path("state").exists()
@@ -601,7 +601,7 @@ def test_a_state_that_is_another_file_is_refused(name, command):
 
 @pytest.mark.parametrize("name", ["/dev/full", "/dev/stdin", "missing/state", "."])
 def test_a_state_that_cannot_be_written_is_refused_before_the_work(name, command, monkeypatch):
-    monkeypatch.setattr(compare, "measure", None)
+    monkeypatch.setattr(compare_two_predictions, "measure", None)
     result = CliRunner().invoke(kullback, [*command[:-1], name, *reports("again")])
     assert result.exit_code == 2
     assert name in result.stderr

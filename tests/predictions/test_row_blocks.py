@@ -13,7 +13,7 @@ import torch
 from kullback import Logits, compare_predictions
 from kullback.errors import ArgumentValueError
 from kullback.predictions.collect import _noticed
-from kullback.predictions.intervals import MeanEstimate, MeanEstimator, Quantity
+from kullback.predictions.mean_intervals import MeanEstimate, MeanEstimator, RatioOfSums
 from kullback.predictions.row_blocks import RowBlocks
 from kullback.predictions.sources import Clusters
 
@@ -32,7 +32,7 @@ def estimate(x: Array, *, ordered: bool = True) -> MeanEstimate:
     estimator = MeanEstimator(1, 400, torch.Generator().manual_seed(0), None, (0,) if ordered else ())
     for part in torch.from_numpy(x)[:, None].split(4096):
         estimator.add(part)
-    return estimator.estimates([Quantity(0, -1, 0.0)])[0]
+    return estimator.estimates([RatioOfSums(0, -1, 0.0)])[0]
 
 
 def predictions(n: int, correlation: float, seed: int = 0) -> tuple[Logits, Logits]:
@@ -58,7 +58,7 @@ def test_the_mean_of_dependent_rows_is_covered(correlation: float, n: int) -> No
 
 def in_windows(x: Array, *, ordered: bool) -> MeanEstimate:
     """Estimate a mean from four rows of each window."""
-    return of_windows(x, ordered=ordered).estimates([Quantity(0, -1, 0.0)])[0]
+    return of_windows(x, ordered=ordered).estimates([RatioOfSums(0, -1, 0.0)])[0]
 
 
 def of_windows(x: Array, *, ordered: bool = True) -> MeanEstimator:

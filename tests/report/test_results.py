@@ -133,8 +133,8 @@ def test_results_need_no_package_of_the_reports_until_they_are_shown():
     script = """
 import sys
 sys.modules.update(dict.fromkeys(("rich", "jinja2", "matplotlib")))
-import kullback.optional
-kullback.optional.find_spec = lambda name: None
+import kullback.common.optional
+kullback.common.optional.find_spec = lambda name: None
 import pyarrow as pa
 from kullback import compare_tables
 found = compare_tables(pa.table({"x": [1, 2] * 30}), pa.table({"x": [1, 2] * 30}))

@@ -20,8 +20,8 @@ from scipy.special import rel_entr
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, OptionalDependencyError
 from kullback.tables import Profile, compare_profiles, compare_tables, profile_table
-from kullback.tables.columns.profile import ColumnProfile
-from kullback.tables.findings import FINDINGS, unshared_categories
+from kullback.tables.columns.column_profile import ColumnProfile
+from kullback.tables.table_findings import FINDINGS, unshared_categories
 
 QUANTITIES = ("kl_pq", "kl_qp", "js", "psi", "tv")
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from kullback import compare_tables
-from kullback.tables.histogram import MOST_BINS
+from kullback.tables.plot_bins import MOST_BINS
 
 
 def shown(p, q):

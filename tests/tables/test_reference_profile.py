@@ -17,7 +17,7 @@ from kullback.cli.commands import kullback
 from kullback.cli.gates import Limit, parse_table_gate
 from kullback.errors import ArgumentValueError, FileError
 from kullback.tables import Profile, profile_table
-from kullback.tables.compare import compare_tables
+from kullback.tables.compare_two_tables import compare_tables
 from kullback.tables.reference_profile import (
     batch_profile,
     is_profile,

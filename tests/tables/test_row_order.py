@@ -18,8 +18,8 @@ from kullback import compare_tables
 from kullback.cli.commands import kullback
 from kullback.errors import ArgumentValueError, FileError
 from kullback.tables import TableComparison, compare_profiles
-from kullback.tables.profile import Profile, profile_table
 from kullback.tables.row_order import RowOrder
+from kullback.tables.table_profile import Profile, profile_table
 
 Array = np.ndarray[Any, Any]
 Columns = dict[str, Array]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kullback.cli.options import KIND, FiniteRange, as_kind
+from kullback.cli.shared_options import KIND, FiniteRange, as_kind
 from kullback.errors import ArgumentValueError, KullbackError, NoRuleError, printable
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def calc(p: str, q: str, base: float | None, kind: str) -> None:
 def _describe(name: str, p: Operand, q: Operand, base: float | None, kind: Divergence) -> str | None:
     """Return the divergence, KL also with how it was obtained, or None where there is no rule."""
     from kullback.dispatch import divergence, kl_estimate
-    from kullback.estimate import Estimate
     from kullback.generators import KL
+    from kullback.results.estimate import Estimate
 
     try:
         if kind == KL():

@@ -13,12 +13,12 @@ from typing import IO, Any
 
 import click
 
-from kullback.cli.backends import backends
+from kullback.cli.backends_command import backends
 from kullback.cli.calc import calc
-from kullback.cli.compare import compare, refuse_workers
+from kullback.cli.compare_command import compare, refuse_workers
 from kullback.cli.convert import convert
-from kullback.cli.pairs import pairs
-from kullback.cli.record import record
+from kullback.cli.pairs_command import pairs
+from kullback.cli.record_command import record
 from kullback.cli.streams import discard_unwritable, print_error
 from kullback.cli.watch import watch
 from kullback.errors import LONGEST_MESSAGE, KullbackError, printable

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS, FiniteRange
+from kullback.cli.option_errors import in_options
 from kullback.cli.outputs import check_files
+from kullback.cli.shared_options import FILE, NO_PROGRESS, REPRESENTATIONS, FiniteRange
 from kullback.cli.streams import print_error
-from kullback.cli.wording import in_options
+from kullback.common.progress import progress_bar
 from kullback.errors import LONGEST_NAME, ArgumentValueError, printable
-from kullback.progress import progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kullback.common.words import RepresentationName
     from kullback.io import RowSource
-    from kullback.words import RepresentationName
 
 __all__ = ["convert"]
 

@@ -9,13 +9,13 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from kullback.common.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
 from kullback.errors import ArgumentValueError, quoted
 from kullback.results.verdict import Verdict
-from kullback.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
 
 if TYPE_CHECKING:
     from kullback.predictions import Comparison, Mean, Proportion, Summary
-    from kullback.tables.result import ColumnComparison, JointComparison, TableComparison
+    from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison
 
 __all__ = [
     "METRICS",

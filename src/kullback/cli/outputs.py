@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from kullback.cli.streams import closed_pipe_allowed
-from kullback.files import check_input, check_writable, refuse_overwriting, write_all
-from kullback.optional import load
-from kullback.shown import open_console
+from kullback.common.display import open_console
+from kullback.common.files import check_input, check_writable, refuse_overwriting, write_all
+from kullback.common.optional import load
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,10 +10,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from kullback.common.display import open_console
 from kullback.errors import ArgumentValueError
 from kullback.pairs.coverage import MEANING, Entry, families, is_univariate, matrix
 from kullback.pairs.registry import WRAPPERS
-from kullback.shown import open_console
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
-from kullback.shown import without_commands
+from kullback.common.display import without_commands
 
 __all__ = ["CheckedStream", "closed_pipe_allowed", "discard_unwritable", "open_closed", "print_error"]
 

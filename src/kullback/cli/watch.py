@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from kullback.cli.gates import TABLE_METRICS_IN_WORDS, parse_table_gate
-from kullback.cli.options import (
+from kullback.cli.outputs import Outputs
+from kullback.cli.shared_options import (
     BINS,
     COLUMNS,
     CONFIDENCE,
@@ -25,7 +26,6 @@ from kullback.cli.options import (
     finish,
     given_limits,
 )
-from kullback.cli.outputs import Outputs
 
 __all__ = ["watch"]
 
@@ -74,7 +74,7 @@ def watch(
     Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails and 2 on an error.
     """
     gates = [parse_table_gate(text, side) for side, text in given_limits(fail_above, fail_below)]
-    from kullback.cli.tables import run_watch
+    from kullback.cli.table_comparison import run_watch
 
     finish(
         run_watch(

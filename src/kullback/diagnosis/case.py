@@ -6,12 +6,12 @@ import math
 
 from torch import Tensor
 
+from kullback.common.words import NO_LABEL
 from kullback.diagnosis.reading import Reading, read, read_labels
 from kullback.diagnosis.scan import Occurrences
 from kullback.diagnosis.shapes import fit, labels_of
 from kullback.diagnosis.values import Overlap, RowValues, row_values, torch_values
-from kullback.reduction import Reduction
-from kullback.words import NO_LABEL
+from kullback.losses.reduction import Reduction
 
 __all__ = ["Case"]
 

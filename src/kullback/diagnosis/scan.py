@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.numeric import upcast
+from kullback.common.dtypes import upcast
 from kullback.representations import SUM_TOLERANCE
 
 __all__ = ["Index", "RowSums", "Scan", "Occurrences", "aligned_blocks", "normalized_along", "row_blocks"]

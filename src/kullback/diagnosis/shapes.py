@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.words import NO_LABEL
 from kullback.diagnosis.scan import Index
-from kullback.words import NO_LABEL
 
 __all__ = ["Repair", "fit", "labels_of"]
 

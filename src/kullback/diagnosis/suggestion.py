@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kullback.common.words import NO_LABEL
 from kullback.diagnosis.case import Case
 from kullback.diagnosis.reading import Reading
-from kullback.reduction import Reduction
-from kullback.words import NO_LABEL
+from kullback.losses.reduction import Reduction
 
 __all__ = ["Suggestion", "suggest"]
 
@@ -32,7 +32,7 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
-class _Side:
+class _SuggestedArgument:
     """One argument in the suggested code: an expression, and what it holds."""
 
     code: str
@@ -130,19 +130,23 @@ def _cast(code: str, case: Case, reading: Reading) -> str:
     return f"{code}.double()" if dtype == torch.float64 else f"{code}.float()"
 
 
-def _side(name: str, code: str, case: Case, reading: Reading, dim: int) -> _Side:
+def _side(name: str, code: str, case: Case, reading: Reading, dim: int) -> _SuggestedArgument:
     if reading.softmaxed_twice or reading.other_dim is not None:
         needs = f"{name}_logits: the scores before any softmax"
-        return _Side(f"{name}_logits", in_logs=True, exact=False, has_zeros=False, dim=dim, needs=needs)
+        return _SuggestedArgument(
+            f"{name}_logits", in_logs=True, exact=False, has_zeros=False, dim=dim, needs=needs
+        )
     if not reading.in_logs and reading.scan.negative.count:
         code = f"{code}.clamp(min=0)"
     cut = case.repair is not None and case.repair.how == "cut-classes"
     # A cast to floating point is all that one-hot rows of whole numbers lack.
     one_hot = reading.representation == "one-hot rows" and reading.sums.exact == reading.sums.rows
-    return _Side(code, reading.in_logs, (reading.exact or one_hot) and not cut, reading.zeros.count > 0, dim)
+    return _SuggestedArgument(
+        code, reading.in_logs, (reading.exact or one_hot) and not cut, reading.zeros.count > 0, dim
+    )
 
 
-def _torch_call(p: _Side, q: _Side, case: Case, one_by_one: bool) -> str:
+def _torch_call(p: _SuggestedArgument, q: _SuggestedArgument, case: Case, one_by_one: bool) -> str:
     masked = case.overlap is not None and case.overlap.both.count > 0
     log_target = p.in_logs and p.exact and not p.has_zeros
     arguments = f"{q.log_probs}, {p.log_probs if log_target else p.probs}"

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kullback.common.dtypes import upcast
 from kullback.diagnosis.reading import Reading
 from kullback.diagnosis.scan import Occurrences, aligned_blocks, row_blocks
 from kullback.generators import KL
 from kullback.kernels import finite_pair
-from kullback.numeric import upcast
 from kullback.representations import Counts, Logits, Representation
 
 __all__ = ["Overlap", "RowValues", "largest_cut", "row_values", "torch_values"]

@@ -1,8 +1,7 @@
 """How draws become a number: each estimator is a function from two `Samples` to an `Estimate`."""
 
-from kullback.estimators.checks import EstimateWarning
-from kullback.estimators.density_ratio.api import density_ratio
-from kullback.estimators.discrete.api import (
+from kullback.estimators.density_ratio.classifier_estimate import density_ratio
+from kullback.estimators.discrete.categorical_estimators import (
     augmented_plugin,
     coverage_adjusted,
     dirichlet,
@@ -13,8 +12,9 @@ from kullback.estimators.discrete.api import (
 from kullback.estimators.discrete.kinds import bias_corrected
 from kullback.estimators.histogram import histogram
 from kullback.estimators.importance import log_ratio
-from kullback.estimators.knn.api import nearest_neighbors
+from kullback.estimators.knn.neighbor_estimate import nearest_neighbors
 from kullback.estimators.known_density import from_density
+from kullback.estimators.sample_checks import EstimateWarning
 from kullback.estimators.two_sample_test import TwoSampleTest, two_sample_test
 from kullback.estimators.variational import variational_bound, variational_estimate
 

@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 import torch
 
-from kullback.estimate import Estimate
+from kullback.common.progress import progress_bar
 from kullback.estimators.directions import added, exchanged
 from kullback.estimators.discrete import point
-from kullback.estimators.discrete.api import describe, describe_rows, what_q_misses
+from kullback.estimators.discrete.categorical_estimators import describe, describe_rows, what_q_misses
 from kullback.estimators.discrete.counts import is_drawn, number_of_draws, table_of
 from kullback.estimators.discrete.kinds import describe_kind, estimable
 from kullback.estimators.draws import Array
 from kullback.estimators.known_counts import from_known_categories
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
-from kullback.progress import progress_bar
 from kullback.representations import Counts, Representation
+from kullback.results.estimate import Estimate
 
 __all__ = ["with_interval"]
 

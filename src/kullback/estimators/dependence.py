@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kullback.estimators.draws import Integers, numpy_of
-from kullback.samples import Samples
-from kullback.serial_dependence import (
+from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
     SerialDependence,
     block_labels,
@@ -20,6 +18,8 @@ from kullback.serial_dependence import (
     repeated_rows,
     serial_dependence,
 )
+from kullback.estimators.draws import Integers, numpy_of
+from kullback.samples import Samples
 
 __all__ = ["Grouped", "dependence_of", "grouped", "grouped_alike"]
 

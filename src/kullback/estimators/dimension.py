@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from kullback.common.optional import load
 from kullback.estimators.draws import Array
-from kullback.optional import load
 
 __all__ = ["dimension_of", "fewest_dimensions", "fills_less", "too_few_dimensions"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from kullback.estimate import Estimate
+from kullback.results.estimate import Estimate
 
 __all__ = ["added", "exchanged"]
 

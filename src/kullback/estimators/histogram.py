@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from kullback.common.inputs import whole_from
 from kullback.errors import invalid_value, safe_repr
-from kullback.estimate import Estimate
-from kullback.estimators.checks import check_confidence, check_finite, check_samples, seed_of
 from kullback.estimators.directions import added, exchanged
 from kullback.estimators.discrete import point
-from kullback.estimators.discrete.api import describe
+from kullback.estimators.discrete.categorical_estimators import describe
+from kullback.estimators.discrete.count_intervals import kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, tabulate
-from kullback.estimators.discrete.intervals import kl_interval
 from kullback.estimators.discrete.kinds import describe_kind, estimable, largest_of, measured
 from kullback.estimators.draws import Array, Integers, effective_number, numpy_of, with_weight
 from kullback.estimators.lattice import common_step, jittered
 from kullback.estimators.normal_interval import note_on_sign
-from kullback.estimators.unseen import Verdict, unseen_by_q, upper_end
+from kullback.estimators.sample_checks import check_confidence, check_finite, check_samples, seed_of
+from kullback.estimators.unseen import UpperEndShift, unseen_by_q, upper_end
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.generators.growth import order_of
-from kullback.inputs import whole_from
+from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
 __all__ = ["histogram"]
@@ -376,11 +376,11 @@ def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
     return total
 
 
-def _beyond_q(p: Samples, first: _Sorted, second: _Sorted, number: float, half_width: float) -> Verdict:
+def _beyond_q(p: Samples, first: _Sorted, second: _Sorted, number: float, half_width: float) -> UpperEndShift:
     """Return by how much the upper end moves for P's draws where Q has none, and why if that is infinite."""
     atoms = _atoms_of_p_alone(p, first, second)
     if atoms > 0:
-        return Verdict(
+        return UpperEndShift(
             math.inf,
             f"{100 * atoms:.3g} % of P's draws are at repeated values that Q hardly shows: if they are atoms, KL is "
             "infinite, so the interval has no upper end; if rounding made them, round Q's draws alike.",

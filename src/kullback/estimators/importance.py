@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.control_variate import LARGEST_TAIL_INDEX, coefficient, ratio_minus_one, tail_index
+from kullback.common.control_variate import LARGEST_TAIL_INDEX, coefficient, ratio_minus_one, tail_index
+from kullback.common.inputs import as_tensor
 from kullback.errors import invalid_value, safe_repr
-from kullback.estimate import Estimate
-from kullback.estimators.checks import check_confidence
 from kullback.estimators.draws import effective_number, few_clusters, shares_of, variance_of_sum
 from kullback.estimators.normal_interval import note_on_sign, standard_normal_quantile
+from kullback.estimators.sample_checks import check_confidence
 from kullback.estimators.tails import tail_allowance
-from kullback.inputs import as_tensor
 from kullback.representations import first_of
+from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
 __all__ = ["LogDensity", "log_ratio"]

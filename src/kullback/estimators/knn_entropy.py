@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from kullback.common.optional import load
+from kullback.common.special import HALF_LOG_2PI
 from kullback.estimators.draws import Array, Integers
-from kullback.optional import load
-from kullback.special import HALF_LOG_2PI
 
 __all__ = ["FlatError", "category_surprise", "local_log_density", "neighbor_numbers"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kullback.common.optional import load
 from kullback.estimators.draws import Array
-from kullback.estimators.unseen import Verdict
-from kullback.optional import load
+from kullback.estimators.unseen import UpperEndShift
 
 __all__ = ["UnseenByP", "below_zero", "ends_from_counts", "spread_ties"]
 
@@ -154,9 +154,9 @@ def spread_ties(values: Array) -> Array:
     return values + gap[index] * ((rank + 0.5) / counts[index] - 0.5)
 
 
-def below_zero(end: float) -> Verdict:
+def below_zero(end: float) -> UpperEndShift:
     """Say that an upper end below 0 shows that draws miss some of P."""
-    return Verdict(
+    return UpperEndShift(
         math.inf,
         f"the draws alone give an upper end of {end:.2g}, below 0, where no divergence is: they miss what P has more "
         "of than Q, or the probabilities do not add up to one, and the interval has no upper end",

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kullback.estimate import Estimate
 from kullback.estimators.draws import Array, few_clusters
 from kullback.estimators.knn_entropy import category_surprise
 from kullback.estimators.known_categories import UnseenByP, below_zero, ends_from_counts
@@ -19,6 +18,7 @@ from kullback.estimators.normal_interval import (
     opened,
     standard_normal_quantile,
 )
+from kullback.results.estimate import Estimate
 
 __all__ = ["from_known_categories", "of_categories"]
 

@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.distributions import Binomial, Distribution, constraints
 from torch.distributions.constraints import Constraint
 
+from kullback.common.optional import load
+from kullback.common.progress import progress_bar
+from kullback.common.special import HALF_LOG_2PI
 from kullback.errors import NoRuleError, explain, invalid_type, invalid_value
-from kullback.estimate import Estimate
-from kullback.estimators.checks import check_confidence, check_finite, check_weights, seed_of, seeded
 from kullback.estimators.dimension import dimension_of, fewest_dimensions, too_few_dimensions
 from kullback.estimators.draws import (
     Array,
@@ -42,14 +43,13 @@ from kullback.estimators.normal_interval import (
     opened,
     standard_normal_quantile,
 )
+from kullback.estimators.sample_checks import check_confidence, check_finite, check_weights, seed_of, seeded
 from kullback.estimators.spans import common_span, rank_of
 from kullback.estimators.surfaces import surface_of
 from kullback.estimators.tails import tail_allowance
-from kullback.estimators.unseen import Verdict
-from kullback.optional import load
-from kullback.progress import progress_bar
+from kullback.estimators.unseen import UpperEndShift
+from kullback.results.estimate import Estimate
 from kullback.samples import Samples
-from kullback.special import HALF_LOG_2PI
 
 __all__ = ["from_density"]
 
@@ -192,7 +192,7 @@ def _with_tail(estimate: Estimate, candidates: list[Array], draws: Draws) -> Est
             "log p / q has so heavy a tail that draws not seen may decide its mean: the interval's upper end is "
             + ("infinite" if math.isinf(more) else "that of a Pareto tail")
         )
-    return opened(estimate, Verdict(more, note))
+    return opened(estimate, UpperEndShift(more, note))
 
 
 def _unseen_by_p(q: Distribution, seen: Array, log_q: Array) -> tuple[UnseenByP, bool]:
@@ -250,10 +250,10 @@ def _from_neighbors(
     n = draws.groups
     usual = neighbor_numbers(n * draws.effective / len(draws))
     found = _by_neighbors(draws, log_q, q, usual, rng)
-    if isinstance(found, _Found) and found.left > found.error / 2 and usual[0] > _FEWEST_NEIGHBORS:
+    if isinstance(found, _DensityValue) and found.left > found.error / 2 and usual[0] > _FEWEST_NEIGHBORS:
         # The density changes within so many neighbors: fewer see it better.
         found = _by_neighbors(draws, log_q, q, (_FEWEST_NEIGHBORS, 4 * _FEWEST_NEIGHBORS), rng)
-    if not isinstance(found, _Found):
+    if not isinstance(found, _DensityValue):
         return _infinite(p, found)
     notes = [*thinned, *_notes(draws, found.left, found.error)]
     estimate = _estimate(p, found.value, found.error, confidence, notes)
@@ -328,7 +328,7 @@ def _draws_of(q: Distribution, n: int) -> Array:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _DensityValue:
     """A value, its standard error, the bias that it may be left with, and the log-ratio at each draw.
 
     At the upper end, `above` comes to the error.
@@ -343,7 +343,7 @@ class _Found:
 
 def _by_neighbors(
     draws: Draws, log_q: Array, q: Distribution, numbers: tuple[int, int], rng: np.random.Generator
-) -> _Found | str:
+) -> _DensityValue | str:
     """Return the estimate by these numbers of neighbors, or why KL is infinite."""
     n, d = max(int(draws.groups * draws.effective / len(draws)), 2), draws.x.shape[1]
     units = None if draws.cluster is None else draws.units
@@ -365,7 +365,9 @@ def _by_neighbors(
     bias = _bias(q, means, numbers, n, d, rng)
     shared = _SHARED * float(load("scipy.special", "from_density").polygamma(1, numbers[0])) / n
     variance = draws.variance(draws.shares * (terms[:, 0] - means[0])) + shared + bias.error**2 + bias.left**2
-    return _Found(float(means[0]) - bias.value, math.sqrt(variance), bias.left, bias.above, terms[:, 0])
+    return _DensityValue(
+        float(means[0]) - bias.value, math.sqrt(variance), bias.left, bias.above, terms[:, 0]
+    )
 
 
 def _check_dimensions(x: Array, change: float, numbers: tuple[int, int], n: int) -> None:

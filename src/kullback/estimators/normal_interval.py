@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from kullback.estimate import Estimate
 from kullback.estimators.draws import few_clusters
-from kullback.estimators.unseen import Verdict
+from kullback.estimators.unseen import UpperEndShift
+from kullback.results.estimate import Estimate
 
 __all__ = [
     "half_width",
@@ -80,7 +80,7 @@ def half_width(estimate: Estimate) -> float:
     return float(estimate.interval[1] - estimate.interval[0]) / 2
 
 
-def opened(estimate: Estimate, verdict: Verdict) -> Estimate:
+def opened(estimate: Estimate, verdict: UpperEndShift) -> Estimate:
     """Move an interval's upper end as far as what Q has not shown may reach, and say why where that is infinite."""
     if estimate.interval is None:
         return estimate

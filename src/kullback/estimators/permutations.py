@@ -8,12 +8,20 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from kullback.common.progress import progress_bar
 from kullback.errors import invalid_value
 from kullback.estimators.draws import Array, Integers, clusters_in
-from kullback.progress import progress_bar
 from kullback.samples import Samples
 
-__all__ = ["BinCounts", "KnownCounts", "Labeling", "QuadraticForms", "Statistics", "p_value", "permuted"]
+__all__ = [
+    "BinCounts",
+    "KnownCounts",
+    "Labeling",
+    "QuadraticForms",
+    "PermutationStatistics",
+    "p_value",
+    "permuted",
+]
 
 BLOCK_BYTES = 32 * 1024 * 1024
 # Equal in exact arithmetic counts as equal: the sums of a shuffle may round differently.
@@ -58,7 +66,7 @@ class Labeling(NamedTuple):
         return self.of_draws(rng.permuted(units, axis=1))
 
 
-class Statistics(Protocol):
+class PermutationStatistics(Protocol):
     """Differences of two data sets that can be computed for many labelings of the pooled draws."""
 
     @property
@@ -193,7 +201,7 @@ class QuadraticForms(NamedTuple):
 
 
 def permuted(
-    statistics: Statistics, labeling: Labeling, permutations: int, rng: np.random.Generator
+    statistics: PermutationStatistics, labeling: Labeling, permutations: int, rng: np.random.Generator
 ) -> tuple[Array, Array]:
     """Return the statistics of the draws as they are, and of each shuffle."""
     found: list[Array] = []

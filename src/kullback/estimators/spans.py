@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kullback.common.optional import load
 from kullback.estimators.draws import Array, Draws, Integers, numpy_of
 from kullback.estimators.surfaces import surface_of
-from kullback.optional import load
 from kullback.samples import Samples
 
 __all__ = ["Span", "as_log_ratios", "common_span", "rank_of"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kullback.common.optional import load
 from kullback.estimators.draws import Array
-from kullback.optional import load
 
 __all__ = ["Surface", "sphere_chart", "surface_of"]
 

@@ -11,30 +11,30 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from kullback.common.display import html_table
+from kullback.common.inputs import whole_from
+from kullback.common.optional import load
+from kullback.common.short_repr import ShortRepr
 from kullback.errors import ArgumentValueError, invalid_value, safe_repr
-from kullback.estimate import Estimate
-from kullback.estimators.checks import check_samples, seed_of
+from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import grouped_alike
 from kullback.estimators.discrete.counts import count_categories, drawn_one_by_one
-from kullback.estimators.dispatch import estimate_from_samples
 from kullback.estimators.draws import Array, Integers, numpy_of
 from kullback.estimators.knn.search import nearest_among
 from kullback.estimators.permutations import (
     BinCounts,
     KnownCounts,
     Labeling,
+    PermutationStatistics,
     QuadraticForms,
-    Statistics,
     p_value,
     permuted,
 )
+from kullback.estimators.sample_checks import check_samples, seed_of
 from kullback.generators import KL
-from kullback.inputs import whole_from
-from kullback.optional import load
 from kullback.representations import Counts
+from kullback.results.estimate import Estimate
 from kullback.samples import Samples
-from kullback.short_repr import ShortRepr
-from kullback.shown import html_table
 
 __all__ = ["TwoSampleTest", "two_sample_test"]
 
@@ -225,7 +225,7 @@ def permutation_test(
 
 
 def _tested(
-    statistics: Statistics, labeling: Labeling, permutations: int, rng: np.random.Generator
+    statistics: PermutationStatistics, labeling: Labeling, permutations: int, rng: np.random.Generator
 ) -> tuple[float, float, str]:
     observed, shuffled = permuted(statistics, labeling, permutations, rng)
     found, best = p_value(observed, shuffled, [WEIGHTS[name] for name in statistics.names])
@@ -289,7 +289,7 @@ def _effect(
     return effect, effect.notes
 
 
-def _statistics(p: Samples, q: Samples, rng: np.random.Generator) -> Statistics:
+def _statistics(p: Samples, q: Samples, rng: np.random.Generator) -> PermutationStatistics:
     if p.discrete:
         return _likelihood_ratio(p, q)
     x, y = numpy_of(p), numpy_of(q)

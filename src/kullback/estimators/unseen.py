@@ -11,7 +11,7 @@ import numpy as np
 from kullback.estimators.draws import Array
 from kullback.estimators.tails import FEWEST_IN_TAIL, TAIL, ParetoTail, fit_tail_by_moments
 
-__all__ = ["Unseen", "Verdict", "unseen_by_q", "unseen_in_scores", "upper_end"]
+__all__ = ["Unseen", "UpperEndShift", "unseen_by_q", "unseen_in_scores", "upper_end"]
 
 # How many times what Q's tails may add, as far as they can be extrapolated, has to fit into half of the interval.
 _DOUBT = 2.0
@@ -184,23 +184,23 @@ def unseen_in_scores(
 
 
 @dataclass(frozen=True)
-class Verdict:
+class UpperEndShift:
     """By how much an interval's upper end moves, and what to say of that, if anything."""
 
     reach: float
     note: str
 
 
-def upper_end(unseen: Unseen, half_width: float) -> Verdict:
+def upper_end(unseen: Unseen, half_width: float) -> UpperEndShift:
     """Judge whether an interval with this half width can have an upper end, and how far out."""
     if unseen.abrupt:
-        return Verdict(
+        return UpperEndShift(
             math.inf,
             "P has more draws between or beyond Q's draws than chance puts there, where Q's density may be as small as "
             "it likes: the interval has no upper end, and the value is likely too low.",
         )
     if _DOUBT * unseen.nats > half_width:
-        return Verdict(
+        return UpperEndShift(
             math.inf,
             f"{100 * unseen.share:.3g} % of P's draws lie beyond Q's outermost ones, where Q's tails, going on as they "
             f"do before, may add {unseen.nats:.2g} nats or more, too much for the interval: it has no upper end.",
@@ -211,4 +211,4 @@ def upper_end(unseen: Unseen, half_width: float) -> Verdict:
             f"{100 * unseen.share:.3g} % of P's draws lie beyond Q's outermost ones: the interval's upper end takes "
             "Q's tails to go on there as they do before."
         )
-    return Verdict(_DOUBT * unseen.nats, note)
+    return UpperEndShift(_DOUBT * unseen.nats, note)

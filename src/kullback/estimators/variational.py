@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.estimate import Estimate
-from kullback.estimators.checks import check_confidence, check_samples
 from kullback.estimators.draws import (
     clusters_in,
     effective_number,
@@ -29,7 +27,9 @@ from kullback.estimators.draws import (
     with_weight,
 )
 from kullback.estimators.normal_interval import standard_normal_quantile
+from kullback.estimators.sample_checks import check_confidence, check_samples
 from kullback.representations import can_inspect, first_of
+from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
 __all__ = ["Bound", "Critic", "variational_bound", "variational_estimate"]

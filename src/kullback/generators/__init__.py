@@ -20,7 +20,7 @@ term is 0.
 `parse` converts a name such as ``"js:0.5"`` into a divergence.
 """
 
-from kullback.generators.base import Divergence, FinitePair, behaves_as
+from kullback.generators.divergence import Divergence, FinitePair, behaves_as
 from kullback.generators.entropic import KL, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
 from kullback.generators.names import as_divergence, parse
 from kullback.generators.of_ratio import FDivergence

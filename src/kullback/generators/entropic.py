@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kullback.generators.base import (
+from kullback.common.inputs import check_flag
+from kullback.generators.divergence import (
     LOGARITHMIC,
     NEAR,
     SERIES_TERMS,
@@ -22,7 +23,6 @@ from kullback.generators.base import (
     times,
 )
 from kullback.generators.weighted_sum import WeightedSum
-from kullback.inputs import check_flag
 
 __all__ = ["KL", "KL_SERIES", "JensenShannon", "Jeffreys", "ReverseKL", "SkewKL", "TotalVariation"]
 

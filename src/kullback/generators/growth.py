@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value
-from kullback.generators.base import Corner, Divergence, End, FinitePair, Growth, behaves_as
+from kullback.generators.divergence import Corner, Divergence, End, FinitePair, Growth, behaves_as
 from kullback.generators.entropic import KL, JensenShannon, ReverseKL, SkewKL
 from kullback.generators.power import Alpha, Renyi
 

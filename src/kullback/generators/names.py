@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from kullback.errors import KullbackError, invalid_type, invalid_value, printable, safe_repr
-from kullback.generators.base import NAMED, Divergence
+from kullback.generators.divergence import NAMED, Divergence
 from kullback.generators.growth import without_subclass
 from kullback.generators.of_ratio import with_limits
 

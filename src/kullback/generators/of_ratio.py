@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kullback.common.inputs import number_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.generators.base import Divergence, FinitePair, Growth
+from kullback.generators.divergence import Divergence, FinitePair, Growth
 from kullback.generators.growth import corners_of, end_of, growth_of, is_normalized, own_terms
-from kullback.inputs import number_from
 
 __all__ = ["FDivergence", "OfRatio", "OwnTerms", "with_limits"]
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kullback.generators.base import NEAR, SERIES_TERMS, Divergence, FinitePair, finite, power_series
+from kullback.generators.divergence import NEAR, SERIES_TERMS, Divergence, FinitePair, finite, power_series
 from kullback.generators.entropic import KL
 from kullback.generators.weighted_sum import WeightedSum
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kullback.generators.base import Divergence, FinitePair
+from kullback.generators.divergence import Divergence, FinitePair
 
 __all__ = ["WeightedSum"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.inputs import check_flag
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.functional import TopK
-from kullback.inputs import check_flag
+from kullback.losses.top_k import TopK
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["STORED", "BatchLoss", "at_least_one", "logits_of", "next_tokens", "of_tokens"]

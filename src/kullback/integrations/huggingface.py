@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.optional import load
 from kullback.errors import invalid_value, safe_repr
-from kullback.functional import PartialTeacher
 from kullback.integrations.batch_loss import STORED, BatchLoss, at_least_one, logits_of, of_tokens
+from kullback.losses.teachers import PartialTeacher
 from kullback.nn import DistillationLoss, LinearDistillationLoss
-from kullback.optional import load
 
 __all__ = ["DistillationTrainer", "compute_loss_func"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.optional import load
 from kullback.integrations.batch_loss import BatchLoss, logits_of
 from kullback.nn import DistillationLoss, LinearDistillationLoss
-from kullback.optional import load
 
 __all__ = ["DistillationModule"]
 

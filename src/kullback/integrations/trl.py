@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
+from kullback.common.optional import load
 from kullback.errors import invalid_value, safe_repr
-from kullback.functional import distillation_loss
 from kullback.generators import KL, Divergence, JensenShannon, ReverseKL
 from kullback.integrations.batch_loss import BatchLoss, at_least_one, head_settings, logits_of, next_tokens
 from kullback.integrations.huggingface import scale_of_processes
+from kullback.losses.distillation import distillation_loss
 from kullback.nn import DistillationLoss, LinearDistillationLoss
-from kullback.optional import load
 
 __all__ = ["DistillationTrainer", "GKDTrainer", "generalized_jsd_loss"]
 

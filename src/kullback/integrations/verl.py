@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.optional import load
 from kullback.errors import RegistrationError, explain
-from kullback.functional import TopK, top_k_divergence
-from kullback.functional.settings import check_kind
-from kullback.functional.top_k import Tail
 from kullback.generators import KL, Divergence
-from kullback.optional import load
+from kullback.losses.settings import check_kind
+from kullback.losses.top_k import Tail, TopK, top_k_divergence
 
 __all__ = ["register", "top_k_loss"]
 

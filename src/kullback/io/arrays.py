@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.io.files import FileReference, choose_key, dtype_name, refuse_key
+from kullback.common.optional import load
 from kullback.io.reader import Reader, flat_shape
-from kullback.optional import load
+from kullback.io.source_files import FileReference, choose_key, dtype_name, refuse_key
 
 __all__ = [
     "BytesReader",

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.io.files import FileReference, refuse_key
+from kullback.common.optional import load
 from kullback.io.parquet import to_numpy
 from kullback.io.reader import Reader, regroup
-from kullback.optional import load
+from kullback.io.source_files import FileReference, refuse_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.io.files import FileReference, choose_key
+from kullback.common.optional import load
 from kullback.io.reader import Reader, flat_shape, regroup
-from kullback.optional import load
+from kullback.io.source_files import FileReference, choose_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

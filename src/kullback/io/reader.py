@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kullback.io.files import FileReference
-    from kullback.words import RepresentationName
+    from kullback.common.words import RepresentationName
+    from kullback.io.source_files import FileReference
 
 __all__ = ["Reader", "StoredMass", "flat_shape", "regroup"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kullback.io.files import FileReference
+    from kullback.io.source_files import FileReference
     from kullback.io.windows import Windows
 
 __all__ = ["FORMAT", "VERSION", "ReferenceLayout", "read_header", "windows_fault"]

@@ -12,12 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.files import open_output
+from kullback.common.inputs import whole_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.files import open_output
-from kullback.inputs import whole_from
-from kullback.io.checks import check_rows
-from kullback.io.files import FileReference
-from kullback.io.reference import ReferenceBlock
+from kullback.io.reference_file import ReferenceBlock
 from kullback.io.reference_layout import (
     FORMAT,
     MOST_CLASSES,
@@ -28,6 +26,8 @@ from kullback.io.reference_layout import (
     dtype_of,
     windows_fault,
 )
+from kullback.io.row_checks import check_rows
+from kullback.io.source_files import FileReference
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
-from kullback.io.files import FileReference
+from kullback.io.source_files import FileReference
 
 __all__ = ["byte_level_bytes", "read_tokens", "sentencepiece_bytes"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kullback.io.reference import MASS_TOLERANCE, ReferenceBlock
+from kullback.io.reference_file import MASS_TOLERANCE, ReferenceBlock
 from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.windows import Windows
 

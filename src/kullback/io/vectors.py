@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.optional import load
+from kullback.common.words import NO_LABEL
 from kullback.errors import FileError
 from kullback.io.arrays import READ_ERRORS, load_tensors
 from kullback.io.csv_text import csv_table, header_of, is_whole
-from kullback.io.files import EXTENSIONS, FileReference, choose_key, find_format, refuse_key
-from kullback.io.llamacpp import LlamaBaseFile
-from kullback.optional import load
-from kullback.words import NO_LABEL
+from kullback.io.llama_cpp_base import LlamaBaseFile
+from kullback.io.source_files import EXTENSIONS, FileReference, choose_key, find_format, refuse_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kullback.short_repr import ShortRepr
+from kullback.common.short_repr import ShortRepr
 
 __all__ = ["Windows"]
 

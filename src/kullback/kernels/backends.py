@@ -16,8 +16,8 @@ from torch import Tensor
 
 from kullback.generators import Divergence
 from kullback.kernels import reference
-from kullback.kernels.native import rows as native_rows
-from kullback.kernels.triton import rows as triton_rows
+from kullback.kernels.native import native_rows
+from kullback.kernels.triton import triton_rows
 
 __all__ = ["BACKENDS", "Backend", "backend_for", "backends"]
 

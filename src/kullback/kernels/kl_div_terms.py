@@ -35,11 +35,11 @@ def kl_terms(log_q: Tensor, target: Tensor, log_target: bool, divisor: float | N
     """
     recorded = torch.is_grad_enabled() and (log_q.requires_grad or target.requires_grad)
     if recorded or unpack_dual(log_q).tangent is not None or unpack_dual(target).tangent is not None:
-        return _Terms.apply(log_q, target, log_target, divisor)
+        return _KLDivTerms.apply(log_q, target, log_target, divisor)
     return terms.compute(log_q, target, log_target, divisor, (False, False))[0]
 
 
-class _Terms(torch.autograd.Function):
+class _KLDivTerms(torch.autograd.Function):
     """The terms or their sum. The gradient of a sum is computed in the forward pass.
 
     The context stores that gradient until the first backward pass. A second backward pass computes it again. A

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import tensor_of, upcast
 from kullback.generators import Divergence, FinitePair, TotalVariation, behaves_as
-from kullback.kernels.labels import HardLabels
+from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.row_operation import Gradients, transformable
-from kullback.numeric import tensor_of, upcast
 from kullback.representations import Representation
 
 __all__ = [

@@ -13,15 +13,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import accurate_dtype
 from kullback.errors import invalid_value
-from kullback.numeric import accurate_dtype
 from kullback.representations import can_inspect, can_inspect_all
 
 __all__ = [
     "Gradients",
     "RowOperation",
     "RowTotal",
-    "RowValues",
+    "RowValueFunction",
     "TotalOperation",
     "overwritten",
     "row_weights",
@@ -129,7 +129,7 @@ class _ForwardTransformable(_Transformable):
         return (ctx.operation.changes(ctx.saved_tensors[:3], tangents[1:]).to(ctx.dtype),)
 
 
-class RowValues(torch.autograd.Function):
+class RowValueFunction(torch.autograd.Function):
     """The values, for tensors that Python can read.
 
     `forward` sets up the context itself, because a separate `setup_context` costs a fifth of a small call. torch.func

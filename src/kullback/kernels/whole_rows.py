@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from kullback.common.inputs import recordable
 from kullback.generators import Divergence
-from kullback.inputs import recordable
 from kullback.kernels import reference
 from kullback.kernels.backends import backend_for
-from kullback.kernels.native import rows as native_rows
+from kullback.kernels.native import native_rows
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import RowDivergence
-from kullback.kernels.row_operation import Gradients, RowTotal, RowValues, overwritten
+from kullback.kernels.row_operation import Gradients, RowTotal, RowValueFunction, overwritten
 from kullback.representations import Representation, can_inspect_all
 
 __all__ = [
@@ -112,7 +112,7 @@ def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool =
     if backend is reference:
         values = reference.row_divergence(rows, p, q)
     elif is_recorded:
-        values = RowValues.apply(FastRows(rows, backend), p, q)
+        values = RowValueFunction.apply(FastRows(rows, backend), p, q)
     else:
         values = FastRows(rows, backend).compute(p, q)[0]
     return values if len(batch_shape) == 1 else values.reshape(batch_shape)

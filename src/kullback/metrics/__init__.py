@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kullback.metrics.functional import kl_divergence
-from kullback.optional import load
+from kullback.common.optional import load
+from kullback.metrics.drop_in import kl_divergence
 
 if TYPE_CHECKING:
     from kullback.metrics.metric import KLDivergence
-    from kullback.metrics.policy import PolicyKL
+    from kullback.metrics.policy_kl import PolicyKL
 
 __all__ = ["KLDivergence", "PolicyKL", "kl_divergence"]
 
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> type[KLDivergence | PolicyKL]:
         return KLDivergence
     if name == "PolicyKL":
         load("torchmetrics", "kullback.metrics.PolicyKL")
-        from kullback.metrics.policy import PolicyKL
+        from kullback.metrics.policy_kl import PolicyKL
 
         return PolicyKL
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,14 +11,14 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from kullback.metrics.functional import (
+from kullback.common.streaming import Moments, QuantileSketch, SketchState, merge_moments, on_device
+from kullback.common.words import RepresentationName
+from kullback.metrics.drop_in import (
     Reduction,
     check_reduction,
     resolve_representation,
     row_values,
 )
-from kullback.streaming import Moments, QuantileSketch, SketchState, merge_moments, on_device
-from kullback.words import RepresentationName
 
 __all__ = ["KLDivergence", "move_states"]
 

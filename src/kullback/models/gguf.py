@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.optional import load
 from kullback.errors import ModelError, printable
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
 from kullback.models.vocabulary import Token, Vocabulary
-from kullback.optional import load
 
 __all__ = ["GGUFModel"]
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from threading import Event, Timer
 from typing import Any, NamedTuple, Self
 
+from kullback.common.optional import load
 from kullback.errors import ModelError, printable
-from kullback.optional import load
 
 __all__ = ["Answer", "Endpoint", "UnreachableError"]
 

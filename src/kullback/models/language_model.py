@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from kullback.errors import ModelError, printable
-from kullback.io.files import Closes
+from kullback.io.source_files import Closes
 from kullback.io.windows import Windows
 from kullback.models.vocabulary import Vocabulary
 

@@ -16,7 +16,7 @@ from kullback.models.conversations import texts_of
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.open_model import Opened
 from kullback.models.server import ServerModel
-from kullback.models.side import DenseSide, ListedSide, ReferenceSide, Side
+from kullback.models.side import DenseSide, ListedSide, ModelSide, ReferenceSide
 from kullback.models.text import Score, Text, make_windows
 from kullback.models.vocabulary import SharedClasses, share_classes
 
@@ -46,7 +46,7 @@ class Matched(NamedTuple):
         notes: remarks, as sentences.
     """
 
-    sides: list[Side]
+    sides: list[ModelSide]
     windows: Windows
     documents: Tensor
     context: int
@@ -139,7 +139,7 @@ def _side(
     windows: Windows,
     text: Text | None,
     cut: Cut,
-) -> Side:
+) -> ModelSide:
     if isinstance(opened, Reference):
         if opened is not held:
             _require_same_windows(opened, held, reader, windows)
@@ -289,7 +289,7 @@ def _require_same_text(
             server.require_same_tokens(each, reader.encode)
 
 
-def require_classes(base: Side, side: Side) -> None:
+def require_classes(base: ModelSide, side: ModelSide) -> None:
     """Refuse another number of classes, where both are known."""
     if base.classes and side.classes and base.classes != side.classes:
         raise ModelError(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kullback.errors import ModelError, printable
 from kullback.io.windows import Windows
-from kullback.models.huggingface import HuggingFaceModel
+from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
 
 __all__ = ["NoisyModel"]

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
+from kullback.common.words import RepresentationName
 from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import Reference, RowSource, TopKSource, open_rows, open_top_k
-from kullback.models.huggingface import DTYPES, HuggingFaceModel, head_classes, open_folder
+from kullback.models.huggingface_model import DTYPES, HuggingFaceModel, head_classes, open_folder
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.server import ServerModel
-from kullback.words import RepresentationName
 
 __all__ = [
     "Opened",
-    "Options",
+    "OpenOptions",
     "Progress",
     "is_model",
     "is_reference",
@@ -137,7 +137,7 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
 
 
 @dataclass(frozen=True)
-class Options:
+class OpenOptions:
     """How the sides of a comparison are opened."""
 
     tokenizer: Any = None
@@ -160,7 +160,7 @@ def is_reference(given: object) -> bool:
     return isinstance(given, Reference)
 
 
-def opened_in(stack: ExitStack, given: object, argument: str, options: Options) -> Opened:
+def opened_in(stack: ExitStack, given: object, argument: str, options: OpenOptions) -> Opened:
     """Open a side, and close it with the stack, unless it was given open."""
     opened = open_side(given, argument, options)
     if opened is not given:
@@ -168,7 +168,7 @@ def opened_in(stack: ExitStack, given: object, argument: str, options: Options) 
     return opened
 
 
-def open_side(given: object, argument: str, options: Options) -> Opened:
+def open_side(given: object, argument: str, options: OpenOptions) -> Opened:
     """Open a model, a server, a reference, a file of predictions, or one of top classes."""
     if isinstance(given, RowSource | Reference | TopKSource):
         return given

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from kullback.io.windows import Windows
+from kullback.models.model_results import Candidate, Passage, ReadToken
 from kullback.models.passages import Passages, read_tokens
-from kullback.models.result import Candidate, Passage, ReadToken
-from kullback.models.side import Side
+from kullback.models.side import ModelSide
 from kullback.models.vocabulary import SharedClasses
 from kullback.predictions.collect import Collector
-from kullback.predictions.intervals import MeanEstimator
-from kullback.predictions.llama_cpp import LlamaCppRows
-from kullback.predictions.measure import Measured, measure, rows_in_part
-from kullback.predictions.result import WorstRow
+from kullback.predictions.llama_cpp_statistics import LlamaCppRows
+from kullback.predictions.mean_intervals import MeanEstimator
+from kullback.predictions.measure import MeasuredRows, measure, rows_in_part
+from kullback.predictions.prediction_results import WorstRow
 from kullback.predictions.sources import Clusters
 
-__all__ = ["DensePairing", "Pairing", "Part", "Settings"]
+__all__ = ["DensePairing", "Pairing", "Part", "PairingSettings"]
 
 LOGITS = "logits", "logits"
 # Measured rows of one candidate: their table, the worst among them, and passages with the row each begins at.
@@ -30,7 +30,7 @@ Part = tuple[Tensor, list[WorstRow], list[tuple[int, Passage]]]
 
 
 @dataclass(frozen=True)
-class Settings:
+class PairingSettings:
     """What all pairings of a comparison share."""
 
     windows: Windows
@@ -69,7 +69,7 @@ class Pairing(ABC):
         settings: the settings of the comparison.
     """
 
-    def __init__(self, base: Side, candidate: Side, settings: Settings) -> None:
+    def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         self.base, self.candidate, self.settings = base, candidate, settings
         self.passages = Passages(settings.windows)
 
@@ -105,7 +105,9 @@ class DensePairing(Pairing):
         shared: the classes they share, or None where all are the same.
     """
 
-    def __init__(self, base: Side, candidate: Side, settings: Settings, shared: SharedClasses | None) -> None:
+    def __init__(
+        self, base: ModelSide, candidate: ModelSide, settings: PairingSettings, shared: SharedClasses | None
+    ) -> None:
         super().__init__(base, candidate, settings)
         self._shared = shared
         labels = settings.windows.labels
@@ -128,7 +130,7 @@ class DensePairing(Pairing):
         step = rows_in_part(p.shape[-1])
         like = "rounded" if self.settings.llama_cpp == "like" else None
 
-        def parts() -> Iterator[Measured]:
+        def parts() -> Iterator[MeasuredRows]:
             for low in range(first, stop, step):
                 rows = slice(low, min(low + step, stop))
                 here = labels[low - first : rows.stop - first]

@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.functional.top_k import TopK
-from kullback.functional.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
 from kullback.io import ReferenceBlock, TopKBlock
 from kullback.io.reference_writer import top_classes
-from kullback.models.pairing import Pairing, Part, Settings
-from kullback.models.result import Candidate, Passage, ReadToken
-from kullback.models.side import ReferenceSide, Side, take_rows
+from kullback.losses.top_k import TopK
+from kullback.losses.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
+from kullback.models.model_results import Candidate, Passage, ReadToken
+from kullback.models.pairing import Pairing, PairingSettings, Part
+from kullback.models.side import ModelSide, ReferenceSide, take_rows
 from kullback.predictions.collect import BOUNDS, complement
 from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_mean, row_estimates
-from kullback.predictions.intervals import Quantity
+from kullback.predictions.mean_intervals import RatioOfSums
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS, TOP_CLASSES
+from kullback.predictions.prediction_results import Comparison, Reason, Summary, TopClass, WorstRow
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows, join_rows, measure_reference
-from kullback.predictions.result import Comparison, Reason, Summary, TopClass, WorstRow
 
 __all__ = ["ListedPairing", "ReferencePairing"]
 
@@ -121,7 +121,7 @@ def _table(p: _Known, q: _Known, labels: Tensor, divergences: list[Tensor]) -> T
 class _PartialPairing(Pairing):
     """A pair whose rows are kept until all are there."""
 
-    def __init__(self, base: Side, candidate: Side, settings: Settings) -> None:
+    def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         super().__init__(base, candidate, settings)
         self._tables: list[Tensor] = []
         self._labels = settings.windows.labels
@@ -224,7 +224,7 @@ class ListedPairing(_PartialPairing):
         if bool(upper.isfinite().all()):
             estimator = self.settings.estimator()
             estimator.add(upper[:, None])
-            found = estimator.estimates([Quantity(0, -1, 0.0, bound)])[0].interval
+            found = estimator.estimates([RatioOfSums(0, -1, 0.0, bound)])[0].interval
             end = bound if found is None else found[1]
         return replace(summary, interval=(summary.interval[0], max(end, summary.interval[1])))
 
@@ -267,7 +267,7 @@ def _known_classes(block: ReferenceBlock) -> TopKBlock:
 class ReferencePairing(_PartialPairing):
     """A reference file on one side, and the logits of the other: divergences are estimated and bounded."""
 
-    def __init__(self, base: Side, candidate: Side, settings: Settings) -> None:
+    def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         super().__init__(base, candidate, settings)
         self._of_base = isinstance(base, ReferenceSide)
         # The rows are measured from the reference to the logits.

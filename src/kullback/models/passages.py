@@ -7,8 +7,8 @@ from itertools import pairwise
 from torch import Tensor
 
 from kullback.io.windows import Windows
-from kullback.models.result import Passage, ReadToken
-from kullback.predictions.measure import Measured
+from kullback.models.model_results import Passage, ReadToken
+from kullback.predictions.measure import MeasuredRows
 
 __all__ = ["LENGTH", "Passages", "read_tokens"]
 
@@ -18,7 +18,7 @@ BEFORE = 24
 SHORT_TEXT = 1024  # a text with at most this many rows keeps every passage
 
 
-def read_tokens(part: Measured, labels: Tensor) -> list[ReadToken]:
+def read_tokens(part: MeasuredRows, labels: Tensor) -> list[ReadToken]:
     """Return the tokens of measured rows; `labels` are their labels; more may follow."""
     return [
         ReadToken(label, kl, *part.at_label(i), part.top_classes(i))

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.streaming import Moments
 from kullback.errors import ModelError
+from kullback.models.model_results import Candidate, Passage, ReadToken
 from kullback.models.open_model import Progress
-from kullback.models.pairing import Pairing, Part, Settings
+from kullback.models.pairing import Pairing, PairingSettings, Part
 from kullback.models.passages import LENGTH
-from kullback.models.result import Candidate, Passage, ReadToken
-from kullback.models.side import Side, in_step
+from kullback.models.side import ModelSide, in_step
 from kullback.predictions.checkpoint import (
     Checkpoint,
     decoded_number,
@@ -27,9 +28,8 @@ from kullback.predictions.checkpoint import (
     decoded_whole,
     encoded_rows,
 )
-from kullback.predictions.intervals import Quantity
-from kullback.predictions.result import Mean
-from kullback.streaming import Moments
+from kullback.predictions.mean_intervals import RatioOfSums
+from kullback.predictions.prediction_results import Mean
 
 __all__ = ["Run", "differences"]
 
@@ -43,7 +43,7 @@ class Run:
         settings: the settings of the comparison.
     """
 
-    def __init__(self, base: Side, pairings: Sequence[Pairing], settings: Settings) -> None:
+    def __init__(self, base: ModelSide, pairings: Sequence[Pairing], settings: PairingSettings) -> None:
         self._sides = [base, *(pairing.candidate for pairing in pairings)]
         self._pairings, self._settings = pairings, settings
         self._rows = 0
@@ -101,7 +101,7 @@ class Run:
                     record = [[] for _ in self._pairings]
 
 
-def differences(found: Sequence[tuple[Candidate, Tensor]], settings: Settings) -> list[Mean]:
+def differences(found: Sequence[tuple[Candidate, Tensor]], settings: PairingSettings) -> list[Mean]:
     """Return the mean KL of each candidate minus the mean KL of the one before it, paired by rows."""
     means: list[Mean] = []
     for (candidate, before), (following, after) in pairwise(found):
@@ -115,12 +115,12 @@ def differences(found: Sequence[tuple[Candidate, Tensor]], settings: Settings) -
     return means
 
 
-def _difference(values: Tensor, settings: Settings) -> Mean:
+def _difference(values: Tensor, settings: PairingSettings) -> Mean:
     moments = Moments()
     moments.add(values)
     estimator = settings.estimator()
     estimator.add(values[:, None])
-    found = estimator.estimates([Quantity(0)])[0]
+    found = estimator.estimates([RatioOfSums(0)])[0]
     return Mean(float(moments.mean), found.standard_error, found.interval, reason=found.reason)
 
 

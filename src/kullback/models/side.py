@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.words import NO_LABEL
 from kullback.errors import FileError, ModelError, printable
 from kullback.io import Reference, ReferenceBlock, RowSource, TopKBlock, TopKSource
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.server import ServerModel
-from kullback.words import NO_LABEL
 
-__all__ = ["Block", "DenseSide", "ListedSide", "ReferenceSide", "Side", "in_step", "take_rows"]
+__all__ = ["Block", "DenseSide", "ListedSide", "ReferenceSide", "ModelSide", "in_step", "take_rows"]
 
 Block = Tensor | ReferenceBlock | TopKBlock
 
 
 @dataclass
-class Side(ABC):
+class ModelSide(ABC):
     """A side: its name and origin, and the windows in its own tokens."""
 
     info: ModelInfo
@@ -53,7 +53,7 @@ class Side(ABC):
 
 
 @dataclass
-class DenseSide(Side):
+class DenseSide(ModelSide):
     """A model or file that gives the logits of every class."""
 
     model: LanguageModel | RowSource
@@ -105,7 +105,7 @@ class DenseSide(Side):
 
 
 @dataclass
-class ReferenceSide(Side):
+class ReferenceSide(ModelSide):
     """A reference file."""
 
     reference: Reference
@@ -127,7 +127,7 @@ class ReferenceSide(Side):
 
 
 @dataclass
-class ListedSide(Side):
+class ListedSide(ModelSide):
     """A server or file that gives the most probable classes."""
 
     source: ServerModel | TopKSource
@@ -175,7 +175,7 @@ def take_rows(block: Any, rows: Any) -> Any:
     return replace(block, **taken)
 
 
-def in_step(sides: list[Side], rows: int, first_window: int) -> Iterator[list[Any]]:
+def in_step(sides: list[ModelSide], rows: int, first_window: int) -> Iterator[list[Any]]:
     """Iterate over the same rows of all sides, a list of as many blocks at a time.
 
     Arguments:

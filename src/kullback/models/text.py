@@ -11,8 +11,8 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from kullback.common.files import check_input
 from kullback.errors import FileError, ModelError, invalid_type, invalid_value
-from kullback.files import check_input
 from kullback.io.windows import Windows
 from kullback.models.conversations import (
     WANTED,

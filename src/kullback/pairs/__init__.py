@@ -1,8 +1,8 @@
 """Pairs of distributions: closed forms by family, and generic rules for every other pair."""
 
 from kullback.pairs import closed_forms as closed_forms, densities as densities  # they register their rules
-from kullback.pairs.options import FEWEST_DRAWS, METHODS, Options
 from kullback.pairs.registry import register_kl
 from kullback.pairs.solve import estimate
+from kullback.pairs.solve_options import FEWEST_DRAWS, METHODS, SolveOptions
 
-__all__ = ["FEWEST_DRAWS", "METHODS", "Options", "estimate", "register_kl"]
+__all__ = ["FEWEST_DRAWS", "METHODS", "SolveOptions", "estimate", "register_kl"]

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, MixtureSameFamily
 
+from kullback.common.short_repr import short_repr
+from kullback.common.special import safe_logsumexp
 from kullback.errors import invalid_type
-from kullback.pairs.checks import check_domains
 from kullback.pairs.clone import expanded, upcast_copy, usable, with_dimension
 from kullback.pairs.closed_forms.multivariate_normal import moments
 from kullback.pairs.densities.composite import log_weights_of
+from kullback.pairs.distribution_checks import check_domains
 from kullback.pairs.numerics.cholesky import identity_like, of_root, whitened
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of
-from kullback.pairs.options import Options
 from kullback.pairs.solve import estimate
+from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import check_comparable
-from kullback.short_repr import short_repr
-from kullback.special import safe_logsumexp
 
 __all__ = ["Bounds", "kl_bounds"]
 
@@ -131,7 +131,7 @@ def _components(d: Distribution, shape: torch.Size) -> tuple[Tensor, Distributio
 
 def _divergences(f: Distribution, g: Distribution) -> Tensor:
     """Return KL for all pairs of components, shape (..., a, b)."""
-    return estimate("kl_bounds", with_dimension(f, -1), with_dimension(g, -2), Options()).value
+    return estimate("kl_bounds", with_dimension(f, -1), with_dimension(g, -2), SolveOptions()).value
 
 
 def _log_sums(log_weights: Tensor, x: Tensor) -> Tensor:

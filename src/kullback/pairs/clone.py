@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Transform, constraints
 
+from kullback.common.dtypes import upcast
+from kullback.common.inputs import are_ordinary, dense, is_fake
 from kullback.errors import invalid_value, no_rule
-from kullback.inputs import are_ordinary, dense, is_fake
-from kullback.numeric import upcast
 
 __all__ = [
     "are_valid",

@@ -21,10 +21,10 @@ from torch.distributions import (
 )
 
 from kullback.errors import ArgumentValueError
-from kullback.estimate import Estimate
-from kullback.pairs.densities.base import density_of
+from kullback.pairs.densities.density import density_of
 from kullback.pairs.registry import WRAPPERS, plan_for
 from kullback.pairs.support import check_comparable, is_infinite
+from kullback.results.estimate import Estimate
 
 __all__ = ["MEANING", "Entry", "families", "is_univariate", "matrix", "rule_of", "typical"]
 

@@ -13,11 +13,11 @@ from torch.distributions import Distribution
 
 from kullback.errors import ConvergenceError, NoRuleError
 from kullback.pairs.clone import usable
-from kullback.pairs.closed_forms.native import fused_divergence
+from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.coverage import families, rule_of
-from kullback.pairs.options import Options
 from kullback.pairs.registry import WRAPPERS, on_registration, plan_for, user_pairs
 from kullback.pairs.solve import estimate
+from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.torch_registry import (
     REPLACED,
     TypePair,
@@ -33,7 +33,7 @@ __all__ = ["Installation", "install", "uninstall"]
 
 _lock = threading.Lock()
 _ANYTHING: TypePair = (Distribution, Distribution)
-_OPTIONS = Options(wants_error=False, try_native=False)
+_OPTIONS = SolveOptions(wants_error=False, try_native=False)
 
 
 @mark_as_ours

@@ -19,10 +19,10 @@ from torch._C import (
 )
 from torch.autograd import forward_ad
 
-from kullback.inputs import recordable
+from kullback.common.inputs import recordable
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native import library
-from kullback.kernels.native.closed_forms import Form, Parameters, divergence, required_gradients
+from kullback.kernels.native.native_closed_forms import Form, Parameters, divergence, required_gradients
 from kullback.pairs.numerics.parameters import given_logits
 
 __all__ = [

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, MixtureSameFamily, TransformedDistribution
 
 from kullback.errors import RegistrationError, explain, invalid_type, no_rule, safe_repr
-from kullback.estimate import Estimate
 from kullback.kernels.codes import ElementForm, RowForm
-from kullback.kernels.native.closed_forms import Form as KernelForm
+from kullback.kernels.native.native_closed_forms import Form as KernelForm
 from kullback.pairs.native_forms import Code, NativeForm, Shortcut
 from kullback.pairs.overrides import class_overrides_density
 from kullback.pairs.torch_registry import (
@@ -24,6 +23,7 @@ from kullback.pairs.torch_registry import (
     is_of_torch,
     third_party_rule,
 )
+from kullback.results.estimate import Estimate
 
 __all__ = [
     "WRAPPERS",
@@ -42,14 +42,14 @@ __all__ = [
     "user_pairs",
 ]
 
-Rule = Callable[..., Tensor]
-RuleT = TypeVar("RuleT", bound=Rule)
+RuleFunction = Callable[..., Tensor]
+RuleT = TypeVar("RuleT", bound=RuleFunction)
 WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 """The classes whose rules depend on the distributions that they wrap."""
 
 # A formula of kullback. It returns None if it does not apply to the parameters.
-Form = Callable[..., Tensor | None]
-FormT = TypeVar("FormT", bound=Form)
+FormFunction = Callable[..., Tensor | None]
+FormT = TypeVar("FormT", bound=FormFunction)
 
 
 class ClosedForm(NamedTuple):
@@ -59,7 +59,7 @@ class ClosedForm(NamedTuple):
     computes the same in C++.
     """
 
-    function: Form
+    function: FormFunction
     method: str
     error: Callable[..., Tensor] | None = None
     native: Shortcut | None = None
@@ -68,7 +68,7 @@ class ClosedForm(NamedTuple):
 class UserRule(NamedTuple):
     """A rule of `register_kl`, and the types of its registration."""
 
-    function: Rule
+    function: RuleFunction
     pair: TypePair
 
 
@@ -77,7 +77,7 @@ Reduction = Callable[..., Estimate | None]
 ReductionT = TypeVar("ReductionT", bound=Reduction)
 
 _REDUCTIONS: dict[TypePair, Reduction] = {}
-_USER_RULES: dict[TypePair, Rule] = {}
+_USER_RULES: dict[TypePair, RuleFunction] = {}
 _CLOSED_FORMS: dict[TypePair, ClosedForm] = {}
 _SHORTCUTS: dict[TypePair, Shortcut] = {}
 _LISTENERS: list[Callable[[TypePair], None]] = []

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Uniform
 
-from kullback.numeric import upcast
+from kullback.common.dtypes import upcast
+from kullback.common.special import safe_log
 from kullback.pairs.clone import with_tensors
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.registry import ClosedForm
-from kullback.special import safe_log
 
 __all__ = ["rounding_error"]
 

@@ -48,10 +48,10 @@ from torch.distributions import (
     constraints,
 )
 
+from kullback.common.dtypes import tensor_of
 from kullback.errors import invalid_type
-from kullback.numeric import tensor_of
-from kullback.pairs.densities.base import Coordinate, Density, Points, density_of, register_density
 from kullback.pairs.densities.black_box import UNDERFLOWED, black_box
+from kullback.pairs.densities.density import Coordinate, Density, Points, density_of, register_density
 from kullback.pairs.densities.integer import IntegerDensity
 from kullback.pairs.densities.transformed import AffineDensity
 

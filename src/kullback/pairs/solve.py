@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MixtureSameFamily
 
+from kullback.common.special import LARGEST_EXPONENT
 from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, no_rule, safe_repr
-from kullback.estimate import Estimate
 from kullback.generators import KL, Divergence, Renyi, behaves_as
 from kullback.generators.growth import as_kl, order_of, power_of
-from kullback.pairs.checks import check_domains, check_integrable
 from kullback.pairs.clone import (
     are_valid,
     expanded,
@@ -25,14 +24,15 @@ from kullback.pairs.clone import (
     with_tensors,
     zero_of,
 )
-from kullback.pairs.closed_forms.native import fused_divergence
 from kullback.pairs.closed_forms.reductions import (
     kl_of_dimensions,
     kl_transformed_transformed,
     sum_of_dimensions,
 )
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
-from kullback.pairs.densities.base import density_of
+from kullback.pairs.closed_forms.shortcuts import fused_divergence
+from kullback.pairs.densities.density import density_of
+from kullback.pairs.distribution_checks import check_domains, check_integrable
 from kullback.pairs.integration.divergence_terms import total_of_masses
 from kullback.pairs.numerics.parameters import (
     batch_shape_of,
@@ -41,15 +41,15 @@ from kullback.pairs.numerics.parameters import (
     log_probs_of,
 )
 from kullback.pairs.numerics.units import in_common_unit
-from kullback.pairs.options import Options
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import ClosedForm, Plan, UserRule, names_of, plan_for
 from kullback.pairs.rounding import rounding_error
 from kullback.pairs.sampling import monte_carlo
+from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import check_comparable, is_infinite
 from kullback.pairs.torch_registry import ThirdPartyRule
 from kullback.representations import can_inspect_all
-from kullback.special import LARGEST_EXPONENT
+from kullback.results.estimate import Estimate
 
 __all__ = ["estimate"]
 
@@ -81,11 +81,11 @@ class Pair(NamedTuple):
 
 
 # Computes the divergence of a pair by one rule; returns None if the rule does not serve the pair.
-Rule = Callable[[Pair, Divergence, Options], Estimate | None]
+SolveRule = Callable[[Pair, Divergence, SolveOptions], Estimate | None]
 
 
 def estimate(
-    call: str, p: Distribution, q: Distribution, options: Options, kind: Divergence | None = None
+    call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence | None = None
 ) -> Estimate:
     """Return a divergence by the first rule that serves the pair, or by the method in `options`.
 
@@ -122,7 +122,7 @@ def estimate(
     raise _no_rule(pair, kind, options)
 
 
-def _by_mask(pair: Pair, kind: Divergence, options: Options) -> Estimate:
+def _by_mask(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate:
     """Compute the divergence of Pyro's masked distributions: 0 where P or Q is masked, like their log-densities."""
     p, q = pair.p, pair.q
     kept = torch.ones(batch_shape_of(p, q), dtype=torch.bool, device="cpu")
@@ -151,7 +151,7 @@ def _is_masked(d: Distribution) -> bool:
 # ---- Rules of KL.
 
 
-def _by_rule_of_users(pair: Pair, options: Options) -> Estimate | None:
+def _by_rule_of_users(pair: Pair, options: SolveOptions) -> Estimate | None:
     """Use the most specific rule that was registered with kullback, or with torch for a class that is not torch's."""
     if options.method not in ("auto", "closed_form"):
         return None
@@ -178,7 +178,7 @@ def _value_of_rule(rule: UserRule, p: Distribution, q: Distribution) -> Tensor:
     return value
 
 
-def _by_native(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+def _by_native(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Use the C++ kernel of a closed form."""
     form = pair.plan.closed_form
     if form is None or options.method not in ("auto", form.method):
@@ -187,7 +187,7 @@ def _by_native(pair: Pair, kind: Divergence, options: Options) -> Estimate | Non
     return None if value is None else _with_error(form, pair, value, options)
 
 
-def _by_nan(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Return NaN, without a gradient, for the elements of a batch with a parameter that is NaN."""
     parameters = [*pair.parameters_p, *pair.parameters_q]
     sums = map(torch.sum, map(torch.detach, parameters))  # the sum of numbers is NaN if one of them is
@@ -215,7 +215,7 @@ def _by_nan(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     return replace(result, value=torch.where(lost, math.nan, result.value), error=error)
 
 
-def _by_closed_form(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     form = pair.plan.closed_form
     if form is None or options.method not in ("auto", form.method):
         return None
@@ -230,7 +230,7 @@ def _by_closed_form(pair: Pair, kind: Divergence, options: Options) -> Estimate 
     return None if value is None else _with_error(form, pair._replace(p=p, q=q), value, options)
 
 
-def _with_error(form: ClosedForm, pair: Pair, value: Tensor, options: Options) -> Estimate:
+def _with_error(form: ClosedForm, pair: Pair, value: Tensor, options: SolveOptions) -> Estimate:
     error, p, q = None, pair.p, pair.q
     if options.wants_error:
         fixed = value.detach()
@@ -286,14 +286,14 @@ def _with_elements_replaced(p: Distribution, q: Distribution, lost: Tensor) -> t
     return with_tensors(expanded(p, shape), change), with_tensors(expanded(q, shape), change)
 
 
-def _by_reduction(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+def _by_reduction(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     if pair.plan.reduction is None:
         return None
     others = options._replace(try_native=True)
     return pair.plan.reduction(pair.p, pair.q, lambda p, q: estimate(pair.call, p, q, others))
 
 
-def _by_rule_of_torch(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+def _by_rule_of_torch(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Use a rule that a third party registered with torch for torch's classes."""
     rule = pair.plan.third_party if options.method in ("auto", "closed_form") else None
     if rule is None or rule.for_own_class or any(map(overrides_density, parts_of(pair.p, pair.q))):
@@ -311,7 +311,7 @@ def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> E
 # ---- Rules of the other kinds.
 
 
-def _by_maps(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+def _by_maps(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Return the divergence of the variables before equal maps, which do not change it, or of independent numbers."""
     reduction = pair.plan.reduction
     if reduction is None or reduction not in (kl_transformed_transformed, kl_of_dimensions):
@@ -319,7 +319,7 @@ def _by_maps(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
     return reduction(pair.p, pair.q, lambda a, b: estimate(pair.call, a, b, options, kind))
 
 
-def _by_classes(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+def _by_classes(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Sum over the classes of two categorical distributions."""
     if options.method not in ("auto", "summation"):
         return None
@@ -334,7 +334,7 @@ def _by_classes(pair: Pair, kind: Divergence, options: Options) -> Estimate | No
     return _finished(pair, value, error, "summation")
 
 
-def _by_renyi(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+def _by_renyi(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Compute Renyi's divergence, or a power divergence, from the closed form of Renyi's divergence."""
     power, alpha = power_of(kind), order_of(kind)
     if alpha is None or alpha in (0.0, 1.0) or math.isinf(alpha):
@@ -368,7 +368,7 @@ def _power_of_renyi(
 
 
 def _renyi(
-    call: str, p: Distribution, q: Distribution, alpha: float, rest: float, options: Options
+    call: str, p: Distribution, q: Distribution, alpha: float, rest: float, options: SolveOptions
 ) -> tuple[Tensor, Tensor | None, str] | None:
     """Return Renyi's divergence of order alpha = 1 - rest, its error if requested, and its method.
 
@@ -399,18 +399,18 @@ def _renyi(
 # ---- Both.
 
 
-def _by_densities(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     if not torch.compiler.is_compiling():
         return _of_densities(pair, kind, options)
     torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
         msg=f"{pair.call} of {pair.names()} is an integral or a sum, which chooses its nodes from the values of the "
         "parameters. A graph cannot do that. Write: torch.compile(...) without fullgraph=True, or call it outside"
     )
-    of_densities: Rule = torch.compiler.disable(_of_densities)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
+    of_densities: SolveRule = torch.compiler.disable(_of_densities)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
     return of_densities(pair, kind, options)
 
 
-def _of_densities(pair: Pair, kind: Divergence, options: Options) -> Estimate | None:
+def _of_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     from kullback.pairs.integration.mass import check_mass
     from kullback.pairs.univariate import divergence_of_densities, method_for  # not for closed forms
 
@@ -431,7 +431,7 @@ def _of_densities(pair: Pair, kind: Divergence, options: Options) -> Estimate | 
     return _finished(pair._replace(p=p, q=q), value, error, method)
 
 
-_KL_RULES: tuple[Rule, ...] = (
+_KL_RULES: tuple[SolveRule, ...] = (
     _by_native,
     _by_nan,
     _by_closed_form,
@@ -439,9 +439,9 @@ _KL_RULES: tuple[Rule, ...] = (
     _by_rule_of_torch,
     _by_densities,
 )
-_OTHER_RULES: tuple[Rule, ...] = (_by_nan, _by_maps, _by_classes, _by_renyi, _by_densities)
+_OTHER_RULES: tuple[SolveRule, ...] = (_by_nan, _by_maps, _by_classes, _by_renyi, _by_densities)
 # The rules for a distribution that overrides the `log_prob` of its family.
-_RULES_BY_DENSITY: tuple[Rule, ...] = (_by_nan, _by_densities)
+_RULES_BY_DENSITY: tuple[SolveRule, ...] = (_by_nan, _by_densities)
 
 
 def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> Estimate:
@@ -460,7 +460,7 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
 
 
-def _checked(pair: Pair, found: Estimate, kind: Divergence, options: Options) -> Estimate:
+def _checked(pair: Pair, found: Estimate, kind: Divergence, options: SolveOptions) -> Estimate:
     """Raise if a sum or an integral did not reach the required error."""
     error = cast("Tensor", found.error)
     is_nan = found.value.isnan() & error.isnan()  # because a parameter is NaN
@@ -486,7 +486,7 @@ def _checked(pair: Pair, found: Estimate, kind: Divergence, options: Options) ->
     )
 
 
-def _no_rule(pair: Pair, kind: Divergence, options: Options) -> NoRuleError:
+def _no_rule(pair: Pair, kind: Divergence, options: SolveOptions) -> NoRuleError:
     call, p, q, names = pair.call, pair.p, pair.q, pair.names()
     own = next((d for d in parts_of(p, q) if overrides_density(d)), None)
     if own is not None and options.method == "auto":

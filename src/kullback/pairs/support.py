@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, constraints
 
+from kullback.common.dtypes import tensor_of
 from kullback.errors import invalid_value
 from kullback.generators.growth import End, Growth
-from kullback.numeric import tensor_of
-from kullback.pairs.densities.base import Density, Tail
+from kullback.pairs.densities.density import Density, Tail
 from kullback.pairs.registry import Plan, plan_for
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch.distributions import Distribution, kl
 __all__ = [
     "PLANS",
     "REPLACED",
-    "Rule",
+    "TorchRule",
     "ThirdPartyRule",
     "TypePair",
     "forget_plans",
@@ -23,7 +23,7 @@ __all__ = [
     "third_party_rule",
 ]
 
-Rule = Callable[[Any, Any], Tensor]
+TorchRule = Callable[[Any, Any], Tensor]
 TypePair = tuple[type, type]
 
 # Torch's cache of the rules for pairs of types. Torch clears it when a rule is registered. Kullback keeps its plans in
@@ -31,8 +31,8 @@ TypePair = tuple[type, type]
 PLANS: dict[Any, Any] = kl._KL_MEMOIZE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
 
 # The rules in torch's table that kullback has replaced; None for pairs that had no rule.
-REPLACED: dict[TypePair, Rule | None] = {}
-_OURS: set[Rule] = set()
+REPLACED: dict[TypePair, TorchRule | None] = {}
+_OURS: set[TorchRule] = set()
 
 
 class ThirdPartyRule(NamedTuple):
@@ -43,7 +43,7 @@ class ThirdPartyRule(NamedTuple):
         pair: the types of its registration.
     """
 
-    function: Rule
+    function: TorchRule
     pair: TypePair
 
     @property
@@ -57,7 +57,7 @@ class ThirdPartyRule(NamedTuple):
         return not all(map(is_of_torch, self.pair))
 
 
-def registry() -> dict[TypePair, Rule]:
+def registry() -> dict[TypePair, TorchRule]:
     """Return torch's table of rules, not a copy."""
     return kl._KL_REGISTRY  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
@@ -67,7 +67,7 @@ def forget_plans() -> None:
     PLANS.clear()
 
 
-def mark_as_ours(rule: Rule) -> Rule:
+def mark_as_ours(rule: TorchRule) -> TorchRule:
     """Mark a rule as kullback's own; it then never counts as a third party's rule."""
     _OURS.add(rule)
     return rule
@@ -78,7 +78,7 @@ def is_ours(rule: object) -> bool:
     return rule in _OURS
 
 
-def is_of_torch(thing: type | Rule) -> bool:
+def is_of_torch(thing: type | TorchRule) -> bool:
     """Return whether torch defines a class or a rule."""
     return thing.__module__.startswith(Distribution.__module__.rpartition(".")[0] + ".")
 

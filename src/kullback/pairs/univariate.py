@@ -8,10 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kullback.common.progress import progress_bar
 from kullback.generators import KL, Divergence, behaves_as
 from kullback.generators.growth import growth_of
-from kullback.pairs.densities.base import Density
 from kullback.pairs.densities.composite import MixtureDensity
+from kullback.pairs.densities.density import Density
 from kullback.pairs.densities.own_scale import (
     components_in_own_scale,
     in_own_scale,
@@ -25,9 +26,8 @@ from kullback.pairs.integration.quadrature import Integral, integrate
 from kullback.pairs.integration.shared_ends import widened
 from kullback.pairs.integration.summation import sum_terms
 from kullback.pairs.numerics.parameters import is_tracked
-from kullback.pairs.options import MASS_ERROR, Options
+from kullback.pairs.solve_options import MASS_ERROR, SolveOptions
 from kullback.pairs.support import is_divergence_infinite
-from kullback.progress import progress_bar
 
 __all__ = ["divergence_of_densities", "method_for"]
 
@@ -48,7 +48,7 @@ def method_for(p: Density, q: Density, kind: Divergence) -> str | None:
 
 
 def divergence_of_densities(
-    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options
+    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions
 ) -> tuple[Tensor, Tensor]:
     """Return the divergence of two densities and its error, of shape `shape`.
 
@@ -63,7 +63,7 @@ def divergence_of_densities(
 
 
 def _finite_elements(
-    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options
+    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions
 ) -> Integral:
     infinite = is_divergence_infinite(p, q, growth_of(kind))
 
@@ -118,7 +118,9 @@ def _chosen(
     )
 
 
-def _by_components(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options) -> Integral:
+def _by_components(
+    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions
+) -> Integral:
     """Return KL(P || Q) as sum_k w_k (KL(P_k || Q) - KL(P_k || P)), each in the unit of the component."""
     weights, part, whole, q = components_in_own_scale(p, q)
     weights = weights.expand([*shape, -1])
@@ -128,7 +130,9 @@ def _by_components(p: Density, q: Density, kind: Divergence, shape: torch.Size, 
     return Integral((weights * (to_q - to_p)).sum(-1), *(x.sum(-1) for x in errors))
 
 
-def _in_blocks(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options) -> Integral:
+def _in_blocks(
+    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions
+) -> Integral:
     """Sum or integrate block by block over the batch."""
     if shape.numel() == 0:
         return Integral(*(torch.zeros(shape, dtype=torch.float64, device="cpu"),) * 3)
@@ -163,10 +167,10 @@ def _elements(density: Density, elements: Tensor) -> Density:
     return density.mapped(lambda x: x[elements])
 
 
-def _in_two_rounds(p: Density, q: Density, kind: Divergence, size: int, options: Options) -> Integral:
+def _in_two_rounds(p: Density, q: Density, kind: Divergence, size: int, options: SolveOptions) -> Integral:
     """Give all elements of a block a few nodes, and those that need more as many as there may be."""
 
-    def attempt(elements: Tensor, options: Options) -> Integral:
+    def attempt(elements: Tensor, options: SolveOptions) -> Integral:
         return _compute(_elements(p, elements), _elements(q, elements), kind, elements.shape, options)
 
     few = options._replace(max_evaluations=min(_FIRST_EVALUATIONS, options.max_evaluations))
@@ -204,7 +208,7 @@ def _in_two_rounds(p: Density, q: Density, kind: Divergence, size: int, options:
     return result._replace(value=value)
 
 
-def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options) -> Integral:
+def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions) -> Integral:
     target = options.target()
     with torch.set_grad_enabled(torch.is_grad_enabled() and _needs_gradient(p, q)):
         if p.integer and behaves_as(kind, KL):  # small sums of few terms are as exact as large ones

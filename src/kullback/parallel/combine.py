@@ -19,12 +19,12 @@ from torch import Tensor
 
 from kullback.errors import invalid_value, safe_repr
 from kullback.generators import KL, Alpha, Divergence, FinitePair, Renyi, behaves_as
-from kullback.parallel.ranks import stacked
+from kullback.parallel.collectives import stacked
 
-__all__ = ["Merged", "Rule", "rule_of"]
+__all__ = ["Merged", "CombineRule", "rule_of"]
 
 
-class RowSums(NamedTuple):
+class DerivativeSums(NamedTuple):
     """Sums of the derivatives and masses of a side, one for each row."""
 
     others: Tensor  # the sum of the derivatives without the class with the most mass
@@ -36,16 +36,16 @@ class Merged(NamedTuple):
     """Merged numbers of rows, equal on all ranks: divergences, sums of each side, and extra numbers of the rule."""
 
     values: Tensor
-    sums: tuple[RowSums | None, RowSums | None]
+    sums: tuple[DerivativeSums | None, DerivativeSums | None]
     extra: tuple[Tensor, ...] = ()
 
     def block(self, rows: slice) -> Merged:
         """Return the merged numbers of some rows."""
-        sums = [None if x is None else RowSums(*(y[rows] for y in x)) for x in self.sums]
+        sums = [None if x is None else DerivativeSums(*(y[rows] for y in x)) for x in self.sums]
         return Merged(self.values[rows], (sums[0], sums[1]), tuple(x[rows] for x in self.extra))
 
 
-class Rule:
+class CombineRule:
     """The rule for a divergence that is a sum over classes. Its numbers are summed over the ranks."""
 
     gathers = False
@@ -79,7 +79,7 @@ class Rule:
         return self.kind.derivatives(pair)
 
 
-class _RenyiRule(Rule):
+class _RenyiRule(CombineRule):
     """Renyi's divergence of order alpha other than 0, 1 and infinity.
 
     Where the sum of p^alpha q^(1 - alpha) is near 1, it is computed from the power divergence, which keeps more digits.
@@ -116,7 +116,7 @@ class _RenyiRule(Rule):
         factor = self.alpha / (1 + torch.where(near, change, 0))
         rest = iter(numbers[..., 2 + 3 * count :].logsumexp(0).unbind(-1))
         total = torch.full_like(values, -torch.inf)
-        sums: list[RowSums | None] = []
+        sums: list[DerivativeSums | None] = []
         for of_power, scale in zip(by_power, self.scales, strict=True):
             if of_power is None:
                 sums.append(None)
@@ -124,7 +124,7 @@ class _RenyiRule(Rule):
             others, top = next(rest), next(rest)
             total = _finite_peak(torch.logaddexp(others, top))
             sums.append(
-                RowSums(
+                DerivativeSums(
                     torch.where(near, factor * of_power.others, scale * torch.exp(others - total)),
                     torch.where(near, factor * of_power.top, scale * torch.exp(top - total)),
                     of_power.mass,
@@ -146,7 +146,7 @@ class _RenyiRule(Rule):
         return torch.where(log_p == -torch.inf, -torch.inf, log_p + (self.alpha - 1) * pair.log_ratio)
 
 
-class _LargestRatioRule(Rule):
+class _LargestRatioRule(CombineRule):
     """Renyi's divergence of infinite order: the largest log-ratio, and the first class that has it."""
 
     gathers = True
@@ -169,13 +169,15 @@ class _LargestRatioRule(Rule):
         first = _first_rank(numbers[..., 0], largest)
         counts = largest.isfinite() & (largest > 0)
         rest = iter(numbers[..., 1:].unbind(-1))
-        sums: list[RowSums | None] = []
+        sums: list[DerivativeSums | None] = []
         for want, sign in zip(wanted, (1.0, -1.0), strict=True):
             if not want:
                 sums.append(None)
                 continue
             is_top = next(rest).gather(0, first.unsqueeze(0)).squeeze(0).bool()
-            sums.append(RowSums(sign * (counts & ~is_top), sign * (counts & is_top), next(rest).sum(0)))
+            sums.append(
+                DerivativeSums(sign * (counts & ~is_top), sign * (counts & is_top), next(rest).sum(0))
+            )
         return Merged(largest.clamp(min=0), (sums[0], sums[1]), (first, counts))
 
     def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
@@ -190,7 +192,7 @@ class _LargestRatioRule(Rule):
     """The rank of this process; each process has its own rule."""
 
 
-class _SupportRule(Rule):
+class _SupportRule(CombineRule):
     """Renyi's divergence of order 0, from the mass of Q outside the support of P."""
 
     gathers = True
@@ -212,7 +214,7 @@ class _SupportRule(Rule):
         values = torch.where(uncovered < 0.5, -torch.log1p(-uncovered), -covered)
         uniform = covered == -torch.inf
         rest = iter(numbers[..., 2:].unbind(-1))
-        sums: list[RowSums | None] = []
+        sums: list[DerivativeSums | None] = []
         for want, is_q in zip(wanted, (False, True), strict=True):
             if not want:
                 sums.append(None)
@@ -220,7 +222,7 @@ class _SupportRule(Rule):
             uncovered_top, covered_top, mass = next(rest).sum(0), next(rest).logsumexp(0), next(rest).sum(0)
             share = torch.where(uniform, 1 / self.classes, torch.exp(covered_top - _finite_peak(covered)))
             top = (uncovered_top - uncovered * share) * is_q
-            sums.append(RowSums(-top, top, mass))  # the derivatives of a row sum to 0
+            sums.append(DerivativeSums(-top, top, mass))  # the derivatives of a row sum to 0
         return Merged(values, (sums[0], sums[1]), (uncovered, covered))
 
     def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
@@ -235,7 +237,7 @@ class _SupportRule(Rule):
         return torch.where(outside, pair.q, 0), torch.where(outside, -torch.inf, pair.log_q())
 
 
-def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> Rule:
+def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> CombineRule:
     """Return the rule for a divergence.
 
     Raises:
@@ -243,7 +245,7 @@ def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> Rule:
     """
     if isinstance(kind, Renyi) and behaves_as(kind, Renyi):
         if kind.alpha == 1:
-            return Rule(KL(), classes)
+            return CombineRule(KL(), classes)
         if kind.alpha == 0:
             return _SupportRule(kind, classes)
         if kind.alpha != math.inf:
@@ -259,7 +261,7 @@ def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> Rule:
             got=safe_repr(kind),
             instead="group=None with the logits of all classes, or another kind",
         )
-    return Rule(kind, classes)
+    return CombineRule(kind, classes)
 
 
 def _sums_of(
@@ -276,9 +278,11 @@ def _sums_of(
     return numbers
 
 
-def _sides(columns: list[Tensor], wanted: Sequence[bool]) -> tuple[RowSums | None, RowSums | None]:
+def _sides(
+    columns: list[Tensor], wanted: Sequence[bool]
+) -> tuple[DerivativeSums | None, DerivativeSums | None]:
     rest = iter(columns)
-    p, q = (RowSums(next(rest), next(rest), next(rest)) if want else None for want in wanted)
+    p, q = (DerivativeSums(next(rest), next(rest), next(rest)) if want else None for want in wanted)
     return p, q
 
 

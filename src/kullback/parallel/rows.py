@@ -12,17 +12,17 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import upcast
 from kullback.generators import Divergence, FinitePair
-from kullback.kernels.labels import HardLabels
+from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
 from kullback.kernels.row_operation import Gradients, overwritten
-from kullback.numeric import upcast
-from kullback.parallel import native_rows
-from kullback.parallel.combine import Merged, RowSums, Rule, rule_of
-from kullback.parallel.labels import LabelSums, MixedLabels, logits_at, places_of
-from kullback.parallel.native_rows import Normalizer
-from kullback.parallel.ranks import Ranks, check_first_derivative
+from kullback.parallel import native_shards
+from kullback.parallel.collectives import Ranks, check_first_derivative
+from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, rule_of
+from kullback.parallel.native_shards import Normalizer
+from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, places_of
 
 __all__ = ["ShardedRows", "blocks", "log_sums", "merged_log_sums"]
 
@@ -119,8 +119,8 @@ class ShardedRows(NamedTuple):
         )
         mixed = None if labels is None else self._mixed_labels(labels, gathered[..., 4:], q.shape[-1])
         rule = self._rule()
-        if native_rows.serves(rule.kind, p, q):
-            local = native_rows.local_numbers(rule.kind, p, q, (of_p, of_q), needed, self.temperature)
+        if native_shards.serves(rule.kind, p, q):
+            local = native_shards.local_numbers(rule.kind, p, q, (of_p, of_q), needed, self.temperature)
         else:
             parts: list[Tensor] = []
             for block in blocks(p):
@@ -147,8 +147,8 @@ class ShardedRows(NamedTuple):
         ]
         if not any(wanted):
             return results
-        if native_rows.serves(rule.kind, p, q):
-            native_rows.add_gradients(
+        if native_shards.serves(rule.kind, p, q):
+            native_shards.add_gradients(
                 rule.kind,
                 p,
                 q,
@@ -186,7 +186,7 @@ class ShardedRows(NamedTuple):
         places = places_of(labels.classes, self.start, own)
         return MixedLabels(labels, places, LabelSums.of(others.peak, others.total, logits))
 
-    def _rule(self) -> Rule:
+    def _rule(self) -> CombineRule:
         return rule_of(self.ranks.call, self.kind, self.classes, self.ranks.rank)
 
     def _pair(
@@ -275,7 +275,7 @@ def _normalized(logits: Tensor, norm: Normalizer, temperature: float) -> Normali
     return Normalized(mass, torch.where(empty, 0, x), peak, torch.log(total), empty, temperature)
 
 
-def _by_logits(by: Tensor, mass: Tensor, top: Tensor, sums: RowSums) -> Tensor:
+def _by_logits(by: Tensor, mass: Tensor, top: Tensor, sums: DerivativeSums) -> Tensor:
     """Convert derivatives by log-masses to derivatives by logits / temperature."""
     total = (sums.others + sums.top).unsqueeze(-1)
     at_top = -(sums.others.unsqueeze(-1) - sums.mass.unsqueeze(-1) * total)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.kernels.row_operation import Gradients, RowValues
-from kullback.kernels.selected import SelectedClasses, origin_of
-from kullback.numeric import upcast
-from kullback.parallel.labels import LabelSums, logits_at, places_of
-from kullback.parallel.ranks import Ranks, check_first_derivative
+from kullback.common.dtypes import upcast
+from kullback.kernels.row_operation import Gradients, RowValueFunction
+from kullback.kernels.selected_rows import SelectedClasses, origin_of
+from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.rows import blocks, log_sums, merged_log_sums
+from kullback.parallel.sharded_labels import LabelSums, logits_at, places_of
 
 __all__ = ["Shard", "ShardedClasses"]
 
@@ -44,7 +44,7 @@ class ShardedClasses(NamedTuple):
 
     def of(self, logits: Tensor) -> Tensor:
         """Read the logits, differentiably."""
-        return RowValues.apply(self, logits)
+        return RowValueFunction.apply(self, logits)
 
     def compute(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the results of `read`, as a row operation."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, safe_repr
-from kullback.parallel.ranks import Ranks, check_first_derivative
+from kullback.parallel.collectives import Ranks, check_first_derivative
 
 __all__ = ["Ranges", "Sides", "has_dtensor", "is_dtensor", "local_shard", "mesh_group", "whole_on_every_rank"]
 

@@ -17,7 +17,7 @@ from kullback.errors import (
     KullbackError,
     OptionalDependencyError,
 )
-from kullback.parallel.ranks import Ranks
+from kullback.parallel.collectives import Ranks
 
 __all__ = ["Workers", "torchrun_workers", "worker_count"]
 

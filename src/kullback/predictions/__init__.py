@@ -1,7 +1,7 @@
 """Compare two models' predictions, row by row, in bounded memory."""
 
-from kullback.predictions.compare import compare_predictions
-from kullback.predictions.result import (
+from kullback.predictions.compare_two_predictions import compare_predictions
+from kullback.predictions.prediction_results import (
     Comparison,
     ConfidenceBin,
     LabelStatistics,

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from kullback.common.files import write_errors
 from kullback.errors import FileError, invalid_type, printable, safe_repr
-from kullback.files import write_errors
 from kullback.kernels.native.library import is_available
-from kullback.predictions.result import TopClass, WorstRow
+from kullback.predictions.prediction_results import TopClass, WorstRow
 
 __all__ = [
     "Checkpoint",

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from kullback.predictions.intervals import FEWEST_UNITS, MeanEstimate, MeanEstimator, Quantity
-from kullback.predictions.llama_cpp import LIKE_COLUMNS, LlamaCpp, LlamaCppRows
+from kullback.common.serial_dependence import SerialDependence
+from kullback.common.streaming import Moments
+from kullback.common.words import NO_LABEL
+from kullback.predictions.llama_cpp_statistics import LIKE_COLUMNS, LlamaCpp, LlamaCppRows
+from kullback.predictions.mean_intervals import FEWEST_UNITS, MeanEstimate, MeanEstimator, RatioOfSums
 from kullback.predictions.measure import (
     COLUMNS,
     DIVERGENCES,
@@ -18,20 +21,24 @@ from kullback.predictions.measure import (
     TOP_K_ACCURACY_Q,
     TOP_K_AGREEMENT,
 )
-from kullback.predictions.result import Comparison, LabelStatistics, Mean, Proportion, Summary, WorstRow
+from kullback.predictions.prediction_results import (
+    Comparison,
+    LabelStatistics,
+    Mean,
+    Proportion,
+    Summary,
+    WorstRow,
+)
 from kullback.predictions.sources import Clusters, require_values
 from kullback.predictions.statistics import ByConfidence, Histogram, Quantiles, Segments, Worst
-from kullback.serial_dependence import SerialDependence
-from kullback.streaming import Moments
-from kullback.words import NO_LABEL
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["BOUNDS", "Collector", "Side", "complement"]
+__all__ = ["BOUNDS", "Collector", "ComparisonSide", "complement"]
 
 
-class Side(Protocol):
+class ComparisonSide(Protocol):
     """A comparison's data of one of its sides."""
 
     @property
@@ -199,7 +206,7 @@ class Collector:
         self._by_confidence.add(columns["confidence"], kl, columns[TOP_K_AGREEMENT[0]])
         self._estimator.add(table)
 
-    def comparison(self, p: Side, q: Side, notes: list[str]) -> Comparison:
+    def comparison(self, p: ComparisonSide, q: ComparisonSide, notes: list[str]) -> Comparison:
         """Return the comparison of all rows; its notes begin with `notes`."""
         self._take_table()
         rows = self._moments["kl_pq"].count
@@ -209,7 +216,7 @@ class Collector:
         quantities = {name: self._quantity(name) for name in BOUNDS if name in self._columns}
         if self.labels is not None and (combined := self._perplexity_weights()):
             labeled = self._columns.index("labeled")
-            quantities[PERPLEXITY_DIFFERENCE] = Quantity(self._estimator.combine(combined), labeled)
+            quantities[PERPLEXITY_DIFFERENCE] = RatioOfSums(self._estimator.combine(combined), labeled)
         estimates = self._estimator.estimates(list(quantities.values()))
         self._estimates = dict(zip(quantities, estimates, strict=True))
         agreement = self._proportions(TOP_K_AGREEMENT)
@@ -243,9 +250,9 @@ class Collector:
         named = (("labels", self.labels), ("cluster", clusters))
         return [(argument, values) for argument, values in named if values is not None]
 
-    def _quantity(self, name: str) -> Quantity:
+    def _quantity(self, name: str) -> RatioOfSums:
         per = self._columns.index("labeled") if name in LABEL_COLUMNS else -1
-        return Quantity(self._columns.index(name), per, *BOUNDS[name], binary=name in BINARY)
+        return RatioOfSums(self._columns.index(name), per, *BOUNDS[name], binary=name in BINARY)
 
     def _mean(self, name: str) -> Mean:
         moments, estimate = self._moments[name], self._estimates[name]
@@ -446,7 +453,7 @@ def _root(square: Mean) -> Mean:
     return Mean(root, error, interval, reason=square.reason)
 
 
-def _caveats(p: Side, q: Side) -> list[str]:
+def _caveats(p: ComparisonSide, q: ComparisonSide) -> list[str]:
     """Return the remarks of the sources on their contents, once where both have the same."""
     by_sentence: dict[str, list[str]] = {}
     for name, source in (("P", p), ("Q", q)):

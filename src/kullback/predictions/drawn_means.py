@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kullback.predictions.intervals import (
+from kullback.predictions.mean_intervals import (
     TAIL,
     TAIL_IF_SKEWED,
     MeanEstimate,
     MeanEstimator,
-    Quantity,
+    RatioOfSums,
     student_t,
 )
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows
@@ -197,7 +197,7 @@ def population_mean(
     low = 0.0 if bool((values >= 0).all()) else -math.inf
     estimator = MeanEstimator(1, bootstrap, generator, cluster, (0,) if in_order else ())
     estimator.add(values[:, None])
-    found = estimator.estimates([Quantity(0, -1, low)])[0]
+    found = estimator.estimates([RatioOfSums(0, -1, low)])[0]
     if found.interval is None:
         return found
     ends = max(0.0, found.interval[0]), min(bound, max(0.0, found.interval[1]))

@@ -7,13 +7,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.words import DIVERGENCE_NAMES, NO_LABEL, RepresentationName
 from kullback.generators import KL, Divergence, FinitePair, JensenShannon, ReverseKL, TotalVariation
 from kullback.kernels import finite_pair, row_divergence
 from kullback.kernels.native.library import is_available
-from kullback.predictions.llama_cpp import measure_like
-from kullback.predictions.result import TopClass
+from kullback.predictions.llama_cpp_statistics import measure_like
+from kullback.predictions.prediction_results import TopClass
 from kullback.representations import REPRESENTATIONS, Logits, Representation
-from kullback.words import DIVERGENCE_NAMES, NO_LABEL, RepresentationName
 
 __all__ = [
     "COLUMNS",
@@ -24,7 +24,7 @@ __all__ = [
     "TOP_K_ACCURACY_Q",
     "TOP_K_AGREEMENT",
     "LikeLlamaCpp",
-    "Measured",
+    "MeasuredRows",
     "measure",
     "rows_in_part",
 ]
@@ -55,7 +55,7 @@ LikeLlamaCpp = Literal["stored", "rounded"]
 LOWEST = torch.finfo(torch.float64).min
 
 
-class Measured(NamedTuple):
+class MeasuredRows(NamedTuple):
     """A few rows: their table, columns as `COLUMNS` (and `LABEL_COLUMNS`), and the classes of interest.
 
     Of each row, `classes` has P's top classes, then Q's, then the label, 0 where there is none; `pair` is of these.
@@ -88,7 +88,7 @@ def measure(
     labels: Tensor | None,
     *,
     like_llama_cpp: LikeLlamaCpp | None = None,
-) -> Measured:
+) -> MeasuredRows:
     """Measure valid rows of P and Q, shape (rows, classes), with labels of shape (rows,) or None.
 
     With `like_llama_cpp` there are the further columns `LIKE_COLUMNS`, from log-probabilities that are stored in a base
@@ -113,7 +113,7 @@ def measure(
         columns += _against_labels(pair, sides, index, labels)
     if labels is not None and like_llama_cpp is not None:
         columns += measure_like(sides[0], sides[1], labels, stored=like_llama_cpp == "stored")
-    return Measured(torch.stack(columns, -1), index, pair)
+    return MeasuredRows(torch.stack(columns, -1), index, pair)
 
 
 def _divergences(sides: list[Representation]) -> list[Tensor]:

@@ -18,7 +18,7 @@ from kullback.kernels.reference import pair_from_weights
 from kullback.predictions.measure import DIVERGENCES
 
 __all__ = [
-    "Candidate",
+    "CandidateLogProbs",
     "DrawnDivergence",
     "ReferenceRows",
     "join_rows",
@@ -99,7 +99,7 @@ class ReferenceRows:
         return len(self.spread)
 
 
-class Candidate(NamedTuple):
+class CandidateLogProbs(NamedTuple):
     """A candidate's log-probabilities of the classes of a reference block, float64."""
 
     top: Tensor
@@ -160,11 +160,11 @@ def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
     return measure_candidate(block, candidate)
 
 
-def read_candidate(block: ReferenceBlock, logits: Tensor) -> Candidate:
+def read_candidate(block: ReferenceBlock, logits: Tensor) -> CandidateLogProbs:
     """Return what `measure_candidate` needs of a candidate's logits, read once, on the CPU."""
     _check_logits(block, logits)
     step = rows_in_part(logits)
-    parts: list[Candidate] = []
+    parts: list[CandidateLogProbs] = []
     for start in range(0, len(block), step):
         rows = slice(start, start + step)
         part = logits.detach()[rows]
@@ -180,10 +180,10 @@ def read_candidate(block: ReferenceBlock, logits: Tensor) -> Candidate:
                 instead="the logits of a model that works at this position; mask classes by -inf, never +inf or NaN",
             )
         parts.append(_read_part(x, block, rows))
-    return Candidate(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return CandidateLogProbs(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _read_part(x: Tensor, block: ReferenceBlock, rows: slice) -> Candidate:
+def _read_part(x: Tensor, block: ReferenceBlock, rows: slice) -> CandidateLogProbs:
     """Read some rows of logits, which are overwritten."""
     device = x.device
     indices = block.top_indices[rows].long().to(device)
@@ -204,10 +204,12 @@ def _read_part(x: Tensor, block: ReferenceBlock, rows: slice) -> Candidate:
         controlled = torch.where(above.any(-1, keepdim=True), without, others)
     logs = [(each - total).cpu() for each in (kept, others, controlled, drawn, label)]
     top, others, controlled, drawn, label = logs
-    return Candidate(top, others[:, 0], controlled[:, 0], drawn, label[:, 0], tops.cpu(), with_mass.cpu())
+    return CandidateLogProbs(
+        top, others[:, 0], controlled[:, 0], drawn, label[:, 0], tops.cpu(), with_mass.cpu()
+    )
 
 
-def measure_candidate(block: ReferenceBlock, candidate: Candidate) -> ReferenceRows:
+def measure_candidate(block: ReferenceBlock, candidate: CandidateLogProbs) -> ReferenceRows:
     """Measure rows of a reference file against what `read_candidate` returned."""
     top, tail = block.top_log_probs.double(), block.tail_log_mass.double()
     pair = pair_from_weights(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.serial_dependence import (
+from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
     SerialDependence,
     block_labels,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kullback.predictions.result import ConfidenceBin, Segment, WorstRow
-from kullback.streaming import Moments, QuantileSketch
+from kullback.common.streaming import Moments, QuantileSketch
+from kullback.predictions.prediction_results import ConfidenceBin, Segment, WorstRow
 
 if TYPE_CHECKING:
-    from kullback.predictions.measure import Measured
+    from kullback.predictions.measure import MeasuredRows
     from kullback.predictions.sources import Clusters
 
 __all__ = ["EXACT_ROWS", "Segments", "ByConfidence", "Histogram", "Quantiles", "Worst"]
@@ -180,7 +180,7 @@ class Worst:
         self._count = count
         self._rows: list[WorstRow] = []
 
-    def candidates(self, start: int, measured: Measured) -> list[WorstRow]:
+    def candidates(self, start: int, measured: MeasuredRows) -> list[WorstRow]:
         """Return the rows of a part that may be among the worst, given all parts added so far."""
         kl = measured.table[:, 0]
         floor = self._rows[-1].kl if len(self._rows) == self._count and self._rows else -1.0

@@ -17,7 +17,7 @@ is one function of a `Document`; ``@document.register(Type)`` adds a new type of
 
 from __future__ import annotations
 
-from kullback.files import check_writable, write
+from kullback.common.files import check_writable, write
 from kullback.report import frame, html, json, markdown, terminal
 from kullback.report.subjects import document
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kullback.optional import load
+from kullback.common.optional import load
 from kullback.report.document import main_tables
 from kullback.report.formats import printable
 from kullback.report.plots.svg import draw_svg

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kullback.numeric import json_safe
+from kullback.common.dtypes import json_safe
 from kullback.report.document import Findings, Table
 from kullback.report.subjects import document
 

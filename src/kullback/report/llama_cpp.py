@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kullback.predictions import Comparison
-    from kullback.predictions.result import LlamaCppFigures
+    from kullback.predictions.prediction_results import LlamaCppFigures
 
 __all__ = ["FEWEST_ROWS", "render"]
 

@@ -6,16 +6,16 @@ Each table is read into a `Profile`: for each column, the weight of every bucket
 
 from __future__ import annotations
 
-from kullback.findings import Finding
+from kullback.common.findings import Finding
 from kullback.tables.choose_bins import bin_counts, choose_bins
 from kullback.tables.columns.bins import Bins
-from kullback.tables.columns.profile import ColumnProfile
+from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType
-from kullback.tables.compare import compare_profiles, compare_tables
+from kullback.tables.compare_two_tables import compare_profiles, compare_tables
 from kullback.tables.contingency import contingency_tables
-from kullback.tables.findings import FINDINGS
-from kullback.tables.profile import Profile, profile_table
-from kullback.tables.result import (
+from kullback.tables.table_findings import FINDINGS
+from kullback.tables.table_profile import Profile, profile_table
+from kullback.tables.table_results import (
     Bin,
     ColumnComparison,
     HistogramBin,

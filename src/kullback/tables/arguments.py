@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import torch
 
+from kullback.common.inputs import whole_from
+from kullback.common.optional import load
 from kullback.errors import (
     LONGEST_NAME,
     ArgumentValueError,
@@ -16,9 +18,7 @@ from kullback.errors import (
     quoted,
     safe_repr,
 )
-from kullback.estimators.checks import check_confidence
-from kullback.inputs import whole_from
-from kullback.optional import load
+from kullback.estimators.sample_checks import check_confidence
 
 __all__ = [
     "check_column",

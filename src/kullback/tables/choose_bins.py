@@ -22,8 +22,8 @@ import numpy as np
 from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.tables.columns.bin_labels import interval_labels
 from kullback.tables.columns.bins import OTHER, SPECIALS, Bins
+from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.log_grid import bucket_ends
-from kullback.tables.columns.profile import ColumnProfile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +54,7 @@ def choose_bins(
 
     Example:
         >>> import pyarrow as pa
-        >>> from kullback.tables.profile import profile_table
+        >>> from kullback.tables.table_profile import profile_table
         >>> before = profile_table(pa.table({"fruit": ["apple", "apple", "pear"]}))
         >>> after = profile_table(pa.table({"fruit": ["pear", "plum", None]}), like=before)
         >>> choose_bins(before.columns["fruit"], after.columns["fruit"]).labels
@@ -96,7 +96,7 @@ def bin_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
 
     Example:
         >>> import pyarrow as pa
-        >>> from kullback.tables.profile import profile_table
+        >>> from kullback.tables.table_profile import profile_table
         >>> column = profile_table(pa.table({"x": [True, None, True]})).columns["x"]
         >>> bin_counts(column, choose_bins(column, column))
         array([2., 1.])

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from kullback.common.findings import Finding
 from kullback.errors import invalid_value, quoted
-from kullback.findings import Finding
 from kullback.tables.choose_bins import bin_counts, choose_bins
 from kullback.tables.columns.bin_labels import interval_labels
 from kullback.tables.columns.bins import OTHER, SPECIALS, Bins
-from kullback.tables.columns.profile import ColumnProfile, combined
+from kullback.tables.columns.column_profile import ColumnProfile, combined
 from kullback.tables.engines import open_table
-from kullback.tables.engines.base import JointCounts
-from kullback.tables.findings import finding
+from kullback.tables.engines.engine import JointCounts
 from kullback.tables.inference.divergences import (
     MIN_CLUSTERS,
     MIN_EFFECTIVE,
@@ -33,10 +32,11 @@ from kullback.tables.inference.ordered import (
     ordered_test_of_clusters,
 )
 from kullback.tables.inference.rare_values import RareValues, rare_values, rare_values_of_clusters
-from kullback.tables.inference.words import word_test
-from kullback.tables.profile import Profile
-from kullback.tables.result import Bin, Quantity
-from kullback.tables.settings import Settings
+from kullback.tables.inference.word_test import word_test
+from kullback.tables.settings import TableSettings
+from kullback.tables.table_findings import finding
+from kullback.tables.table_profile import Profile
+from kullback.tables.table_results import Bin, Quantity
 
 __all__ = [
     "ContingencyTable",
@@ -70,7 +70,7 @@ def contingency_tables(
     """Return the weight of every combination of several columns' bins, from another reading of the table.
 
     Arguments:
-        frame: a table, as `kullback.tables.profile.profile_table` takes it.
+        frame: a table, as `kullback.tables.table_profile.profile_table` takes it.
         bins: the bins of columns. A column of a key that has none counts by its own values, such as ids of clusters.
         keys: groups of columns, each to be counted together.
         weights: the column of the rows' weights.
@@ -84,7 +84,7 @@ def contingency_tables(
 
     Example:
         >>> import pyarrow as pa
-        >>> from kullback.tables.profile import profile_table
+        >>> from kullback.tables.table_profile import profile_table
         >>> table = pa.table({"x": ["a", "b", "a"], "user": [7, 7, 8]})
         >>> column = profile_table(table).columns["x"]
         >>> contingency_tables(table, {"x": choose_bins(column, column)}, [("user", "x")])
@@ -230,7 +230,7 @@ def joint_contingency(
 
 def divergences(
     table: ContingencyTable,
-    settings: Settings,
+    settings: TableSettings,
     clustered: Pair | None,
     columns: Sequence[str],
     profiles: tuple[ColumnProfile, ColumnProfile] | None = None,
@@ -274,7 +274,7 @@ def divergences(
     return parts, findings
 
 
-def _independent_rows(found: _Pooled, settings: Settings) -> tuple[float, float]:
+def _independent_rows(found: _Pooled, settings: TableSettings) -> tuple[float, float]:
     """Return the effective numbers of rows; with clusters, as if all rows of a cluster were alike.
 
     Survey Sampling (Kish, 1965)
@@ -291,7 +291,7 @@ def _independent_rows(found: _Pooled, settings: Settings) -> tuple[float, float]
 def _in_order_of_numbers(
     table: ContingencyTable,
     pooled: _Pooled,
-    settings: Settings,
+    settings: TableSettings,
     profiles: tuple[ColumnProfile, ColumnProfile],
 ) -> OrderedTest | None:
     """Compare the numbers of a column in their order; None for categories."""
@@ -332,7 +332,7 @@ class _Pooled:
     sparse: bool = False
 
 
-def _pooled(table: ContingencyTable, settings: Settings, clustered: Pair | None) -> _Pooled:
+def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> _Pooled:
     """Return the bins to compare: rare ones in groups."""
     if _are_few(table, settings, clustered):
         return _Pooled(np.arange(len(table.labels)), (), table.p, table.q, sparse=True)
@@ -362,7 +362,7 @@ def _pooled(table: ContingencyTable, settings: Settings, clustered: Pair | None)
     return _Pooled(frequent, found.labels, sums[0], sums[1], values, found, scales=scales)
 
 
-def _are_few(table: ContingencyTable, settings: Settings, clustered: Pair | None) -> bool:
+def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> bool:
     """Return whether categories of independent rows are few enough for a posterior, and some too rare without it."""
     if table.ordered or clustered is not None or (table.bins is not None and table.bins.other):
         return False
@@ -376,7 +376,7 @@ def _are_few(table: ContingencyTable, settings: Settings, clustered: Pair | None
     return bool(whole and few and (expected < MIN_EXPECTED).any())
 
 
-def _is_rare(table: ContingencyTable, settings: Settings, clustered: Pair | None) -> Mask:
+def _is_rare(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> Mask:
     """Return which bins are too rare to be compared by themselves."""
     number = len(table.labels)
     rare = np.zeros(number, np.bool_)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 
+from kullback.common.files import matched
 from kullback.errors import LONGEST_MESSAGE, FileError, invalid_value, printable, quoted
-from kullback.files import matched
 from kullback.tables.arguments import name_or_none
 from kullback.tables.engines import open_table
-from kullback.tables.engines.base import Caller
-from kullback.tables.profile import Profile, profile_opened
+from kullback.tables.engines.engine import Caller
+from kullback.tables.table_profile import Profile, profile_opened
 
 __all__ = ["batch_profile", "is_profile", "merge_profiles", "profile_path", "reference_profile"]
 

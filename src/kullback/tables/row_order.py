@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kullback.errors import LONGEST_NAME, printable, safe_repr
-from kullback.serial_dependence import (
+from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
     category_scores,
     number_scores,
     repeated_rows,
     serial_dependence,
 )
+from kullback.errors import LONGEST_NAME, printable, safe_repr
 from kullback.tables.engines.arrow import numbers_of, strings_of
 
 if TYPE_CHECKING:
     from kullback.tables.columns.types import Field
-    from kullback.tables.engines.base import Table
+    from kullback.tables.engines.engine import Table
 
 __all__ = ["RowOrder", "row_order"]
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kullback.findings import Finding
-from kullback.tables.findings import finding
+from kullback.common.findings import Finding
 from kullback.tables.inference.divergences import MIN_EFFECTIVE, MIN_EXPECTED
-from kullback.tables.profile import Profile
+from kullback.tables.table_findings import finding
+from kullback.tables.table_profile import Profile
 
-__all__ = ["Settings", "effective_rows"]
+__all__ = ["TableSettings", "effective_rows"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class TableSettings:
     """The settings of a comparison, and the numbers of rows.
 
     Attributes:
@@ -31,7 +31,7 @@ class Settings:
     random: np.random.Generator
     sizes: tuple[float, float] = (0.0, 0.0)
 
-    def for_columns(self, p: Profile, q: Profile, columns: Sequence[str]) -> Settings:
+    def for_columns(self, p: Profile, q: Profile, columns: Sequence[str]) -> TableSettings:
         """Return the settings for columns where several rows are worth one independent row."""
         times = [1.0 if side.order is None else side.order.time(columns) for side in (p, q)]
         return replace(self, sizes=(self.sizes[0] / times[0], self.sizes[1] / times[1]))

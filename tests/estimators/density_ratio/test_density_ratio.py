@@ -12,10 +12,10 @@ from scipy.stats import multivariate_normal
 
 from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError, OptionalDependencyError
-from kullback.estimators.density_ratio import api
-from kullback.estimators.density_ratio.api import density_ratio
+from kullback.estimators.density_ratio import classifier_estimate
+from kullback.estimators.density_ratio.classifier_estimate import density_ratio
+from kullback.estimators.density_ratio.classifiers import Labeled, calibrated
 from kullback.estimators.density_ratio.gaussian import gaussian_kl, gaussian_log_odds
-from kullback.estimators.density_ratio.models import Labeled, calibrated
 from kullback.estimators.draws import Draws
 from kullback.estimators.normal_interval import normal_estimate
 
@@ -177,8 +177,8 @@ def test_copies_in_one_cluster_tell_no_more_than_one_of_them():
 def test_clusters_stay_in_one_fold():
     x, y = gaussians(60, 40)
     groups = np.repeat(np.arange(20), 3)
-    draws = api._labeled(Draws.of(Samples(x, cluster=groups)), Draws.of(Samples(y)))
-    folds = api._folds(draws, 5, np.random.default_rng(0))
+    draws = classifier_estimate._labeled(Draws.of(Samples(x, cluster=groups)), Draws.of(Samples(y)))
+    folds = classifier_estimate._folds(draws, 5, np.random.default_rng(0))
     assert all(len(set(folds[:60][groups == group])) == 1 for group in range(20))
     assert [int((folds[60:] == fold).sum()) for fold in range(5)] == [8] * 5
 

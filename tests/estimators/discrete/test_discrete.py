@@ -15,7 +15,7 @@ import torch
 from kullback import Samples
 from kullback.errors import ArgumentValueError
 from kullback.estimators.discrete import point
-from kullback.estimators.discrete.api import (
+from kullback.estimators.discrete.categorical_estimators import (
     augmented_plugin,
     coverage_adjusted,
     dirichlet,
@@ -23,7 +23,7 @@ from kullback.estimators.discrete.api import (
     plugin as plugin_estimate,
     zhang_grabchak,
 )
-from kullback.estimators.discrete.intervals import coarser, kl_interval
+from kullback.estimators.discrete.count_intervals import coarser, kl_interval
 from kullback.estimators.draws import variance_of_sum
 from tests.oracles.sample_cases import categorical_case, zipf
 

@@ -18,7 +18,7 @@ from scipy.spatial.distance import cdist
 from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError, OptionalDependencyError
 from kullback.estimators import nearest_neighbors
-from kullback.estimators.knn import api
+from kullback.estimators.knn import neighbor_estimate
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import search_line, search_space
 
@@ -439,18 +439,20 @@ def two_modes(seed: int, n: int, d: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("power", [1.0, 1.5, 2.0])
 def test_the_bias_allowed_for_is_that_of_the_power_by_which_it_falls(d: int, power: float) -> None:
     few, many, wide = (0.5 - 0.01 * k ** (power / d) + np.zeros(50) for k in (4, 16, 64))
-    terms = api._Terms(
+    terms = neighbor_estimate._NeighborTerms(
         (4, 16), np.stack([few, many]), np.zeros((2, 50)), [], [], 0.0, d, (few, few), wide, ball=0.5
     )
     bias = 0.01 * 16 ** (power / d)
-    assert api._most_bias(terms, d, None) == pytest.approx(bias, rel=1e-9)
-    assert api._most_bias(replace(terms, ball=1.5), d, None) == pytest.approx(1.5 * bias, rel=1e-9)
+    assert neighbor_estimate._most_bias(terms, d, None) == pytest.approx(bias, rel=1e-9)
+    assert neighbor_estimate._most_bias(replace(terms, ball=1.5), d, None) == pytest.approx(
+        1.5 * bias, rel=1e-9
+    )
     # Where the steps may be chance, the power is the slowest, and the step one standard error more.
     noisy = replace(terms, log_ratio=np.stack([few + np.tile([-1.0, 1.0], 25), many]))
-    assert api._most_bias(noisy, d, None) > bias - 1e-12
+    assert neighbor_estimate._most_bias(noisy, d, None) > bias - 1e-12
     falling = replace(terms, log_ratio=np.stack([many, few]))
-    assert api._most_bias(falling, d, None) == 0
-    assert api._most_bias(replace(terms, wide=None), d, None) == 0
+    assert neighbor_estimate._most_bias(falling, d, None) == 0
+    assert neighbor_estimate._most_bias(replace(terms, wide=None), d, None) == 0
 
 
 @pytest.mark.parametrize("d", [8, 10])

@@ -16,7 +16,7 @@ from torch.distributions import MultivariateNormal
 from kullback import kl_divergence
 from kullback.kernels.native import library
 from kullback.pairs import native_forms
-from kullback.pairs.closed_forms import native as closed_forms
+from kullback.pairs.closed_forms import shortcuts as closed_forms
 from kullback.pairs.closed_forms.multivariate_normal import MATRICES
 
 if library.missing() is not None:

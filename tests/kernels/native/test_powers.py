@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kullback import Alpha, ChiSquared, Divergence, Renyi, SquaredHellinger
 from kullback.kernels import RowDivergence, reference, value_and_gradient
-from kullback.kernels.labels import HardLabels
+from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.native import library
 
 if library.missing() is not None:

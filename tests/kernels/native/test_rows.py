@@ -25,7 +25,7 @@ from kullback import (
     kl_divergence,
 )
 from kullback.kernels import RowDivergence, reference, row_divergence, value_and_gradient
-from kullback.kernels.native import library, rows
+from kullback.kernels.native import library, native_rows
 
 if library.missing() is not None:
     pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)
@@ -55,7 +55,7 @@ KINDS = pytest.mark.parametrize(
     ],
     ids=repr,
 )
-DTYPES = pytest.mark.parametrize("dtype", rows.DTYPES, ids=str)
+DTYPES = pytest.mark.parametrize("dtype", native_rows.DTYPES, ids=str)
 
 EDGES = (
     torch.tensor(
@@ -100,7 +100,7 @@ def truth(
 @DTYPES
 def test_edges_are_those_of_the_reference(kind: Divergence, dtype: torch.dtype) -> None:
     p, q = (side.to(dtype) for side in EDGES)
-    assert rows.serves(kind, p, q)
+    assert native_rows.serves(kind, p, q)
     want = truth(kind, p, q)
     got = value_and_gradient(RowDivergence(kind), p, q, None, wanted=(True, True))
     unit = torch.finfo(dtype).eps
@@ -327,9 +327,9 @@ def test_the_operator_says_truly_what_it_writes() -> None:
 
 def test_other_kinds_and_dtypes_are_left_to_the_reference() -> None:
     x = torch.zeros(2, 3)
-    assert not rows.serves(Renyi(math.inf), x, x)
-    assert not rows.serves(Alpha(65.0), x, x)
-    assert not rows.serves(KL(), x.long(), x.long())
-    assert not rows.serves(SkewKL(alpha=0.0), x, x)
-    assert not rows.serves(JensenShannon(beta=1e-6), x, x)
+    assert not native_rows.serves(Renyi(math.inf), x, x)
+    assert not native_rows.serves(Alpha(65.0), x, x)
+    assert not native_rows.serves(KL(), x.long(), x.long())
+    assert not native_rows.serves(SkewKL(alpha=0.0), x, x)
+    assert not native_rows.serves(JensenShannon(beta=1e-6), x, x)
     assert divergence(Logits(x), Logits(x), Renyi(math.inf)).shape == (2,)

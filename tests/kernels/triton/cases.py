@@ -18,10 +18,10 @@ from torch import Tensor
 
 from kullback import KL, ChiSquared, Divergence, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
 from kullback.kernels import reference
-from kullback.kernels.labels import HardLabels
+from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.reference import RowDivergence
-from kullback.kernels.row_operation import RowValues
-from kullback.kernels.triton import rows
+from kullback.kernels.row_operation import RowValueFunction
+from kullback.kernels.triton import triton_rows
 from kullback.kernels.whole_rows import FastRows
 from tests.oracles import truth
 
@@ -82,8 +82,8 @@ def ours(
     temperature: float = 1.0,
     inplace: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    assert rows.serves(kind, p, q)
-    return rows.value_and_gradient(
+    assert triton_rows.serves(kind, p, q)
+    return triton_rows.value_and_gradient(
         RowDivergence(kind, temperature), p, q, weights, wanted=wanted, inplace=inplace
     )
 
@@ -283,7 +283,7 @@ def test_a_row_of_weight_0_may_hold_anything(kind: Divergence) -> None:
         assert expected is not None
         assert (mine[1:3] == 0).all()
         assert torch.equal(mine[::3], expected)
-    total, gradients = rows.weighted_total(
+    total, gradients = triton_rows.weighted_total(
         RowDivergence(kind, dtype=torch.float64), p, q, weights, wanted=BOTH, scale=0.5
     )
     torch.testing.assert_close(total, 0.5 * (alone[0] * weights[::3]).sum())
@@ -316,7 +316,7 @@ def test_each_side_alone_gives_the_gradient_of_both(kind: Divergence) -> None:
     assert torch.equal(q, kept[1])
 
 
-@pytest.mark.parametrize("dtype", rows.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", triton_rows.DTYPES, ids=str)
 def test_any_strides_are_read_and_written(dtype: torch.dtype) -> None:
     kind = JensenShannon()
     p, q = on_device(torch.randn(300, 2), dtype).T, on_device(torch.randn(2, 600), dtype)[:, 1::2]
@@ -340,7 +340,7 @@ def test_no_rows_and_one_class() -> None:
     assert by_p is not None
     assert by_q is not None
     assert by_p.shape == by_q.shape == (0, 5)
-    total, *_ = rows.weighted_total(
+    total, *_ = triton_rows.weighted_total(
         RowDivergence(KL(), dtype=torch.float32), p, p, None, wanted=BOTH, scale=1.0
     )
     assert total == 0
@@ -361,7 +361,9 @@ def test_rows_are_differentiable_in_all_orders(kind: Divergence) -> None:
         alone = torch.autograd.grad((factor * values).sum(), (p, q))
         return [values, *first, *second, *alone]
 
-    mine = derivatives(p, q, RowValues.apply(FastRows(RowDivergence(kind, dtype=torch.float32), rows), p, q))
+    mine = derivatives(
+        p, q, RowValueFunction.apply(FastRows(RowDivergence(kind, dtype=torch.float32), triton_rows), p, q)
+    )
     wide = [side.detach().double().requires_grad_() for side in (p, q)]
     true = derivatives(*wide, reference.row_divergence(RowDivergence(kind), *wide))
     for ours_, theirs in zip(mine, true, strict=True):
@@ -373,7 +375,9 @@ def test_directional_derivative_is_the_gradients() -> None:
     p, q, change = (on_device(torch.randn(2, 6)) for _ in range(3))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(q, change)
-        value = RowValues.apply(FastRows(RowDivergence(KL(), dtype=torch.float32), rows), p, dual)
+        value = RowValueFunction.apply(
+            FastRows(RowDivergence(KL(), dtype=torch.float32), triton_rows), p, dual
+        )
         got = torch.autograd.forward_ad.unpack_dual(value).tangent
     by_q = ours(KL(), p, q, wanted=(False, True))[2]
     assert by_q is not None
@@ -407,7 +411,7 @@ def test_labels_are_mixed_in(share: float, inplace: bool) -> None:
         weights,
         wanted=BOTH,
     )
-    total, (by_p, by_q) = rows.weighted_total(
+    total, (by_p, by_q) = triton_rows.weighted_total(
         RowDivergence(KL(), 2.0, torch.float32, labels),
         on_device(p),
         on_device(q),
@@ -415,7 +419,7 @@ def test_labels_are_mixed_in(share: float, inplace: bool) -> None:
         wanted=BOTH,
         scale=3.0,
     )
-    mine = rows.value_and_gradient(
+    mine = triton_rows.value_and_gradient(
         RowDivergence(KL(), 2.0, labels=labels),
         on_device(p),
         on_device(q),
@@ -437,10 +441,10 @@ def test_labels_are_mixed_in(share: float, inplace: bool) -> None:
 def test_what_it_leaves_to_others() -> None:
     p = on_device(torch.randn(2, 3))
     for kind in (ChiSquared(), SkewKL(alpha=0.0), SkewKL(alpha=1.0), JensenShannon(beta=1.0, scaled=True)):
-        assert not rows.serves(kind, p, p)
-    assert not rows.serves(KL(), p.double(), p.double())
-    assert not rows.serves(KL(), p[:, :0], p[:, :0])
-    assert not rows.serves(KL(), p, p.to("meta"))
+        assert not triton_rows.serves(kind, p, p)
+    assert not triton_rows.serves(KL(), p.double(), p.double())
+    assert not triton_rows.serves(KL(), p[:, :0], p[:, :0])
+    assert not triton_rows.serves(KL(), p, p.to("meta"))
 
 
 if DEVICE == "cuda":  # chosen when the cases are collected
@@ -450,7 +454,7 @@ if DEVICE == "cuda":  # chosen when the cases are collected
         weights = on_device(torch.rand(4))
 
         def compute() -> tuple[Tensor, list[Tensor | None]]:
-            return rows.weighted_total(
+            return triton_rows.weighted_total(
                 RowDivergence(KL(), 2.0, dtype=torch.float32), p, q, weights, wanted=BOTH, scale=0.25
             )
 

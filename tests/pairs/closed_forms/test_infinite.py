@@ -29,7 +29,7 @@ from torch.distributions import (
 from kullback import kl_divergence, kl_estimate, register_kl
 from kullback.errors import ArgumentValueError
 from kullback.pairs.closed_forms.infinite import ALWAYS_INFINITE
-from kullback.pairs.closed_forms.native import fused_divergence
+from kullback.pairs.closed_forms.shortcuts import fused_divergence
 
 Make = Callable[[Tensor, Tensor], Distribution]
 MADE: dict[type, Make] = {

@@ -29,8 +29,8 @@ from torch.distributions import (
 
 from kullback import Alpha, ChiSquared, Renyi, SquaredHellinger, divergence, kl_divergence
 from kullback.errors import NoRuleError
-from kullback.pairs.options import Options
 from kullback.pairs.solve import estimate
+from kullback.pairs.solve_options import SolveOptions
 
 ORDERS = (0.01, 0.3, 0.5, 0.99, 1.01, 1.5, 2.0, 7.0)
 Integral = Callable[
@@ -192,10 +192,10 @@ def test_renyi_and_its_gradient_are_those_of_the_normalizer(name: str, relative:
 def test_a_closed_form_is_what_the_sum_over_nodes_gives(
     p: Distribution, q: Distribution, kind: Renyi
 ) -> None:
-    closed = estimate("divergence", p, q, Options(), kind)
+    closed = estimate("divergence", p, q, SolveOptions(), kind)
     assert closed.method == "closed_form"
     method = "summation" if isinstance(p, Poisson) else "quadrature"
-    nodes = estimate("divergence", p, q, Options(method=method), kind)
+    nodes = estimate("divergence", p, q, SolveOptions(method=method), kind)
     torch.testing.assert_close(closed.value, nodes.value, rtol=1e-6, atol=1e-7)
 
 
@@ -217,7 +217,7 @@ def test_where_the_integral_diverges_the_power_divergences_are_infinite(
 ) -> None:
     assert divergence(p, q, Renyi(order)) == math.inf
     assert divergence(p, q, Alpha(order)) == math.inf
-    found = estimate("divergence", p, q, Options(), Alpha(order))
+    found = estimate("divergence", p, q, SolveOptions(), Alpha(order))
     assert found.error == 0
 
 
@@ -298,7 +298,7 @@ def test_covariances_as_they_were_given(alpha: float, condition: float, dtype: t
     k = (c * 1.1 + torch.eye(3) / 10).to(dtype)
     m, n = torch.tensor([0.3, -0.2, 1.0], dtype=dtype), torch.tensor([0.2, 0.0, 0.9], dtype=dtype)
     p, q = MultivariateNormal(m, c, validate_args=False), MultivariateNormal(n, k, validate_args=False)
-    found = estimate("divergence", p, q, Options(), Renyi(alpha))
+    found = estimate("divergence", p, q, SolveOptions(), Renyi(alpha))
     with mpmath.workdps(50):
         a = mpf(alpha)
         first, second, shift = mp.matrix(c.tolist()), mp.matrix(k.tolist()), mp.matrix((m - n).tolist())

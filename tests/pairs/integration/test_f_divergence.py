@@ -52,8 +52,8 @@ from kullback import (
     kl_divergence,
 )
 from kullback.errors import ArgumentValueError, ConvergenceError, NoRuleError
-from kullback.pairs.options import Options
 from kullback.pairs.solve import estimate
+from kullback.pairs.solve_options import SolveOptions
 
 BOUNDED = [
     TotalVariation(),
@@ -169,7 +169,7 @@ LINE = [
 @pytest.mark.parametrize(("p", "q"), LINE, ids=lambda d: type(d).__name__)
 def test_bounded_kinds_are_what_mpmath_integrates(kind: Any, p: Distribution, q: Distribution) -> None:
     expected = truth(kind, p, q)
-    found = estimate("divergence", p, q, Options(), kind)
+    found = estimate("divergence", p, q, SolveOptions(), kind)
     assert float(found.value) == pytest.approx(expected, rel=1e-8, abs=1e-10)
     assert abs(float(found.value) - expected) <= float(found.error) + 1e-9
     assert float(divergence(p, q, kind)) == float(found.value)
@@ -285,7 +285,7 @@ def value_or_none(p: Distribution, q: Distribution, kind: Any) -> float | None:
 def test_tails_decide_where_a_power_divergence_is_infinite(
     p: Distribution, q: Distribution, order: float
 ) -> None:
-    found = estimate("divergence", p, q, Options(), Alpha(order))
+    found = estimate("divergence", p, q, SolveOptions(), Alpha(order))
     assert (float(found.value), float(found.error)) == (math.inf, 0.0)  # pyright: ignore[reportArgumentType]
 
 
@@ -301,7 +301,7 @@ def test_tails_decide_where_a_power_divergence_is_infinite(
     ids=repr,
 )
 def test_and_where_it_is_finite(p: Distribution, q: Distribution, order: float) -> None:
-    found = estimate("divergence", p, q, Options(), Alpha(order))
+    found = estimate("divergence", p, q, SolveOptions(), Alpha(order))
     assert 0 < float(found.value) < math.inf
 
 

@@ -40,7 +40,7 @@ from kullback import (
     kl_estimate,
 )
 from kullback.errors import ConvergenceError
-from kullback.pairs import Options, estimate
+from kullback.pairs import SolveOptions, estimate
 from tests.oracles.sweep import parameters as parameters_of_spec
 from tests.oracles.sweep_checks import KINDS
 from tests.oracles.sweep_extended import truth
@@ -341,7 +341,7 @@ def test_every_kind_has_an_error_that_is_a_bound_for_narrow_parts(kind: str) -> 
     if math.isinf(true):
         assert float(divergence(p, q, KINDS[kind])) == true
         return
-    found = estimate("divergence", p, q, Options(), KINDS[kind])
+    found = estimate("divergence", p, q, SolveOptions(), KINDS[kind])
     assert found.error is not None
     assert abs(found.value.item() - true) <= found.error.item() + 4e-16 * true
     assert found.error < 1e-6 * true

@@ -56,9 +56,9 @@ from kullback import (
 from kullback.errors import ConvergenceError
 from kullback.generators.growth import growth_of
 from kullback.pairs import univariate
-from kullback.pairs.densities.base import Density, density_of
+from kullback.pairs.densities.density import Density, density_of
 from kullback.pairs.integration.quadrature import Integral
-from kullback.pairs.options import Options
+from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import is_divergence_infinite
 
 
@@ -358,10 +358,10 @@ def test_derivatives_come_from_the_attempt_that_answered(monkeypatch: pytest.Mon
     fails = torch.tensor([False, True, False])
 
     def with_a_failure(
-        p: Density, q: Density, kind: Divergence, shape: torch.Size, options: Options
+        p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions
     ) -> Integral:
         result = compute(p, q, kind, shape, options)
-        if shape.numel() < 3 or options.max_evaluations == Options().max_evaluations:
+        if shape.numel() < 3 or options.max_evaluations == SolveOptions().max_evaluations:
             return result
         root = torch.sqrt(result.value - result.value.detach())
         value = torch.where(fails, result.value + root, result.value)

@@ -24,11 +24,11 @@ from torch.distributions import (
 )
 
 from kullback import kl_divergence, kl_estimate
-from kullback.pairs.densities.base import Density, Points, density_of
+from kullback.pairs.densities.density import Density, Points, density_of
 from kullback.pairs.densities.integer import IntegerDensity, PoissonDensity
 from kullback.pairs.integration.quadrature import Integral
 from kullback.pairs.integration.summation import sum_terms
-from kullback.pairs.options import Target
+from kullback.pairs.solve_options import Tolerance
 
 Named = tuple[str, tuple[float, ...]]
 
@@ -37,7 +37,7 @@ def summed(p: Density, q: Density, max_evaluations: int = 10_000) -> Integral:
     """Sum the terms of two densities, each a single one or a batch of the same shape."""
     p, q = (density.mapped(lambda x: x.unsqueeze(-1)) for density in (p, q))
     shape = torch.broadcast_shapes(p.center_and_width()[0].shape, q.center_and_width()[0].shape)[:-1]
-    return sum_terms(p, q, shape, Target(1e-12, 0.0, max_evaluations))
+    return sum_terms(p, q, shape, Tolerance(1e-12, 0.0, max_evaluations))
 
 
 def density_or_fail(d: Distribution) -> Density:

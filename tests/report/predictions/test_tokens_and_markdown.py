@@ -142,7 +142,7 @@ def test_more_tokens_than_classes_are_refused_before_the_work(files, monkeypatch
     def worked(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("kullback.cli.predictions.compare_predictions", worked)
+    monkeypatch.setattr("kullback.cli.prediction_comparison.compare_predictions", worked)
     result = compare("--tokens", "tokens.txt", "--json", "x.json")
     assert_one_line_error(result, "tokens.txt", "at most 12 tokens", "got 13")
     assert not Path("x.json").exists()

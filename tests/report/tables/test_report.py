@@ -17,8 +17,8 @@ from rich.console import Console
 from kullback.report import html as tables_html, json as tables_json, terminal as tables_terminal, write
 from kullback.report.subjects.tables import MOST_DRAWN, contributors, interval, p_value_text
 from kullback.results.verdict import Verdict
-from kullback.tables.compare import compare_tables
-from kullback.tables.result import TableComparison
+from kullback.tables.compare_two_tables import compare_tables
+from kullback.tables.table_results import TableComparison
 from tests.report.pages import DESK, PHONE, WIDTHS, boxes, overlap, too_faint
 
 HOSTILE = "</style><script>alert(1)</script> $x_1$ &amp; " + "unbroken" * 8

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import hypergeom
 
 from kullback.tables.inference import significance
-from kullback.tables.profile import Profile
+from kullback.tables.table_profile import Profile
 
 ROWS = 20_000_000
 

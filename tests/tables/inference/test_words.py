@@ -12,8 +12,8 @@ import pytest
 from kullback import compare_tables
 from kullback.cli.gates import parse_table_gate
 from kullback.tables import ColumnProfile, Profile, compare_profiles, profile_table
-from kullback.tables.columns.words import rows_with_words
-from kullback.tables.inference.words import word_test
+from kullback.tables.columns.word_groups import rows_with_words
+from kullback.tables.inference.word_test import word_test
 from tests.tables.test_compare import codes
 
 TEXTS = [
@@ -50,7 +50,7 @@ def by_hand(texts: list[str], weights: list[float]) -> dict[int, float]:
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 19])
 def test_each_row_counts_once_for_each_group_of_its_words(monkeypatch, chunk):
-    monkeypatch.setattr("kullback.tables.columns.words.CHUNK", chunk)
+    monkeypatch.setattr("kullback.tables.columns.word_groups.CHUNK", chunk)
     texts = TEXTS * 3
     weights = np.arange(len(texts)) / 4
     array = pa.array(["left out", *texts], pa.large_string()).slice(1)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kullback.common.optional import load
 from kullback.estimators.draws import Array
-from kullback.optional import load
 
 __all__ = ["GaussianKL", "gaussian_kl", "gaussian_log_odds"]
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value
-from kullback.estimators.checks import check_samples
 from kullback.estimators.discrete import point
 from kullback.estimators.discrete.measures import KNOWN
 from kullback.estimators.draws import (
@@ -22,6 +21,7 @@ from kullback.estimators.draws import (
     with_weight,
 )
 from kullback.estimators.normal_interval import standard_normal_quantile
+from kullback.estimators.sample_checks import check_samples
 from kullback.representations import Counts, Representation, can_inspect
 from kullback.samples import Samples
 

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from kullback.errors import NoRuleError, explain
-from kullback.estimate import Estimate
-from kullback.estimators.checks import check_confidence
-from kullback.estimators.discrete.api import is_refused, nothing_shared, rows_note
+from kullback.estimators.discrete.categorical_estimators import is_refused, nothing_shared, rows_note
+from kullback.estimators.discrete.count_intervals import kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, count_categories
-from kullback.estimators.discrete.intervals import kl_interval
 from kullback.estimators.discrete.measures import KL_MEASURE, Measure, at_the_ends, measure_of
 from kullback.estimators.discrete.total_variation import total_variation_estimate, total_variation_interval
+from kullback.estimators.sample_checks import check_confidence
 from kullback.generators import (
     KL,
     Alpha,
@@ -28,9 +27,10 @@ from kullback.generators import (
 )
 from kullback.generators.growth import as_kl, is_own
 from kullback.representations import Counts
+from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-__all__ = ["Measured", "bias_corrected", "describe_kind", "estimable", "largest_of", "measured"]
+__all__ = ["DebiasedEstimate", "bias_corrected", "describe_kind", "estimable", "largest_of", "measured"]
 
 
 def bias_corrected(
@@ -88,7 +88,7 @@ def bias_corrected(
 
 def describe_kind(
     table: CategoryCounts, kind: Divergence, confidence: float, *, bins: bool = False
-) -> tuple[Measured, tuple[str, ...]]:
+) -> tuple[DebiasedEstimate, tuple[str, ...]]:
     """Return what counts say about a divergence, and notes: about rows where there is a batch of them."""
     a, b = table.a, table.b
     found = measured(kind, a, b, confidence, table.inflation, spread=table.spread, bins=bins)
@@ -108,7 +108,7 @@ def describe_kind(
     notes = [text if rows.ndim == 0 else rows_note(rows, text) for rows, text in said if bool(rows.any())]
     if not bins and a.ndim == 1:
         notes = [*nothing_shared(table), *notes]
-    return Measured(found.value, error, (low, high)), (*notes, *table.notes)
+    return DebiasedEstimate(found.value, error, (low, high)), (*notes, *table.notes)
 
 
 def largest_of(kind: Divergence) -> float:
@@ -116,7 +116,7 @@ def largest_of(kind: Divergence) -> float:
     return sum(at_the_ends(kind)) if kind.additive else math.inf
 
 
-class Measured(NamedTuple):
+class DebiasedEstimate(NamedTuple):
     """An estimate with as little bias as counts allow, its standard error and its interval."""
 
     value: Tensor
@@ -148,7 +148,7 @@ def measured(
     *,
     spread: float = 1.0,
     bins: bool = False,
-) -> Measured:
+) -> DebiasedEstimate:
     r"""Estimate a divergence from how often each category was drawn.
 
     `KL`, `ReverseKL` and `Jeffreys`, the sum of both, have the intervals of `kl_interval`; bounded kinds and powers of
@@ -181,10 +181,12 @@ def measured(
         )
         low, high = (x + y for x, y in zip(one.interval, other.interval, strict=True))
         # The errors of both directions depend on each other.
-        return Measured(one.value + other.value, one.standard_error + other.standard_error, (low, high))
+        return DebiasedEstimate(
+            one.value + other.value, one.standard_error + other.standard_error, (low, high)
+        )
     if isinstance(kind, TotalVariation):
         value, error = total_variation_estimate(a, b, inflation)
-        return Measured(value, error, total_variation_interval(a, b, confidence, inflation))
+        return DebiasedEstimate(value, error, total_variation_interval(a, b, confidence, inflation))
     if isinstance(kind, Renyi):
         return _renyi(
             kind.alpha, measured(Alpha(kind.alpha), a, b, confidence, inflation, spread=spread, bins=bins)
@@ -192,7 +194,7 @@ def measured(
     measure = KL_MEASURE if isinstance(kind, KL) else measure_of(kind)
     interval = kl_interval(a, b, confidence, inflation, spread=spread, bins=bins, measure=measure)
     value = measure.estimate(a, b) + measure.correction(a, b).shrunken
-    return Measured(value.clamp(0, measure.largest), _error(measure, a, b, inflation), interval)
+    return DebiasedEstimate(value.clamp(0, measure.largest), _error(measure, a, b, inflation), interval)
 
 
 def _error(measure: Measure, a: Tensor, b: Tensor, inflation: tuple[float, float]) -> Tensor:
@@ -200,7 +202,7 @@ def _error(measure: Measure, a: Tensor, b: Tensor, inflation: tuple[float, float
     return torch.maximum(from_p * inflation[0] + from_q * inflation[1] - second, second).sqrt()
 
 
-def _renyi(alpha: float, power: Measured) -> Measured:
+def _renyi(alpha: float, power: DebiasedEstimate) -> DebiasedEstimate:
     """Return log(1 + alpha (alpha - 1) D) / (alpha - 1) of the power divergence D."""
     factor = alpha * (alpha - 1)
 
@@ -212,4 +214,4 @@ def _renyi(alpha: float, power: Measured) -> Measured:
         * alpha
         / (1 + factor * power.value).clamp(min=torch.finfo(power.value.dtype).tiny)
     )
-    return Measured(of(power.value), error, (of(power.interval[0]), of(power.interval[1])))
+    return DebiasedEstimate(of(power.value), error, (of(power.interval[0]), of(power.interval[1])))

@@ -28,7 +28,7 @@ from kullback.estimators.discrete.point import (
     zhang_grabchak,
 )
 from kullback.generators import Divergence
-from kullback.generators.base import FinitePair
+from kullback.generators.divergence import FinitePair
 from kullback.generators.growth import power_of
 
 __all__ = ["KL_MEASURE", "KNOWN", "Measure", "at_the_ends", "measure_of", "no_correction", "of_shares"]
@@ -112,7 +112,7 @@ def measure_of(kind: Divergence) -> Measure:
         swapped, order = order < 0, max(order, 1 - order)
         power = order * (order - 1) / factor
         terms, constant = _powers(order, power), -1 / power
-    sums = _Sums(terms, constant, swapped, corrected=power == 0)
+    sums = _CategorySums(terms, constant, swapped, corrected=power == 0)
     curvature = _curvature(kind)
 
     def near(a: Tensor, b: Tensor) -> SecondOrder:
@@ -140,7 +140,7 @@ def measure_of(kind: Divergence) -> Measure:
 
 
 @dataclass(frozen=True)
-class _Sums:
+class _CategorySums:
     """Estimates that are sums over categories.
 
     Attributes:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.inputs import number_from
+from kullback.common.special import scaled_e1
 from kullback.errors import invalid_value, safe_repr
-from kullback.inputs import number_from
-from kullback.special import scaled_e1
 
 __all__ = [
     "CoverageCorrection",

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from kullback.estimators.discrete.intervals import coarser
+from kullback.estimators.discrete.count_intervals import coarser
 from kullback.estimators.discrete.measures import KNOWN, is_rare
 from kullback.estimators.discrete.point import unseen_shares
 from kullback.estimators.normal_interval import standard_normal_quantile

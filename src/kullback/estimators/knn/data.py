@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from kullback.errors import ArgumentValueError, explain, invalid_type, invalid_value
-from kullback.estimators.checks import check_finite, check_samples
 from kullback.estimators.draws import Array, Draws
 from kullback.estimators.knn.search import spatial_order
+from kullback.estimators.sample_checks import check_finite, check_samples
 from kullback.estimators.spans import rank_of
 from kullback.estimators.surfaces import sphere_chart, surface_of
 from kullback.samples import Samples

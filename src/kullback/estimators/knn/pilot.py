@@ -15,10 +15,10 @@ import math
 
 import numpy as np
 
+from kullback.common.optional import load
+from kullback.common.special import HALF_LOG_2PI
 from kullback.estimators.draws import Array
 from kullback.estimators.tails import fit_tail
-from kullback.optional import load
-from kullback.special import HALF_LOG_2PI
 
 __all__ = ["MarginalGaussianization", "Whitening", "log_ball_volume"]
 

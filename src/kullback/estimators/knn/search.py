@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from kullback.common.optional import load
+from kullback.common.progress import progress_bar
 from kullback.estimators.draws import Array, Integers
-from kullback.optional import load
-from kullback.progress import progress_bar
 
 __all__ = ["KNearest", "nearest_among", "search_line", "search_space", "spatial_order"]
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.io.checks import tolerance
-from kullback.io.files import dtype_name
-from kullback.words import NO_LABEL
+from kullback.common.words import NO_LABEL
+from kullback.io.row_checks import tolerance
+from kullback.io.source_files import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kullback.errors import FileError
-    from kullback.io.files import FileReference
+    from kullback.io.source_files import FileReference
 
 __all__ = ["Positions", "TopKBlock", "check", "join", "log_tail_mass", "part", "to_block"]
 

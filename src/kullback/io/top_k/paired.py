@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from kullback.common.words import NO_LABEL
 from kullback.errors import FileError
 from kullback.io.top_k.block import TopKBlock
-from kullback.words import NO_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

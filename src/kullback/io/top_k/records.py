@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
+from kullback.common.words import NO_LABEL
 from kullback.io.top_k.block import LARGEST_INDEX, Positions
 from kullback.io.top_k.source import TopKReader
-from kullback.words import NO_LABEL
 
 if TYPE_CHECKING:
     from kullback.errors import FileError
-    from kullback.io.files import FileReference
+    from kullback.io.source_files import FileReference
 
 __all__ = [
     "CLAMPED",

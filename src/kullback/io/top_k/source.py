@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from kullback.errors import invalid_value
-from kullback.io.files import Closes
+from kullback.io.source_files import Closes
 from kullback.io.top_k.block import Positions, TopKBlock, check, join, part, to_block
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kullback.io.files import FileReference
+    from kullback.io.source_files import FileReference
 
 __all__ = ["TopKReader", "TopKSource"]
 

@@ -52,7 +52,7 @@ def is_available() -> bool:
     return not _is_tracing() and missing() is None
 
 
-# torch.compile evaluates a function with this mark once, while it traces (see kullback.reduction).
+# torch.compile evaluates a function with this mark once, while it traces (see kullback.losses.reduction).
 is_available._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 

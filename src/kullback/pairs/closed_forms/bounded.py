@@ -8,11 +8,17 @@ import torch
 from torch import Tensor
 from torch.distributions import ContinuousBernoulli, Uniform, VonMises
 
+from kullback.common.dtypes import upcast
+from kullback.common.special import (
+    bregman_by_quadrature,
+    log1p_quotient,
+    log_ratio,
+    logit_difference,
+    polynomial,
+)
 from kullback.kernels.codes import ElementForm
-from kullback.numeric import upcast
 from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.registry import closed_form
-from kullback.special import bregman_by_quadrature, log1p_quotient, log_ratio, logit_difference, polynomial
 
 __all__: list[str] = []
 

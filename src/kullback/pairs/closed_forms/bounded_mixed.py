@@ -20,8 +20,18 @@ from torch.distributions import (
     Uniform,
 )
 
+from kullback.common.dtypes import upcast
+from kullback.common.special import (
+    HALF_LOG_2PI,
+    bounded_exp,
+    log_product,
+    log_ratio,
+    polynomial,
+    scaled_expm1mx,
+    stirling_remainder,
+    within_floats,
+)
 from kullback.kernels.codes import ElementForm
-from kullback.numeric import upcast
 from kullback.pairs.closed_forms.bounded import (
     continuous_bernoulli_divergence,
     continuous_bernoulli_variance,
@@ -32,16 +42,6 @@ from kullback.pairs.closed_forms.bounded import (
 from kullback.pairs.closed_forms.dirichlet import concentrations, dirichlet_divergence
 from kullback.pairs.closed_forms.positive_log_moments import log_moments_of
 from kullback.pairs.registry import closed_form
-from kullback.special import (
-    HALF_LOG_2PI,
-    bounded_exp,
-    log_product,
-    log_ratio,
-    polynomial,
-    scaled_expm1mx,
-    stirling_remainder,
-    within_floats,
-)
 
 __all__: list[str] = []
 

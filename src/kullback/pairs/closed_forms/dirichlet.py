@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.distributions import Beta, Dirichlet
 from torch.utils.checkpoint import checkpoint
 
+from kullback.common.dtypes import upcast
+from kullback.common.special import log_ratio, scaled_expm1mx, stirling_bregman
 from kullback.kernels.codes import ElementForm, RowForm
-from kullback.kernels.native.closed_forms import required_gradients
-from kullback.numeric import upcast
+from kullback.kernels.native.native_closed_forms import required_gradients
 from kullback.pairs.native_forms import NativeForm, divergence_of, is_ordinary_call
 from kullback.pairs.numerics.parameters import is_transformed
 from kullback.pairs.registry import closed_form
-from kullback.special import log_ratio, scaled_expm1mx, stirling_bregman
 
 __all__ = ["concentrations", "dirichlet_divergence"]
 

@@ -18,12 +18,13 @@ from torch.distributions import (
     Poisson,
 )
 
+from kullback.common.dtypes import upcast
+from kullback.common.special import expm1mx, itakura_saito, log_ratio, polynomial
 from kullback.generators import KL
-from kullback.generators.base import finite
+from kullback.generators.divergence import finite
 from kullback.kernels import reference
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.reference import RowDivergence
-from kullback.numeric import upcast
 from kullback.pairs.numerics.bernoulli import (
     Probabilities,
     generalized_kl,
@@ -34,7 +35,6 @@ from kullback.pairs.numerics.bernoulli import (
 )
 from kullback.pairs.numerics.parameters import all_equal, given_logits, is_batched, is_differentiated
 from kullback.pairs.registry import closed_form
-from kullback.special import expm1mx, itakura_saito, log_ratio, polynomial
 
 __all__: list[str] = []
 

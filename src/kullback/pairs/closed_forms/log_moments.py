@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.special import (
+from kullback.common.special import (
     bounded_exp,
     digamma,
     harmonic_number,

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Gamma, LKJCholesky, Wishart
 
-from kullback.kernels.native.closed_forms import Form, Parameters, required_gradients
-from kullback.numeric import upcast
+from kullback.common.dtypes import upcast
+from kullback.common.special import bregman_by_quadrature, itakura_saito, polynomial, stirling_bregman
+from kullback.kernels.native.native_closed_forms import Form, Parameters, required_gradients
 from kullback.pairs.closed_forms.multivariate_normal import LARGE_MATRIX, form_of_normals, matrix_of
 from kullback.pairs.native_forms import divergence_of, is_ordinary_call
 from kullback.pairs.numerics.cholesky import factors_of, relative
 from kullback.pairs.registry import closed_form, native_form
-from kullback.special import bregman_by_quadrature, itakura_saito, polynomial, stirling_bregman
 
 __all__: list[str] = []
 

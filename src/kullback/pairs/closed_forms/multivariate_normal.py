@@ -22,9 +22,16 @@ from torch.distributions import (
     Wishart,
 )
 
-from kullback.inputs import recordable
-from kullback.kernels.native.closed_forms import Form, Gradients, Parameters, divergence, required_gradients
-from kullback.numeric import upcast
+from kullback.common.dtypes import upcast
+from kullback.common.inputs import recordable
+from kullback.common.special import bregman_by_quadrature, itakura_saito
+from kullback.kernels.native.native_closed_forms import (
+    Form,
+    Gradients,
+    Parameters,
+    divergence,
+    required_gradients,
+)
 from kullback.pairs.native_forms import Shortcut, divergence_of, is_ordinary_call, reader_of
 from kullback.pairs.numerics.cholesky import (
     Covariance,
@@ -41,7 +48,6 @@ from kullback.pairs.numerics.parameters import first_given
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import closed_form
 from kullback.representations import can_inspect
-from kullback.special import bregman_by_quadrature, itakura_saito
 
 __all__ = [
     "LARGE_MATRIX",

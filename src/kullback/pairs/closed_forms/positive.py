@@ -20,11 +20,8 @@ from torch.distributions import (
     Weibull,
 )
 
-from kullback.kernels.codes import ElementForm
-from kullback.numeric import upcast
-from kullback.pairs.closed_forms.real import cauchy_divergence, gumbel_divergence, normal_divergence
-from kullback.pairs.registry import closed_form
-from kullback.special import (
+from kullback.common.dtypes import upcast
+from kullback.common.special import (
     EULER_GAMMA,
     HALF_LOG_2PI,
     expm1_ratio,
@@ -39,6 +36,9 @@ from kullback.special import (
     stirling_remainder,
     within_floats,
 )
+from kullback.kernels.codes import ElementForm
+from kullback.pairs.closed_forms.real import cauchy_divergence, gumbel_divergence, normal_divergence
+from kullback.pairs.registry import closed_form
 
 __all__: list[str] = []
 

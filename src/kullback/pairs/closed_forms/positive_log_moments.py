@@ -31,19 +31,8 @@ from torch.distributions import (
     Weibull,
 )
 
-from kullback.kernels.codes import ElementForm
-from kullback.numeric import upcast
-from kullback.pairs.closed_forms.log_moments import (
-    Exact,
-    Factor,
-    GammaProduct,
-    KumaraswamyLog,
-    LogMoments,
-    NormalLog,
-)
-from kullback.pairs.closed_forms.positive import shape_and_rate
-from kullback.pairs.registry import closed_form
-from kullback.special import (
+from kullback.common.dtypes import upcast
+from kullback.common.special import (
     EULER_GAMMA,
     HALF_LOG_2PI,
     bounded_exp,
@@ -58,6 +47,17 @@ from kullback.special import (
     stirling_remainder,
     within_floats,
 )
+from kullback.kernels.codes import ElementForm
+from kullback.pairs.closed_forms.log_moments import (
+    Exact,
+    Factor,
+    GammaProduct,
+    KumaraswamyLog,
+    LogMoments,
+    NormalLog,
+)
+from kullback.pairs.closed_forms.positive import shape_and_rate
+from kullback.pairs.registry import closed_form
 
 __all__ = ["log_moments_of"]
 

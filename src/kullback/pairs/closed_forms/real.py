@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Cauchy, Gumbel, Laplace, LogNormal, Normal, StudentT, Weibull
 
-from kullback.kernels.codes import ElementForm
-from kullback.numeric import tensor_of, upcast
-from kullback.pairs.registry import closed_form
-from kullback.special import (
+from kullback.common.dtypes import tensor_of, upcast
+from kullback.common.special import (
     EULER_GAMMA,
     HALF_LOG_2PI,
     bounded_exp,
@@ -27,6 +25,8 @@ from kullback.special import (
     stirling_remainder,
     within_floats,
 )
+from kullback.kernels.codes import ElementForm
+from kullback.pairs.registry import closed_form
 
 __all__: list[str] = []
 

@@ -20,15 +20,15 @@ from torch.distributions import (
 )
 from torch.nn.functional import logsigmoid
 
+from kullback.common.dtypes import upcast
+from kullback.common.special import safe_logsumexp
 from kullback.errors import no_rule
-from kullback.estimate import Estimate
-from kullback.numeric import upcast
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.image import steps_of
 from kullback.pairs.numerics.parameters import dtype_of, given_logits, is_differentiated
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import reduction
-from kullback.special import safe_logsumexp
+from kullback.results.estimate import Estimate
 
 __all__ = ["kl_of_dimensions", "kl_transformed_transformed", "sum_of_dimensions"]
 

@@ -10,11 +10,11 @@ from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 from torch.nn.functional import logsigmoid
 
-from kullback.numeric import upcast
+from kullback.common.dtypes import upcast
+from kullback.common.special import expm1mx, log1pmx, log_ratio, polynomial
 from kullback.pairs.numerics.bernoulli import Probabilities, log_ratios, probabilities_of
 from kullback.pairs.numerics.parameters import all_equal, given_logits
 from kullback.pairs.registry import closed_form
-from kullback.special import expm1mx, log1pmx, log_ratio, polynomial
 
 __all__: list[str] = []
 

@@ -2,10 +2,10 @@
 
 from kullback.pairs.densities import (
     black_box as black_box,
-    bounded as bounded,
+    bounded_densities as bounded_densities,
     composite as composite,
     integer as integer,
-    positive as positive,
-    real as real,
+    positive_densities as positive_densities,
+    real_densities as real_densities,
     transformed as transformed,
 )

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, VonMises
 
-from kullback.numeric import tensor_of, upcast
+from kullback.common.dtypes import tensor_of, upcast
 from kullback.pairs.clone import detached
-from kullback.pairs.densities.base import Coordinate, Density, Points, Tail, register_density
+from kullback.pairs.densities.density import Coordinate, Density, Points, Tail, register_density
 from kullback.pairs.densities.integer import CategoricalDensity
 from kullback.pairs.sampling.generator import DrawsFrom
 

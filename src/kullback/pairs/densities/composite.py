@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import MixtureSameFamily
 
-from kullback.numeric import tensor_of
-from kullback.pairs.densities.base import (
+from kullback.common.dtypes import tensor_of
+from kullback.common.special import safe_logsumexp
+from kullback.pairs.densities.density import (
     Coordinate,
     Density,
     Points,
@@ -21,7 +22,6 @@ from kullback.pairs.densities.base import (
 )
 from kullback.pairs.densities.image import density_on_image
 from kullback.pairs.numerics.parameters import log_probs_of
-from kullback.special import safe_logsumexp
 
 __all__ = ["MixtureDensity", "log_weights_of"]
 

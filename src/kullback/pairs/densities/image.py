@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.transforms import ComposeTransform, Transform
 
-from kullback.numeric import tensor_of, upcast
+from kullback.common.dtypes import tensor_of, upcast
 from kullback.pairs.clone import unvalidated
-from kullback.pairs.densities.base import Density
 from kullback.pairs.densities.black_box import black_box
+from kullback.pairs.densities.density import Density
 
 __all__ = ["Ends", "density_on_image", "ends_after", "steps_of"]
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Binomial, Categorical, Geometric, NegativeBinomial, Poisson
 
-from kullback.numeric import upcast
-from kullback.pairs.densities.base import Coordinate, Density, Points, Tail, register_density
+from kullback.common.dtypes import upcast
+from kullback.common.special import HALF_LOG_2PI, polynomial
+from kullback.pairs.densities.density import Coordinate, Density, Points, Tail, register_density
 from kullback.pairs.numerics.bernoulli import probabilities_of, rate_of
 from kullback.pairs.numerics.parameters import log_probs_of
-from kullback.special import HALF_LOG_2PI, polynomial
 
 __all__ = [
     "BinomialDensity",

@@ -12,9 +12,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from kullback.pairs.densities.base import Density, Points, Tail
 from kullback.pairs.densities.composite import MixtureDensity
-from kullback.pairs.densities.real import LocationScaleDensity, log_one_plus_square
+from kullback.pairs.densities.density import Density, Points, Tail
+from kullback.pairs.densities.real_densities import LocationScaleDensity, log_one_plus_square
 from kullback.pairs.densities.transformed import AffineDensity
 
 __all__ = [

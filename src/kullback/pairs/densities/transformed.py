@@ -20,8 +20,8 @@ from torch.distributions.transforms import (
 )
 from torch.nn.functional import logsigmoid
 
-from kullback.numeric import tensor_of, upcast
-from kullback.pairs.densities.base import (
+from kullback.common.dtypes import tensor_of, upcast
+from kullback.pairs.densities.density import (
     Coordinate,
     Density,
     Points,
@@ -30,7 +30,7 @@ from kullback.pairs.densities.base import (
     register_density,
 )
 from kullback.pairs.densities.image import density_on_image, ends_after, steps_of
-from kullback.pairs.densities.real import logit_relaxed_bernoulli
+from kullback.pairs.densities.real_densities import logit_relaxed_bernoulli
 
 __all__ = ["AffineDensity", "ExpDensity", "LogDensity", "SigmoidDensity"]
 

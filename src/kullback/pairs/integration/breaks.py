@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.pairs.densities.base import Coordinate, Density
+from kullback.pairs.densities.density import Coordinate, Density
 from kullback.pairs.integration.panels import OUTERMOST, Line
 from kullback.pairs.numerics.parameters import is_tracked
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kullback.generators import Divergence, FinitePair, Renyi, TotalVariation, behaves_as
-from kullback.generators.base import Corner, Growth
+from kullback.generators.divergence import Corner, Growth
 from kullback.generators.growth import growth_of, is_own, order_of, power_of
 from kullback.generators.of_ratio import OfRatio, OwnTerms
 from kullback.pairs.numerics.parameters import is_tracked, is_transformed

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kullback.generators.growth import Corner, Growth
 from kullback.pairs.clone import zero_of
-from kullback.pairs.densities.base import Coordinate, Density, Points
+from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.integration.breaks import Break, corner_terms, find_breaks, moving
 from kullback.pairs.integration.divergence_terms import DivergenceTerms, with_derivatives
 from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
@@ -43,7 +43,7 @@ from kullback.pairs.integration.panels import (
 )
 from kullback.pairs.integration.quadrature import Integral
 from kullback.pairs.numerics.parameters import is_tracked
-from kullback.pairs.options import MASS_ERROR, Target
+from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 from kullback.pairs.support import is_divergence_finite
 
 __all__ = ["Shares", "integrate_divergence", "sum_divergence"]
@@ -217,7 +217,7 @@ def integrate_divergence(
     q: Density,
     terms: DivergenceTerms,
     batch_shape: torch.Size,
-    target: Target,
+    target: Tolerance,
     shares: Shares | None = None,
 ) -> Integral:
     """Integrate the terms of a divergence over the supports of two densities on the line.
@@ -577,7 +577,7 @@ def _measured(
 
 
 def sum_divergence(
-    p: Density, q: Density, terms: DivergenceTerms, batch_shape: torch.Size, target: Target
+    p: Density, q: Density, terms: DivergenceTerms, batch_shape: torch.Size, target: Tolerance
 ) -> Integral:
     """Sum the terms of a divergence over every integer that matters; for the arguments see `integrate_divergence`."""
     fixed_p, fixed_q = p.detached(), q.detached()
@@ -595,7 +595,7 @@ def sum_divergence(
 
 
 def _window(
-    p: Density, q: Density, batch_shape: torch.Size, terms: DivergenceTerms, target: Target
+    p: Density, q: Density, batch_shape: torch.Size, terms: DivergenceTerms, target: Tolerance
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the integers to sum, the last that matters, the last of all, and where the sum diverges or is cut off."""
     shape = torch.Size([*batch_shape, 1])

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from kullback.common.dtypes import upcast
 from kullback.errors import invalid_value
-from kullback.numeric import upcast
-from kullback.pairs.densities.base import Density, density_of
 from kullback.pairs.densities.black_box import BlackBoxDensity
+from kullback.pairs.densities.density import Density, density_of
 from kullback.pairs.integration.panels import OUTERMOST, Line, Panels, integrate_panels, panel_nodes, refine
 from kullback.pairs.sampling.generator import DrawsFrom
 

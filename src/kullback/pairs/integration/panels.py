@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.pairs.densities.base import Coordinate, Density, Points
+from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.integration.gauss_kronrod import NODES, WEIGHTS, WEIGHTS_KRONROD
 
 __all__ = [

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.generators.base import NEAR, power_series
+from kullback.generators.divergence import NEAR, power_series
 from kullback.generators.entropic import KL_SERIES
-from kullback.pairs.densities.base import Density, Points
-from kullback.pairs.densities.bounded import UniformDensity
+from kullback.pairs.densities.bounded_densities import UniformDensity
+from kullback.pairs.densities.density import Density, Points
 from kullback.pairs.integration.breaks import corner_terms, find_breaks, moving
 from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import (
@@ -36,7 +36,7 @@ from kullback.pairs.integration.panels import (
 )
 from kullback.pairs.integration.slow_tails import SlowTail, slow_tails
 from kullback.pairs.numerics.parameters import is_tracked
-from kullback.pairs.options import MASS_ERROR, Target
+from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
 __all__ = ["Integral", "integrate", "kl_integrand"]
 
@@ -102,7 +102,7 @@ class _Pair(NamedTuple):
         return [self.line.v(marks).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for marks in points]
 
 
-def integrate(p: Density, q: Density, batch_shape: torch.Size, target: Target) -> Integral:
+def integrate(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance) -> Integral:
     """Integrate the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
 
     For these, the nodes are fixed in the derivatives of the integrand. The strip between an end and its current value
@@ -154,7 +154,7 @@ def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor
 
 
 def _integrate(
-    p: Density, q: Density, batch_shape: torch.Size, target: Target, *, moves_nodes: bool
+    p: Density, q: Density, batch_shape: torch.Size, target: Tolerance, *, moves_nodes: bool
 ) -> Integral:
     """Return the integral; the nodes move with the ends of P, or only densities at fixed nodes have derivatives."""
     fixed_p, fixed_q = p.detached(), q.detached()
@@ -202,7 +202,7 @@ def _integrate(
     return Integral(value, error, sums.unintegrated.abs())
 
 
-class _Sums(NamedTuple):
+class _PanelSums(NamedTuple):
     """The sums over the panels, and the errors of the panels, for the chosen form of the integrand."""
 
     value: Tensor
@@ -224,7 +224,7 @@ class _Columns(NamedTuple):
     mass_q: Tensor
     mass_errors: Tensor
 
-    def sums(self, same_ends: Tensor) -> _Sums:
+    def sums(self, same_ends: Tensor) -> _PanelSums:
         beyond = (self.mass_q.sum(-1) - 1).abs()  # Q's mass that the value of the first form misses
         is_whole = same_ends & (beyond < 1e-11)
         sums = torch.stack([self.values.sum(-1), self.errors.sum(-1), self.roundings.sum(-1)])
@@ -232,7 +232,7 @@ class _Columns(NamedTuple):
         rounding = rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
         errors = torch.where(is_whole.unsqueeze(-1), self.errors[0], self.errors[1])
         unintegrated = 1 - self.mass_p.sum(-1)
-        return _Sums(value, error, rounding, is_whole, unintegrated, self.mass_errors.sum(-1), errors)
+        return _PanelSums(value, error, rounding, is_whole, unintegrated, self.mass_errors.sum(-1), errors)
 
 
 _MASS_ERRORS = _Columns._fields.index("mass_errors")

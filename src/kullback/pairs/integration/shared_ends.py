@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import tensor_of
 from kullback.generators import Divergence
 from kullback.generators.growth import growth_of
-from kullback.numeric import tensor_of
-from kullback.pairs.densities.base import Density, Tail
+from kullback.pairs.densities.density import Density, Tail
 from kullback.pairs.densities.transformed import AffineDensity
 from kullback.pairs.numerics.parameters import is_differentiated
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.pairs.densities.base import Density
+from kullback.pairs.densities.density import Density
 from kullback.pairs.integration.panels import NEGLIGIBLE, Line
 from kullback.pairs.support import tail_margins
 

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.numeric import tensor_of
-from kullback.pairs.densities.base import Density, Points
+from kullback.common.dtypes import tensor_of
+from kullback.pairs.densities.density import Density, Points
 from kullback.pairs.integration.panels import with_halves
 from kullback.pairs.integration.quadrature import Integral, kl_integrand
-from kullback.pairs.options import Target
+from kullback.pairs.solve_options import Tolerance
 
 __all__ = ["sum_terms"]
 
@@ -86,7 +86,7 @@ class _Panels(NamedTuple):
     mass_q: Tensor
 
 
-def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Target) -> Integral:
+def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance) -> Integral:
     """Sum the terms of KL over the integers where P has mass.
 
     Arguments:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributions import Poisson
 from torch.nn.functional import logsigmoid
 
-from kullback.numeric import upcast
+from kullback.common.dtypes import upcast
+from kullback.common.special import expm1mx, safe_log
 from kullback.pairs.numerics.parameters import given_logits
-from kullback.special import expm1mx, safe_log
 
 __all__ = [
     "Probabilities",

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.numeric import upcast
+from kullback.common.dtypes import upcast
+from kullback.common.special import itakura_saito
 from kullback.pairs.numerics.parameters import first_given
-from kullback.special import itakura_saito
 
 __all__ = [
     "Covariance",

@@ -8,10 +8,10 @@ from torch.autograd import forward_ad
 from torch.distributions import Categorical, Distribution, OneHotCategorical
 from torch.distributions.utils import probs_to_logits
 
-from kullback.numeric import upcast
+from kullback.common.dtypes import upcast
+from kullback.common.special import safe_log
 from kullback.pairs.overrides import overrides_density
 from kullback.representations import can_inspect
-from kullback.special import safe_log
 
 __all__ = [
     "all_equal",

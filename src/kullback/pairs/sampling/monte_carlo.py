@@ -20,20 +20,20 @@ from torch import Tensor
 from torch.distributions import Beta, Distribution, LKJCholesky, MixtureSameFamily
 from torch.distributions.constraints import Constraint, MixtureSameFamilyConstraint
 
-from kullback.control_variate import coefficient, ratio_minus_one
+from kullback.common.control_variate import coefficient, ratio_minus_one
+from kullback.common.dtypes import tensor_of
 from kullback.errors import no_rule
-from kullback.estimate import Estimate
-from kullback.numeric import tensor_of
 from kullback.pairs.clone import detached, expanded
-from kullback.pairs.options import Options
 from kullback.pairs.overrides import overrides, overrides_density
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
+from kullback.pairs.solve_options import SolveOptions
+from kullback.results.estimate import Estimate
 
 __all__ = ["estimate"]
 
 
-def estimate(call: str, p: Distribution, q: Distribution, options: Options) -> Estimate:
+def estimate(call: str, p: Distribution, q: Distribution, options: SolveOptions) -> Estimate:
     """Return KL(P || Q) from draws of P, with its standard error."""
     shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     if overrides_density(p) and not (overrides(p, "sample") or overrides(p, "rsample")):

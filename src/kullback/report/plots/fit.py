@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
-from kullback.numeric import upcast
-from kullback.optional import load
+from kullback.common.dtypes import upcast
+from kullback.common.optional import load
 from kullback.pairs.clone import unvalidated
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from kullback.projection.result import Fit
+    from kullback.fitting.fit_result import Fit
 
     # Draws on axes in the colors of the target and of the fit.
     _Painter = Callable[[Axes, str, str], None]

@@ -11,7 +11,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from kullback.optional import load
+from kullback.common.optional import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable

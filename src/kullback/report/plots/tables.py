@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from kullback.tables.result import ColumnComparison, HistogramBin, JointComparison
+    from kullback.tables.table_results import ColumnComparison, HistogramBin, JointComparison
 
 __all__ = ["draw_column", "percentage", "totals"]
 

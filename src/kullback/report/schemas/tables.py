@@ -31,7 +31,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kullback.tables.result import TableComparison
+    from kullback.tables.table_results import TableComparison
 
 __all__ = ["fields"]
 

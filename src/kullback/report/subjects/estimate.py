@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kullback.estimate import Estimate, sentence_of
 from kullback.report.document import Document, Findings, Frame, Headline, Remark, Table
+from kullback.results.estimate import Estimate, sentence_of
 from kullback.results.verdict import Verdict
 
 __all__ = ["document", "table"]

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.projection.parameters import read_family
-from kullback.projection.result import Fit
+from kullback.fitting.fit_result import Fit
+from kullback.fitting.unconstrained import read_family
 from kullback.report.document import Document, Findings, Frame, Gallery, Headline, Remark, Table
 from kullback.report.formats import number
 from kullback.report.plots.fit import draw_plots, unit

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kullback.common.words import TABLE_DIVERGENCE_NAMES
 from kullback.errors import quoted
 from kullback.report.document import (
     Bar,
@@ -29,8 +30,14 @@ from kullback.report.formats import count, counted, decimal
 from kullback.report.plots.tables import draw_column, percentage, totals
 from kullback.report.schemas import tables as schema
 from kullback.results.verdict import Verdict
-from kullback.tables.result import Bin, ColumnComparison, JointComparison, Quantity, TableComparison, least
-from kullback.words import TABLE_DIVERGENCE_NAMES
+from kullback.tables.table_results import (
+    Bin,
+    ColumnComparison,
+    JointComparison,
+    Quantity,
+    TableComparison,
+    least,
+)
 
 __all__ = ["document", "meaning", "summary"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.log_grid import SMALLEST, buckets_of, integers_in
-from kullback.tables.columns.profile import ColumnProfile
 
 __all__ = ["constant_label", "interval_labels"]
 

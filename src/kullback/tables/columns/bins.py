@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from kullback.short_repr import ShortRepr
+from kullback.common.short_repr import ShortRepr
 from kullback.tables.columns.types import GRIDDED, ColumnType
 
 __all__ = ["OTHER", "SPECIALS", "Bins"]
@@ -39,7 +39,7 @@ class Bins(ShortRepr):
     Example:
         >>> import pyarrow as pa
         >>> from kullback.tables.choose_bins import bin_counts, choose_bins
-        >>> from kullback.tables.profile import profile_table
+        >>> from kullback.tables.table_profile import profile_table
         >>> profile = profile_table(pa.table({"rating": [1, 2, 2, 3, 3, 3] * 10}))
         >>> bins = choose_bins(profile.columns["rating"], profile.columns["rating"])
         >>> bins.labels, bin_counts(profile.columns["rating"], bins)

@@ -15,7 +15,7 @@ own reader into NumPy 0.7 to 1.1, and the same counting in DuckDB's SQL 4.5 to 5
 
 from __future__ import annotations
 
-from kullback.tables.engines.base import Table
 from kullback.tables.engines.choose import open_table
+from kullback.tables.engines.engine import Table
 
 __all__ = ["Table", "open_table"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kullback.tables.engines.base import bad_weights
+from kullback.tables.engines.engine import bad_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,6 @@ import numpy as np
 
 from kullback.tables.columns.types import ColumnType
 from kullback.tables.engines.arrow import integers_of, numbers_of, weights_of
-from kullback.tables.engines.base import ColumnSpec, JointCounts, Table, TableCounts
 from kullback.tables.engines.counters import (
     CategoryCounter,
     Counter,
@@ -22,6 +21,7 @@ from kullback.tables.engines.counters import (
     StringCounter,
     WeightCounter,
 )
+from kullback.tables.engines.engine import ColumnSpec, JointCounts, Table, TableCounts
 from kullback.tables.engines.joint_counts import JointCounter
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kullback.optional import load
-from kullback.tables.engines.base import Caller
+from kullback.common.optional import load
 from kullback.tables.engines.dask_table import DaskTable
+from kullback.tables.engines.engine import Caller
 from kullback.tables.engines.in_memory import ArrowTable, PandasTable, not_a_table
-from kullback.tables.engines.streaming import DuckTable, FileTable, PolarsTable
+from kullback.tables.engines.streamed_tables import DuckTable, FileTable, PolarsTable
 
 if TYPE_CHECKING:
-    from kullback.tables.engines.base import Table
+    from kullback.tables.engines.engine import Table
 
 __all__ = ["open_table"]
 

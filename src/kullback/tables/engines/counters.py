@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.log_grid import CODES, bucket_codes, buckets_of_codes
-from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import MAX_CATEGORIES, ColumnType, is_arrow_integer, is_text
-from kullback.tables.columns.words import WORD_GROUPS, rows_with_words
+from kullback.tables.columns.word_groups import WORD_GROUPS, rows_with_words
 from kullback.tables.engines.arrow import integer_offsets, integers_of, lengths_of, numbers_of, strings_of
 
 if TYPE_CHECKING:

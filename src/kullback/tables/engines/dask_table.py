@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kullback.tables.columns.profile import ColumnProfile, combined
+from kullback.tables.columns.column_profile import ColumnProfile, combined
 from kullback.tables.columns.types import MAX_CATEGORIES, TEXT_VALUES, ColumnType, Field, is_text
 from kullback.tables.engines.arrow import lengths_of
-from kullback.tables.engines.base import Caller, ColumnSpec, JointCounts, Table, TableCounts
+from kullback.tables.engines.engine import Caller, ColumnSpec, JointCounts, Table, TableCounts
 from kullback.tables.engines.in_memory import PandasTable, distinct_names
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 from kullback.errors import ArgumentTypeError, invalid_type, invalid_value, quoted
 from kullback.tables.columns.types import Field, arrow_field
-from kullback.tables.engines.base import Caller
 from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
+from kullback.tables.engines.engine import Caller
 
 __all__ = ["ArrowTable", "PandasTable", "distinct_names"]
 

@@ -11,7 +11,7 @@ from kullback.errors import ArgumentValueError, invalid_value, quoted
 from kullback.tables.columns.log_grid import buckets_of
 from kullback.tables.columns.types import is_arrow_integer
 from kullback.tables.engines.arrow import category_codes, integer_offsets, integers_of, numbers_of
-from kullback.tables.engines.base import JointCounts
+from kullback.tables.engines.engine import JointCounts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kullback.tables.columns.words import WORD_GROUPS, rows_with_words
+from kullback.tables.columns.word_groups import WORD_GROUPS, rows_with_words
 
 __all__ = ["lazy_words"]
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import narwhals as nw
 
+from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.log_grid import PER_OCTAVE, SMALLEST, bucket_ends
-from kullback.tables.columns.profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, is_text, narwhals_field
 from kullback.tables.engines.arrow import EXACT_OFFSET
-from kullback.tables.engines.base import Caller, ColumnSpec, JointCounts, Table, TableCounts, bad_weights
+from kullback.tables.engines.engine import Caller, ColumnSpec, JointCounts, Table, TableCounts, bad_weights
 from kullback.tables.engines.in_memory import distinct_names
 from kullback.tables.engines.joint_counts import special_bins, unknown_category
 from kullback.tables.engines.lazy_words import lazy_words

@@ -36,9 +36,9 @@ from kullback.tables.inference.sampling_error import (
     multinomial_variance,
 )
 from kullback.tables.inference.significance import g_test, together
-from kullback.tables.result import Interval, Quantity
+from kullback.tables.table_results import Interval, Quantity
 
-__all__ = ["MIN_EFFECTIVE", "Statistics", "compare_counts", "expected_rows"]
+__all__ = ["MIN_EFFECTIVE", "BinStatistics", "compare_counts", "expected_rows"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -54,7 +54,7 @@ MOST_MISSING = 3.0  # rows expected by the other side in a bin where one has non
 
 
 @dataclass(frozen=True)
-class Statistics:
+class BinStatistics:
     """The divergences, the p-value of the test, and each bin's term of KL(P || Q)."""
 
     kl_pq: Quantity
@@ -78,7 +78,7 @@ def compare_counts(
     sparse: bool = False,
     confidence: float = 0.95,
     ordered: float = math.nan,
-) -> Statistics:
+) -> BinStatistics:
     """Compare P's counts with Q's in the same bins.
 
     Arguments:
@@ -167,11 +167,11 @@ class _Hidden:
 
 def _statistics(
     quantities: list[Quantity], hidden: _Hidden, p_value: float, contributions: Array
-) -> Statistics:
+) -> BinStatistics:
     """Return the statistics with quantities in the order KL both ways, JS, PSI, TV."""
     greatest = (math.inf, math.inf, math.log(2), math.inf, 1.0)
     known = [hidden.in_quantity(found, most) for found, most in zip(quantities, greatest, strict=True)]
-    return Statistics(known[0], known[1], known[2], known[3], known[4], p_value, contributions)
+    return BinStatistics(known[0], known[1], known[2], known[3], known[4], p_value, contributions)
 
 
 def _down_to_zero(found: Quantity) -> Quantity:

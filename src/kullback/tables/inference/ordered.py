@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from kullback.tables.columns.profile import ColumnProfile
+from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.inference.significance import BLOCK, MOST_PERMUTED, PERMUTATIONS
 
 __all__ = ["OrderedTest", "of_either", "ordered_test", "ordered_test_of_clusters"]

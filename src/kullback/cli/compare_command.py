@@ -1,0 +1,344 @@
+"""The command ``kullback compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kullback.cli.gates import METRICS_IN_WORDS, TABLE_METRICS_IN_WORDS, parse_gate, parse_table_gate
+from kullback.cli.model_options import MODEL_OPTIONS, model_options
+from kullback.cli.outputs import Outputs
+from kullback.cli.shared_options import (
+    BINS,
+    COLUMNS,
+    CONFIDENCE,
+    FILE,
+    HTML,
+    INDEPENDENT,
+    JSON,
+    MARKDOWN,
+    NO_PROGRESS,
+    REPRESENTATIONS,
+    SEED,
+    WEIGHTS,
+    FiniteRange,
+    complete_files,
+    fail_above,
+    fail_below,
+    finish,
+    given_limits,
+    split_groups,
+)
+from kullback.common.optional import load
+from kullback.errors import ArgumentValueError
+
+if TYPE_CHECKING:
+    from kullback.common.words import RepresentationName
+
+__all__ = ["compare", "refuse_workers"]
+
+TABLE = "table"
+# The options of some comparisons, which are refused for the others.
+OF_PREDICTIONS = (
+    "representation_p", "representation_q", "key", "key_p", "key_q", "labels", "labels_key", "cluster_key",
+    "tokens",
+)  # fmt: skip
+OF_TABLES = ("columns", "weights", "joint", "bins", "confidence")
+OF_MODELS = (
+    *MODEL_OPTIONS, "text", "noise_floor", "one_at_a_time", "api_key_env", "server_top",
+)  # fmt: skip
+OF_ROWS = ("worst", "bootstrap", "block_mb", "resume")
+FOR_LABELS = ("lines", "like")
+LLAMA_CPP = "llama.cpp"
+MEBIBYTE = 1024 * 1024
+
+
+@click.command()
+@click.argument("p", metavar="P", shell_complete=complete_files)
+@click.argument("others", metavar="Q...", nargs=-1, required=True, shell_complete=complete_files)
+@click.option(
+    "--as",
+    "representation",
+    type=click.Choice([*REPRESENTATIONS.choices, TABLE]),
+    help="What the numbers in both files are; or table, to compare two tables column by column.",
+)
+@click.option(
+    "--as-p",
+    "representation_p",
+    type=REPRESENTATIONS,
+    help="What the numbers in P are, where the files differ.",
+)
+@click.option("--as-q", "representation_q", type=REPRESENTATIONS, help="What the numbers in Q are.")
+@click.option("--key", help="The array to read from files that hold several.")
+@click.option("--key-p", help="The array to read from P.")
+@click.option("--key-q", help="The array to read from Q.")
+@click.option("--labels", type=FILE, help="A file with the true class of each row, -100 for none.")
+@click.option(
+    "--tokens",
+    type=FILE,
+    help="The text of each class, shown in the reports: a JSON list, one token on each line, or a tokenizer.json.",
+)
+@click.option("--labels-key", help="The name of the labels in their file.")
+@click.option(
+    "--cluster",
+    "cluster",
+    type=FILE,
+    metavar="FILE|COLUMN",
+    help="A file with the document or window of each row; of tables, the column of it.",
+)
+@click.option("--cluster-key", "cluster_key", help="The name of the clusters in their file.")
+@INDEPENDENT
+@click.option(
+    "--worst", type=click.IntRange(0), default=10, show_default=True, help="The number of worst rows to show."
+)
+@JSON
+@HTML
+@MARKDOWN
+@click.option(
+    "--format",
+    "lines",
+    type=click.Choice(["table", LLAMA_CPP]),
+    default="table",
+    show_default=True,
+    help="What to print: tables, or, of models and of predictions with labels, the lines of llama-perplexity "
+    "--kl-divergence.",
+)
+@click.option(
+    "--like",
+    type=click.Choice([LLAMA_CPP]),
+    help="Print those lines, computed as llama.cpp does: P as its base file holds it, without normalizing, without "
+    "classes below its floor.",
+)
+@fail_above(f"{METRICS_IN_WORDS}. Of tables: {TABLE_METRICS_IN_WORDS}")
+@fail_below("top1=0.99")
+@click.option(
+    "--bootstrap",
+    type=click.IntRange(0, 100_000),
+    default=1000,
+    show_default=True,
+    help="Bootstrap draws for the intervals.",
+)
+@SEED
+@COLUMNS
+@WEIGHTS
+@click.option(
+    "--joint",
+    callback=split_groups,
+    multiple=True,
+    metavar="A,B",
+    help="Tables: columns to compare together; repeatable.",
+)
+@BINS
+@CONFIDENCE
+@click.option(
+    "--text",
+    type=FILE,
+    help="Models: the text to compare them on, or JSONL with text, messages, or prompt and completion.",
+)
+@model_options
+@click.option(
+    "--noise-floor",
+    is_flag=True,
+    help="Models: also compare P with itself plus rounding noise of its dtype in every layer.",
+)
+@click.option(
+    "--one-at-a-time",
+    is_flag=True,
+    help="Models: hold one model in memory at a time; P's predictions are kept as a reference on disk.",
+)
+@click.option(
+    "--api-key-env", metavar="NAME", help="Models: the environment variable with the key of the servers."
+)
+@click.option(
+    "--top",
+    "server_top",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Models: how many of the most probable tokens to ask servers for.",
+)
+@click.option(
+    "--resume",
+    type=FILE,
+    metavar="FILE",
+    help="Models and predictions: keep what is finished in FILE; after a run was stopped, go on from there.",
+)
+@NO_PROGRESS
+@click.option(
+    "--block-mb",
+    type=FiniteRange(0, 2**20, min_open=True),
+    default=40.0,
+    show_default=True,
+    help="MiB of each file to read at a time.",
+)
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    p: str,
+    others: tuple[str, ...],
+    representation: Any,
+    representation_p: RepresentationName | None,
+    representation_q: RepresentationName | None,
+    key: str | None,
+    key_p: str | None,
+    key_q: str | None,
+    json_path: str | None,
+    html_path: Path | None,
+    markdown_path: Path | None,
+    fail_above: tuple[str, ...],
+    fail_below: tuple[str, ...],
+    no_progress: bool,
+    block_mb: float,
+    seed: int,
+    lines: str,
+    like: str | None,
+    **settings: Any,
+) -> None:
+    """Compare language models on a text, predictions of the same positions, or two tables: P, the reference, and Q.
+
+    \b
+    kullback compare llama-8b q8.gguf q4.gguf --text wiki.txt
+    kullback compare float32.npy int8.npy --as logits
+    kullback compare before.parquet after.parquet
+
+    Models (--text): folders of Hugging Face models, .gguf files, servers, and references (.klref), beside which --text
+    may be left out; of several Q each is compared with P. Predictions: npy, npz, safetensors, pt, parquet, csv, or
+    llama.cpp's --kl-divergence-base file, with one distribution over the classes in each row. Tables (--as table, which
+    two Parquet files without lists do not need): parquet, csv or ndjson, rows of columns. Divergences are in nats. The
+    exit status is 1 if a gate fails and 2 on an error. Several processes share the rows of predictions by
+    torchrun --nproc-per-node N -m kullback compare ...
+    """
+    of_tables = {name: settings.pop(name) for name in OF_TABLES}
+    of_models = {name: settings.pop(name) for name in OF_MODELS}
+    limits = given_limits(fail_above, fail_below)
+    outputs = Outputs(json_path, html_path, markdown_path)
+    llama_cpp = "like" if like else "format" if lines == LLAMA_CPP else None
+    if representation is None and _are_tables(ctx, (p, *others)):
+        representation = TABLE
+    gates = [] if representation == TABLE else [parse_gate(text, side) for side, text in limits]
+    is_worker = ctx.obj is True
+    if representation == TABLE:
+        if is_worker:
+            refuse_workers("tables are")
+        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS, *FOR_LABELS), TABLE)
+        cluster = settings["cluster"]
+        table_gates = [parse_table_gate(text, side) for side, text in limits]
+        from kullback.cli.table_comparison import run_table_comparison
+
+        failures = run_table_comparison(
+            Path(p),
+            Path(_only(others)),
+            outputs,
+            table_gates,
+            cluster=None if cluster is None else str(cluster),
+            independent=settings["independent"],
+            seed=seed,
+            show_progress=not no_progress,
+            **of_tables,
+        )
+    elif of_models["text"] is not None or _names_model((p, *others), hub=of_models["hub"]):
+        _refuse_options(ctx, (*OF_PREDICTIONS, *OF_TABLES, "cluster"), "models")
+        if is_worker:
+            refuse_workers("models are")
+        from kullback.cli.model_comparison import run_model_comparison
+
+        failures = run_model_comparison(
+            p,
+            others,
+            outputs,
+            gates,
+            representation=representation,
+            llama_cpp=llama_cpp,
+            worst=settings["worst"],
+            bootstrap=settings["bootstrap"],
+            independent=settings["independent"],
+            resume=settings["resume"],
+            block_bytes=max(1, int(block_mb * MEBIBYTE)),
+            seed=seed,
+            show_progress=not no_progress,
+            **of_models,
+        )
+    else:
+        _refuse_options(ctx, (*OF_TABLES, *OF_MODELS), "predictions")
+        from kullback.cli.prediction_comparison import Inputs, run_prediction_comparison
+
+        representations = representation_p or representation, representation_q or representation
+        failures = run_prediction_comparison(
+            Inputs(Path(p), Path(_only(others)), representations, (key_p or key, key_q or key)),
+            outputs,
+            gates,
+            block_bytes=max(1, int(block_mb * MEBIBYTE)),
+            seed=seed,
+            show_progress=not no_progress,
+            llama_cpp=llama_cpp,
+            is_worker=is_worker,
+            **settings,
+        )
+    finish(failures)
+
+
+def _are_tables(ctx: click.Context, names: tuple[str, ...]) -> bool:
+    """Whether these are two Parquet files that can only be tables: as predictions they would need ``--as``."""
+    if len(names) != 2 or any(_is_given(ctx, name) for name in (*OF_PREDICTIONS, *OF_ROWS, "text")):
+        return False
+    if not all(name.endswith(".parquet") and Path(name).is_file() for name in names):
+        return False
+    parquet, types = load("pyarrow.parquet", "a .parquet file"), load("pyarrow.types", "a .parquet file")
+    try:
+        columns = [column.type for name in names for column in parquet.read_schema(name)]
+    except (OSError, ValueError):  # damaged: the reader says how
+        return False
+    return not any(map(types.is_nested, columns)) and not all(map(types.is_integer, columns))
+
+
+def refuse_workers(what: str) -> None:
+    """Refuse several processes that torchrun started where they would all do the same."""
+    from kullback.parallel.workers import worker_count
+
+    if worker_count() > 1:
+        raise ArgumentValueError(
+            f"torchrun started {worker_count()} workers, which share the rows of predictions; {what} for one process. "
+            "Write: kullback ... without torchrun"
+        )
+
+
+def _only(others: tuple[str, ...]) -> str:
+    """Return the one file Q; several are for models."""
+    if len(others) != 1:
+        raise ArgumentValueError(
+            f"Q: wanted one file; got {len(others)}. Several models are compared on a text: --text FILE; files with "
+            "one command each"
+        )
+    return others[0]
+
+
+def _names_model(names: tuple[str, ...], *, hub: bool) -> bool:
+    from kullback.models import is_model
+
+    return any(is_model(name, hub=hub) for name in names)
+
+
+def _refuse_options(ctx: click.Context, names: tuple[str, ...], compared: str) -> None:
+    """Refuse options of the other comparisons."""
+    owners: dict[str, str] = {
+        **dict.fromkeys(OF_TABLES, "tables"),
+        **dict.fromkeys(OF_MODELS, "models"),
+        **dict.fromkeys(OF_ROWS, "predictions and models"),
+    }
+    remedies = {
+        "tables": ", or add --as table if P and Q are tables",
+        "models": ", or add --text FILE if P and Q are models",
+    }
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        if name in names and _is_given(ctx, name):
+            owner = owners.get(name, "predictions")
+            remedy = "" if compared == TABLE else remedies.get(owner, "")
+            raise ArgumentValueError(f"{parameter.opts[-1]} is for comparing {owner}; leave it out{remedy}")
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    """Whether the command line gives an option."""
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -1,0 +1,98 @@
+"""The command ``kullback compare`` for language models: from their names and a text to reports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import torch
+
+from kullback.cli.option_errors import in_options
+from kullback.cli.outputs import Outputs, check_outputs, write_reports
+from kullback.cli.prediction_comparison import print_llama_cpp, require_one_output
+from kullback.common.progress import progress_bar
+from kullback.errors import ArgumentValueError, printable
+from kullback.models import ModelComparison, compare_models, is_reference
+from kullback.predictions.checkpoint import kept_state
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kullback.cli.gates import Gate
+
+__all__ = ["run_model_comparison"]
+
+
+def run_model_comparison(
+    base: str,
+    candidates: Sequence[str],
+    outputs: Outputs,
+    gates: Sequence[Gate],
+    *,
+    text: Path | None,
+    windows: int | None,
+    resume: Path | None,
+    seed: int,
+    show_progress: bool,
+    **settings: Any,
+) -> list[str]:
+    """Compare models on a text, write the reports, and say which gates fail.
+
+    Arguments:
+        base: P.
+        candidates: those to compare with it.
+        outputs: where the reports go.
+        gates: the limits that every candidate has to keep.
+        text: the file of the text.
+        windows: how many windows to read.
+        resume: the file of finished windows.
+        seed: of all randomness.
+        show_progress: whether to show a progress bar, if there is a terminal.
+        settings: further arguments of `compare_models`.
+
+    Returns:
+        a sentence for each gate that fails.
+    """
+    if text is None and not any(map(is_reference, (base, *candidates))):
+        raise ArgumentValueError(
+            f"P = {printable(base)}: models are compared on a text; got none. Write: --text FILE"
+        )
+    files = [Path(name) for name in (base, *candidates) if os.path.exists(name)]  # noqa: PTH110 - of any text
+    require_one_output(outputs, settings["llama_cpp"])
+    check_outputs(outputs, [*files, text], state=resume)
+    with kept_state(resume) as state:
+        with (
+            progress_bar("tokens", show=show_progress, patience=0) as progress,
+            in_options(
+                {"base": "P, Q"}, {"base": "--as without --text, where P and Q are files of predictions"}
+            ),
+        ):
+            found = compare_models(
+                base,
+                list(candidates),
+                text,
+                most_windows=windows,
+                resume=state,
+                generator=torch.Generator().manual_seed(seed),
+                progress=progress,
+                **settings,
+            )
+        compared = [
+            (each.model.name, each.comparison, each.certain if each.is_lower_bound else None)
+            for each in found.candidates
+        ]
+        verdicts = [gate.verdict(compared) for gate in gates]
+        lines = partial(_print_llama_cpp, found) if settings["llama_cpp"] else None
+        return write_reports(found, verdicts, outputs, table=lines)
+
+
+def _print_llama_cpp(found: ModelComparison, _: Console) -> None:
+    """Print llama.cpp's lines of each candidate under its name."""
+    for each in found.candidates:
+        if len(found.candidates) > 1:
+            click.echo(f"# {printable(each.model.name)}")
+        print_llama_cpp(each.comparison)

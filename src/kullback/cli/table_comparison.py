@@ -1,0 +1,220 @@
+"""The commands ``kullback compare --as table`` and ``kullback watch``: from tables to reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import torch
+
+from kullback.cli.option_errors import in_options
+from kullback.cli.outputs import Outputs, check_outputs, write_reports
+from kullback.cli.streams import closed_pipe_allowed
+from kullback.common.files import check_writable, refuse_overwriting
+from kullback.common.progress import progress_text
+from kullback.errors import ArgumentValueError, printable
+from kullback.report import document
+from kullback.report.formats import counted
+from kullback.tables.compare_two_tables import compare_profiles, compare_tables
+from kullback.tables.reference_profile import (
+    batch_profile,
+    is_profile,
+    merge_profiles,
+    profile_path,
+    reference_profile,
+)
+
+if TYPE_CHECKING:
+    from kullback.cli.gates import TableGate
+
+__all__ = ["run_table_comparison", "run_watch"]
+
+# The options for the arguments of the library, and what to write instead of a wrong one.
+OPTIONS = {name: f"--{name}" for name in ("columns", "weights", "cluster", "joint", "bins", "confidence")}
+REMEDIES = {"joint": "--joint A,B"}
+
+
+def run_table_comparison(
+    p: Path,
+    q: Path,
+    outputs: Outputs,
+    gates: Sequence[TableGate],
+    *,
+    columns: Sequence[str] | None,
+    weights: str | None,
+    cluster: str | None,
+    independent: bool,
+    joint: Sequence[Sequence[str]],
+    bins: int,
+    confidence: float,
+    seed: int,
+    show_progress: bool,
+) -> list[str]:
+    """Compare two tables, write the reports, and say which gates fail.
+
+    Arguments:
+        p: the reference's file.
+        q: the file that is compared with it.
+        outputs: where the reports go.
+        gates: the limits to keep.
+        columns: which columns; None for all.
+        weights: the column of weights, or None.
+        cluster: the column of the groups of dependent rows, or None.
+        independent: whether rows are known to be independent.
+        joint: groups of columns to be compared together.
+        bins: into how many bins numbers are sorted.
+        confidence: of the intervals.
+        seed: of all randomness.
+        show_progress: whether to say what is being counted, if there is a terminal.
+
+    Returns:
+        a sentence for each gate that fails.
+
+    Raises:
+        KullbackError: an input or an output cannot be used; then there is no report.
+    """
+    check_outputs(outputs, [p, q])
+    with in_options(OPTIONS, REMEDIES), progress_text(show=show_progress) as progress:
+        found = compare_tables(
+            str(p),
+            str(q),
+            columns,
+            weights=weights,
+            cluster=cluster,
+            independent=independent,
+            joint=joint,
+            bins=bins,
+            confidence=confidence,
+            generator=torch.Generator().manual_seed(seed),
+            progress=progress,
+        )
+    return write_reports(found, [gate.verdict(found) for gate in gates], outputs)
+
+
+def run_watch(
+    reference: Path,
+    batches: Sequence[Path],
+    outputs: Outputs,
+    gates: Sequence[TableGate],
+    *,
+    profile: Path | None,
+    rebuild: bool,
+    merge: bool,
+    save_batch: Path | None,
+    columns: Sequence[str] | None,
+    weights: str | None,
+    independent: bool,
+    bins: int,
+    confidence: float,
+    seed: int,
+    show_progress: bool,
+) -> list[str]:
+    """Keep a reference's profile, compare batches with it, write the reports, and say which gates fail.
+
+    Arguments:
+        reference: the reference's file, or its profile.
+        batches: the files to compare with it, or their profiles.
+        outputs: where the reports go.
+        gates: the limits to keep.
+        profile: the path of the reference's profile; None for beside the reference.
+        rebuild: whether to count the reference anew.
+        merge: whether to take all batches as one.
+        save_batch: where to write the batch's profile, or None.
+        columns: which columns; None for all.
+        weights: the column of weights, or None.
+        independent: whether rows are known to be independent, whatever their order shows.
+        bins: into how many bins numbers are sorted.
+        confidence: of the intervals.
+        seed: of all randomness.
+        show_progress: whether to say what is being counted, if there is a terminal.
+
+    Returns:
+        a sentence for each gate that fails.
+
+    Raises:
+        KullbackError: an input or an output cannot be used.
+    """
+    if gates and not batches:
+        limit = gates[0].limit
+        raise ArgumentValueError(
+            f"--fail-{limit.side}: wanted a batch to check; got none. Write: kullback watch P Q --fail-{limit.side} "
+            f"{limit.metric}={limit.limit:g}"
+        )
+    _check_watch(reference, batches, outputs, profile, save_batch, merge=merge, rebuild=rebuild)
+    with in_options(OPTIONS, REMEDIES), progress_text(show=show_progress) as progress:
+        saved = reference_profile(
+            reference, profile, rebuild=rebuild, columns=columns, weights=weights, progress=progress
+        )
+        found = [
+            (str(batch), batch_profile(batch, saved, columns=columns, progress=progress)) for batch in batches
+        ]
+    if merge and len(found) > 1:
+        found = [(", ".join(name for name, _ in found), merge_profiles([batch for _, batch in found]))]
+    if not found:
+        place = reference if is_profile(reference) else profile or profile_path(reference)
+        size = f"{counted(saved.rows, 'row')} and {counted(len(saved.columns), 'column')}"
+        click.echo(f"{place}: the profile of {size}")
+    lines: list[str] = []
+    failures: list[str] = []
+    failed = 0
+    for name, batch in found:
+        compared = compare_profiles(
+            saved,
+            batch,
+            bins=bins,
+            confidence=confidence,
+            independent=independent,
+            generator=torch.Generator().manual_seed(seed),
+            names=(str(reference), name),
+        )
+        verdicts = [gate.verdict(compared) for gate in gates]
+        if len(found) == 1:
+            others = {} if save_batch is None else {save_batch: batch.to_json() + "\n"}
+            return write_reports(compared, verdicts, outputs, others=others)
+        lines.append(f"{printable(name)}: {printable(document(compared, verdicts).outcome)}")
+        failures += [f"{name}: {failure}" for verdict in verdicts for failure in verdict.failures]
+        failed += any(verdict.failures for verdict in verdicts)
+    if gates:
+        number = counted(len(found), "batch", "batches")
+        lines.insert(0, f"Failed: {failed} of {number}." if failed else f"Passed: {number}.")
+    with closed_pipe_allowed():
+        for line in lines:
+            click.echo(line)
+    return failures
+
+
+def _check_watch(
+    reference: Path,
+    batches: Sequence[Path],
+    outputs: Outputs,
+    profile: Path | None,
+    save_batch: Path | None,
+    *,
+    merge: bool,
+    rebuild: bool,
+) -> None:
+    """Refuse before the work what could not be written after it."""
+    single = {
+        "--json": outputs.json,
+        "--html": outputs.html,
+        "--markdown": outputs.markdown,
+        "--save-batch": save_batch,
+    }
+    for option in (option for option, value in single.items() if value is not None):
+        if not batches:
+            raise ArgumentValueError(
+                f"{option}: wanted a batch to report on; got none. Write: kullback watch P Q"
+            )
+        if len(batches) > 1 and not merge:
+            raise ArgumentValueError(
+                f"{option}: wanted one batch; got {len(batches)}. Write: --merge to take them as one"
+            )
+    place = profile or profile_path(reference)
+    # The profile is read, and written too where it is made; whatever else is written must not be one of these.
+    check_outputs(outputs, [reference, *batches, place], [save_batch] if save_batch else [])
+    if not is_profile(reference):
+        refuse_overwriting([place], [reference, *batches])
+        if rebuild or not place.exists():
+            check_writable(place)

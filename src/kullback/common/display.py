@@ -1,0 +1,136 @@
+"""The display of results: as text, in a notebook, and as HTML, JSON or a data frame."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from html import escape
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from kullback.common.optional import is_installed, load
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from rich.console import Console
+
+__all__ = ["Shown", "html_table", "open_console", "shown_options", "without_commands"]
+
+# GitHub Actions runs a line that begins with two colons as a command. Other servers look for `##[` and `##vso[`.
+_COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
+_MARK = re.compile(r"##(?=\[|vso\[)")
+
+
+class Shown:
+    """A result with reports.
+
+    The reports import the results. Therefore this class imports the report by its name, at its first use.
+    """
+
+    def to_html(self) -> str:
+        """Return a self-contained HTML page with plots.
+
+        Raises:
+            OptionalDependencyError: jinja2 or matplotlib is not installed.
+        """
+        return str(self._report("html").render(self))
+
+    def to_json(self) -> str:
+        """Return strict JSON with a versioned schema, described in `kullback.report`."""
+        return str(self._report("json").dumps(self))
+
+    def to_pandas(self) -> DataFrame:
+        """Return the main numbers as a pandas DataFrame.
+
+        Raises:
+            OptionalDependencyError: pandas is not installed.
+        """
+        load("pandas", "to_pandas")
+        return self._report("frame").to_pandas(self)
+
+    def __str__(self) -> str:
+        """Return the text report, as wide as the terminal; without rich, return the repr."""
+        if not is_installed("rich"):
+            return repr(self)
+        text = io.StringIO()
+        self._report("terminal").render(self, open_console(file=text, no_color=True, highlight=False))
+        lines = "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
+        return without_commands(lines)
+
+    def _repr_html_(self) -> str | None:
+        """Return the main table of the page for notebooks; None without jinja2, so that notebooks show the repr."""
+        return str(self._report("html").render_table(self)) if is_installed("jinja2") else None
+
+    def _report(self, medium: str) -> Any:
+        return import_module(f"kullback.report.{medium}")
+
+
+def without_commands(text: str) -> str:
+    r"""Escape text that a build server would execute, because names of columns and files are untrusted.
+
+    Example:
+        >>> print(without_commands("::error::boom, ##[group]x, a::b"))
+        \x3a:error::boom, #\u0023[group]x, a::b
+    """
+    return _MARK.sub(r"#\\u0023", _COMMAND.sub(r"\1\\x3a", text))
+
+
+def open_console(**options: Any) -> Console:
+    """Return a rich console with the width in ``COLUMNS``; if that is not a positive number, the terminal's width.
+
+    With a width of 0, rich would print nothing.
+    """
+    from rich.console import Console
+
+    class PlainConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # noqa: PLE0704 - rich calls this in its error handler and would exit the process with status 1
+
+    sizes = {name: os.environ.get(name, "") for name in ("COLUMNS", "LINES")}
+    useless = [name for name, text in sizes.items() if not (text.isdecimal() and int(text) > 0)]
+    return PlainConsole(
+        _environ={name: text for name, text in os.environ.items() if name not in useless}, **options
+    )
+
+
+def shown_options(
+    made: object, owner: type, given: Mapping[str, object] | None = None, always: Collection[str] = ()
+) -> str:
+    """Return the constructor options of an object as source text, without options that equal their defaults.
+
+    Arguments:
+        made: the object.
+        owner: the class whose constructor takes the options.
+        given: options that are not attributes of the object.
+        always: options to show even if they equal their defaults.
+    """
+    options = inspect.signature(owner).parameters
+    values = {name: (given or {})[name] if name in (given or {}) else getattr(made, name) for name in options}
+    return ", ".join(
+        f"{name}={value!r}"
+        for name, value in values.items()
+        if name in always or value != options[name].default
+    )
+
+
+def html_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Return an HTML table for notebooks, with all text escaped.
+
+    Example:
+        >>> print(html_table(["value"], [["a < b"]]))
+        <table>
+        <thead><tr><th>value</th></tr></thead>
+        <tbody>
+        <tr><td>a &lt; b</td></tr>
+        </tbody>
+        </table>
+    """
+
+    def row(cells: Sequence[object], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+
+    body = "\n".join(row(cells, "td") for cells in rows)
+    return f"<table>\n<thead>{row(header, 'th')}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"

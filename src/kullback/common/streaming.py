@@ -1,0 +1,311 @@
+"""Mergeable statistics of a stream of values: mean and standard error (`Moments`) and quantiles (`QuantileSketch`).
+
+Each has a state of fixed size that consists of tensors. Merging the states of blocks, processes or machines gives the
+statistics of all values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.common.dtypes import accurate_dtype
+from kullback.errors import invalid_value, safe_repr
+
+__all__ = ["Moments", "QuantileSketch", "SketchState", "merge_moments", "on_device"]
+
+
+def on_device(state: Tensor, device: torch.device) -> Tensor:
+    """Move a state to a device; a floating-point state gets the most accurate dtype of that device."""
+    return state.to(device, accurate_dtype(device) if state.is_floating_point() else state.dtype)
+
+
+def merge_moments(states: Tensor) -> Tensor:
+    r"""Merge the states of several `Moments`, shape (states, 3), into one, shape (3,).
+
+    .. math:: M_2 = \sum_k M_{2,k} + \sum_k n_k (\bar x_k - \bar x)^2
+
+    Arguments:
+        states: rows of count, sum and sum of squared deviations from the mean.
+
+    Returns:
+        the row for all values together.
+
+    Gradient:
+        flows through the sum; the squared deviations are constants.
+
+    Example:
+        >>> import torch
+        >>> merge_moments(torch.tensor([[1.0, 3.0, 0.0], [2.0, 3.0, 0.5]]))
+        tensor([3., 6., 2.])
+
+    References:
+        Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (Chan, Golub and LeVeque, 1979)
+    """
+    counts, sums, deviations = states.detach().unbind(-1)
+    means, mean = sums / counts.clamp(min=1), sums.sum() / counts.sum().clamp(min=1)
+    between = torch.where(counts > 0, counts * (means - mean) ** 2, 0)
+    # Deviations from an infinite mean are infinite, but would be computed as NaN.
+    deviation = torch.where(mean.isinf(), torch.inf, (deviations + between).sum())
+    return torch.stack([counts.sum(), states[:, 1].sum(), deviation])
+
+
+class Moments:
+    r"""Count, mean and standard error of a stream of values, in float64.
+
+    .. math:: \bar x = \frac1n \sum_i x_i, \quad \mathrm{se} = \sqrt{\frac{\sum_i (x_i - \bar x)^2}{n (n - 1)}}
+
+    The deviations are taken from the mean before they are squared, so the variance of nearly equal values is accurate.
+
+    Arguments:
+        state: the `state` of another instance, to continue from; by default an empty state.
+        device: the device of an empty state.
+
+    Example:
+        >>> import torch
+        >>> moments = Moments()
+        >>> moments.add(torch.tensor([1.0, 2.0]))
+        >>> moments.add(torch.tensor([3.0]))
+        >>> moments.count, moments.mean, moments.standard_error
+        (3, tensor(2., dtype=torch.float64), tensor(0.5774, dtype=torch.float64))
+
+    References:
+        Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (Chan, Golub and LeVeque, 1979)
+    """
+
+    def __init__(self, state: Tensor | None = None, *, device: torch.device | str = "cpu") -> None:
+        device = torch.device(device)
+        self.state = torch.zeros(3, dtype=accurate_dtype(device), device=device) if state is None else state
+
+    def __repr__(self) -> str:
+        return f"Moments(count={self.count}, mean={self.mean:.6g}, standard_error={self.standard_error:.2g})"
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return int(self.state[0])
+
+    @property
+    def sum(self) -> Tensor:
+        """The sum of the values."""
+        return self.state[1]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of the values; NaN if there are none."""
+        return self.state[1] / self.state[0]
+
+    @property
+    def variance(self) -> Tensor:
+        """The unbiased estimate of the variance; NaN for fewer than two values, inf if a value is infinite."""
+        return self.state[2] / (self.state[0] - 1)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """The standard error of the mean of independent values; NaN or inf if the variance is NaN or inf."""
+        return (self.variance / self.state[0]).sqrt()
+
+    def add(self, values: Tensor) -> None:
+        """Add the values of a tensor of any shape. Gradients flow from them to `sum` and `mean`."""
+        values = values.to(self.state.dtype)
+        fixed = values.detach()
+        mean = fixed.sum() / max(values.numel(), 1)
+        deviation = torch.where(mean.isinf(), torch.inf, (fixed - mean).square().sum())
+        block = torch.stack([torch.full_like(deviation, values.numel()), values.sum(), deviation])
+        self.state = merge_moments(torch.stack([self.state, block]))
+
+    def merge(self, other: Moments) -> None:
+        """Add all values of another instance."""
+        self.state = merge_moments(torch.stack([self.state, other.state]))
+
+
+class SketchState(NamedTuple):
+    """The state of a `QuantileSketch`; a merge adds `counts`, and takes the extremes of `minimum` and `maximum`."""
+
+    counts: Tensor
+    minimum: Tensor
+    maximum: Tensor
+
+
+class QuantileSketch:
+    r"""Quantiles of a stream of non-negative values, with a bounded relative error.
+
+    Values are counted on a geometric grid. Bucket :math:`i` counts the values with
+    :math:`l \gamma^i \le x < l \gamma^{i+1}`, where :math:`\gamma = (1 + \epsilon) / (1 - \epsilon)`. A quantile in
+    this bucket is returned as one value, within a factor :math:`1 \pm \epsilon` of all values in the bucket. The
+    smallest and the largest value are exact.
+
+    Arguments:
+        relative_error: :math:`\epsilon`, the largest relative error of a quantile between `lowest` and `highest`.
+        lowest: the lower end of the grid, :math:`l`. A quantile below it is returned as 0, or as the minimum if that is
+            larger.
+        highest: the upper end of the grid; divergences of float32 rows are always below 1e39. A finite quantile above
+            it is NaN, unless it is the minimum or the maximum. ``+inf`` has its own bucket and is returned as ``+inf``.
+        state: the `state` of another sketch with the same grid, to continue from; by default an empty state.
+        device: the device of an empty state.
+
+    Raises:
+        ArgumentValueError: the relative error is not between 0 and 1, or the ends of the grid are not in order.
+
+    Example:
+        >>> import torch
+        >>> sketch = QuantileSketch()
+        >>> for block in torch.arange(1.0, 1001.0).split(100):
+        ...     sketch.add(block)
+        >>> median, top = sketch.quantile([0.5, 1.0])
+        >>> bool(abs(median - 500.5) <= 0.005 * 500.5), float(top)
+        (True, 1000.0)
+
+    References:
+        DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error Guarantees (Masson, Rim and Lee, 2019)
+    """
+
+    def __init__(
+        self,
+        relative_error: float = 0.005,
+        lowest: float = 1e-15,
+        highest: float = 1e39,
+        *,
+        state: SketchState | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not 0 < relative_error < 1:
+            wanted, got, instead = "a number between 0 and 1", str(relative_error), "relative_error=0.005"
+            raise invalid_value("QuantileSketch", "relative_error", wanted=wanted, got=got, instead=instead)
+        if not 0 < lowest < highest < math.inf:
+            wanted, got = "0 < lowest < highest < inf", str((lowest, highest))
+            instead = "lowest=1e-15, highest=1e39"
+            raise invalid_value("QuantileSketch", "lowest, highest", wanted=wanted, got=got, instead=instead)
+        self._grid = relative_error, lowest, highest
+        if state is None:
+            edges = self._edges(torch.device(device))
+            counts = torch.zeros(edges.numel() + 1, dtype=torch.int64, device=edges.device)
+            state = SketchState(counts, edges.new_tensor(torch.inf), edges.new_tensor(-torch.inf))
+        self.state = state
+
+    def __repr__(self) -> str:
+        names = zip(("relative_error", "lowest", "highest"), self._grid, strict=True)
+        return (
+            f"QuantileSketch({', '.join(f'{name}={value:g}' for name, value in names)}, count={self.count})"
+        )
+
+    @property
+    def counts(self) -> Tensor:
+        """The number of values in each bucket, int64: the first is below the grid, the last is for ``+inf``."""
+        return self.state.counts
+
+    @property
+    def minimum(self) -> Tensor:
+        """The smallest value; +inf if there is none."""
+        return self.state.minimum
+
+    @property
+    def maximum(self) -> Tensor:
+        """The largest value; -inf if there is none."""
+        return self.state.maximum
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return int(self.counts.sum())
+
+    @property
+    def infinite(self) -> int:
+        """The number of values that are +inf."""
+        return int(self.counts[-1])
+
+    def add(self, values: Tensor) -> None:
+        """Add the values of a tensor of any shape; negative values and NaN raise an error."""
+        values = values.detach().to(self.minimum.dtype).flatten()
+        if values.numel() == 0:
+            return
+        bad = ~(values >= 0)
+        if bool(bad.any()):
+            first = int(bad.nonzero()[0])
+            count = f"{int(bad.sum())} of {values.numel()} that are negative or NaN"
+            got = f"{count}, first {float(values[first])} at position {first}"
+            wanted, instead = "values of 0 or more", "sketch.add(values[values >= 0])"
+            raise invalid_value("QuantileSketch.add", "values", wanted=wanted, got=got, instead=instead)
+        bucket = torch.bucketize(values, self._edges(values.device), right=True)
+        self.state = SketchState(
+            self.counts.scatter_add(0, bucket, torch.ones_like(bucket)),
+            torch.minimum(self.minimum, values.min()),
+            torch.maximum(self.maximum, values.max()),
+        )
+
+    def merge(self, other: QuantileSketch) -> None:
+        """Add all values of another sketch; a different grid raises an error."""
+        if self._grid != other._grid:
+            wanted, got, instead = f"a sketch like {self!r}", safe_repr(other), "the same grid for both"
+            raise invalid_value("QuantileSketch.merge", "other", wanted=wanted, got=got, instead=instead)
+        self.state = SketchState(
+            self.counts + other.counts,
+            torch.minimum(self.minimum, other.minimum),
+            torch.maximum(self.maximum, other.maximum),
+        )
+
+    def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
+        """Return the quantiles at `probabilities`, interpolated linearly between neighboring values.
+
+        Arguments:
+            probabilities: numbers from 0 to 1, in any shape; 0 gives the minimum, 1 the maximum.
+
+        Returns:
+            the quantiles in the shape of `probabilities`, float64; NaN if there are no values, and above the grid.
+
+        Raises:
+            ArgumentValueError: a probability is not between 0 and 1.
+
+        Example:
+            >>> import torch
+            >>> sketch = QuantileSketch()
+            >>> sketch.add(torch.tensor([0.0, 0.0, float("inf")]))
+            >>> sketch.quantile([0.5, 0.9])
+            tensor([0., inf], dtype=torch.float64)
+        """
+        at = torch.as_tensor(probabilities, dtype=self.minimum.dtype, device=self.counts.device)
+        if not bool(((at >= 0) & (at <= 1)).all()):
+            wanted, got, instead = "numbers from 0 to 1", str(at.tolist()), "[0.5] for 50%"
+            raise invalid_value(
+                "QuantileSketch.quantile", "probabilities", wanted=wanted, got=got, instead=instead
+            )
+        filled = self.counts.cumsum(0)
+        last = filled[-1] - 1
+        if last < 0:
+            return torch.full_like(at, torch.nan)
+        place = at * last
+        whole = place.round()
+        place = torch.where((place - whole).abs() <= 4 * torch.finfo(at.dtype).eps * whole, whole, place)
+        below, share = place.floor().long(), place.frac()
+        low, high = self._ordered(below, filled), self._ordered((below + 1).clamp(max=last), filled)
+        between = (1 - share) * low + share * high
+        return torch.where((share == 0) | (low == high), low, between)
+
+    def _ordered(self, rank: Tensor, filled: Tensor) -> Tensor:
+        """Return the values of the given ranks, from 0 for the smallest; `filled` is the cumulative sum of counts."""
+        bucket = torch.searchsorted(filled, rank, right=True)
+        edges = self._edges(rank.device)
+        grid = edges[:-1]
+        # The harmonic mean of the ends of a bucket minimizes the largest relative error.
+        inner = 2 * grid[:-1] / (1 + grid[:-1] / grid[1:])
+        answers = torch.cat([edges.new_zeros(1), inner, edges.new_tensor([torch.nan]), edges[-1:]])
+        value = answers[bucket].clamp(self.minimum, self.maximum)
+        value = torch.where((rank == 0) | (self.minimum == self.maximum), self.minimum, value)
+        return torch.where(rank == filled[-1] - 1, self.maximum, value)
+
+    def _edges(self, device: torch.device) -> Tensor:
+        return _grid_edges(*self._grid, device)
+
+
+@lru_cache(maxsize=16)
+def _grid_edges(relative_error: float, lowest: float, highest: float, device: torch.device) -> Tensor:
+    """Return the lower ends of all buckets except the first: the grid, the bucket of larger values, and +inf."""
+    step = math.log1p(relative_error) - math.log1p(-relative_error)
+    buckets = math.ceil(math.log(highest / lowest) / step)
+    grid = lowest * torch.exp(step * torch.arange(buckets + 1, dtype=torch.float64, device="cpu"))
+    return torch.cat([grid, grid.new_tensor([torch.inf])]).to(device, accurate_dtype(device))

@@ -1,0 +1,390 @@
+"""The checks of a call, each a function that yields findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kullback.common.findings import Finding, Level
+from kullback.diagnosis.case import Case
+from kullback.diagnosis.reading import Reading, interval, number
+from kullback.diagnosis.values import largest_cut
+
+__all__ = ["findings_of"]
+
+# The findings that say the same whatever the call: level and advice. `{name}` is the argument, input or target.
+_CATALOG: dict[str, tuple[Level, str]] = {
+    "call-raises": ("error", "Fix what the message names."),
+    "empty-tensor": ("warning", "Skip empty batches before the loss."),
+    "no-classes": (
+        "error",
+        "Pass a dimension that holds the classes; for a yes-or-no probability p, torch.stack([1 - p, p], -1).",
+    ),
+    "device-mismatch": ("error", "Move one: target.to(input.device)."),
+    "{name}-is-integer": (
+        "error",
+        "Convert it, {name}.float(), after it has been normalized if it holds counts.",
+    ),
+    "dtype-mismatch": ("note", "Harmless for the value; the narrower one keeps its rounding."),
+    "target-is-class-indices": (
+        "error",
+        "The KL divergence from a certain class is the cross-entropy: F.cross_entropy takes class indices.",
+    ),
+    "single-class": (
+        "warning",
+        "For yes-or-no probabilities compare Bernoulli distributions, or spell out both classes: [1 - p, p].",
+    ),
+    "arguments-reversed": (
+        "error",
+        "torch takes the logarithms of Q first and P second: F.kl_div(log_q, p) is KL(p || q).",
+    ),
+    "input-is-probabilities": (
+        "error",
+        "Pass the logarithms: log_softmax of the scores, more exact than the log of a softmax.",
+    ),
+    "target-is-probabilities": ("error", "Leave log_target=True out."),
+    "target-is-log-probabilities": ("error", "Say so: log_target=True."),
+    "{name}-nearly-normalized": (
+        "warning",
+        "Rounding in half precision does this: take the softmax in float32.",
+    ),
+    "{name}-rows-not-normalized": (
+        "error",
+        "Look at the rows named: padding, a slice of the classes, or a mask set after the softmax?",
+    ),
+    "{name}-softmaxed-twice": (
+        "warning",
+        "Apply softmax to scores only, once. (A second log_softmax on log-probabilities changes nothing.)",
+    ),
+    "{name}-nan": ("error", "Find where it arises; the code below only leaves those rows out."),
+    "{name}-plus-infinity": ("error", "Find where it arises; the code below only leaves those rows out."),
+    "{name}-negative": ("error", "Find where they arise; clamp(min=0) is right only if it is rounding."),
+    "{name}-rows-without-mass": (
+        "error",
+        "No distribution is made of them: leave padding out before the mean, or it counts as rows.",
+    ),
+    "masked-on-both-sides": (
+        "error",
+        "kullback gives the limit, 0, in value and gradient; kullback.functional.kl_div is a drop-in.",
+    ),
+    "infinite-divergence": (
+        "warning",
+        (
+            "If the zeros come from underflow, use log_softmax instead of the log of a softmax. Else compare with "
+            "JensenShannon(), which stays finite, or smooth counts with Counts(x, prior=0.5)."
+        ),
+    ),
+    "log-target-of-zero": (
+        "error",
+        "Pass target.exp() without log_target, or use kullback.functional.kl_div.",
+    ),
+    "target-zeros": ("note", "They add nothing: 0 log 0 = 0. Only KL(input || target) is infinite."),
+    "batchmean-is-not-per-row": (
+        "warning",
+        'Flatten to (rows, classes) first, or reduction="none" and .sum over the classes, then .mean().',
+    ),
+    "identical": (
+        "note",
+        "Right at the start of some trainings; else see whether one tensor was passed twice.",
+    ),
+}
+
+
+def findings_of(case: Case) -> list[Finding]:
+    """Return the findings of all checks, errors first."""
+    found = [finding for check in _CHECKS for finding in check(case)]
+    if case.error and not any(f.level == "error" for f in found):
+        found.append(_finding("call-raises", f"torch raises: {case.error}"))
+    return sorted(found, key=lambda f: ("error", "warning", "note").index(f.level))
+
+
+def _finding(code: str, message: str, name: str = "") -> Finding:
+    """Return the finding of the catalog with that code, about the argument `name`."""
+    level, advice = _CATALOG[code]
+    return Finding(code.format(name=name), message, level, advice.format(name=name))
+
+
+def _empty(case: Case) -> Iterator[Finding]:
+    for name, x in (("input", case.input), ("target", case.target)):
+        if not x.numel():
+            what = f"{name} has shape {tuple(x.shape)}, so there is no row to compare."
+            yield _finding("empty-tensor", f"{what} The mean of nothing is NaN.")
+        elif not x.ndim:
+            what = f"{name} is a single number; a divergence needs one probability for each class."
+            yield _finding("no-classes", what)
+
+
+def _devices(case: Case) -> Iterator[Finding]:
+    a, b = case.input.device, case.target.device
+    if a != b:
+        yield _finding("device-mismatch", f"input is on {a}, target on {b}.")
+
+
+def _class_indices(case: Case) -> Iterator[Finding]:
+    if case.labels:
+        stray = case.stray_labels
+        outside = f" {stray.count} of them name no class, {stray.where}." if stray.count else ""
+        yield _finding(
+            "target-is-class-indices",
+            f"target, of shape {tuple(case.target.shape)}, holds one whole number for each row of input: class "
+            f"indices, not probabilities.{outside}",
+        )
+
+
+def _shapes(case: Case) -> Iterator[Finding]:
+    if case.labels or not case.read_input:
+        return
+    a, b, repair, result = tuple(case.input.shape), tuple(case.target.shape), case.repair, case.broadcasts
+    shapes = f"input {a} and target {b}"
+    if result is None:
+        yield Finding("shape-mismatch", f"{shapes} do not fit together.", "error", _remedy(case))
+    elif repair is None or repair.how not in ("same", "expand"):
+        message = f"{shapes} broadcast to {result}, which pairs entries that do not belong together."
+        yield Finding("silent-broadcast", message, "error", _remedy(case))
+    elif repair.how == "expand":
+        repeated = result in (a, b)
+        what = "the same rows are used again and again." if repeated else "every row meets every other one."
+        yield Finding(
+            "silent-broadcast",
+            f"{shapes} broadcast to {result}: {what}",
+            "note" if repeated else "warning",
+            "Write the expansion out if it is meant: target.expand(...); else give both one shape.",
+        )
+
+
+def _remedy(case: Case) -> str:
+    repair = case.repair
+    if repair is None:
+        return "No reshaping pairs them up: give both the same rows and classes, in the same dimensions."
+    code = " and ".join(c for c, name in ((repair.input, "input"), (repair.target, "target")) if c != name)
+    if repair.how == "cut-rows":
+        return f"Cut both to the rows they share: {code}; or pad the shorter one and mask the padding."
+    if repair.how == "binary":
+        return f"If target is the probability of the second of the two classes, spell both out: {code}."
+    if repair.how != "cut-classes":
+        return f"Bring them to one shape: {code}."
+    kept = case.classes
+    longer, x, reading = "input", case.input, case.read_input
+    if x.shape[case.dim] == kept:
+        longer, x, reading = "target", case.target, case.read_target
+    lost = largest_cut(x, reading, case.dim, kept) if reading else 1.0
+    return (
+        f"If the last {x.shape[case.dim] - kept} of {longer} pad the same vocabulary, cut both to the first {kept}, "
+        f"{code}, and normalize again, which leaves out up to {number(lost)} of a row. Or pad the shorter one with "
+        "probability 0."
+    )
+
+
+def _dtypes(case: Case) -> Iterator[Finding]:
+    input, target = case.input, case.target
+    for name, x in (("input", input), ("target", target)):
+        if not x.is_floating_point() and not (case.labels and name == "target"):
+            message = f"{name} has dtype {x.dtype}, which torch's kl_div does not take."
+            yield _finding("{name}-is-integer", message, name)
+    if input.is_floating_point() and target.is_floating_point() and input.dtype != target.dtype:
+        message = f"input is {input.dtype} and target {target.dtype}; torch promotes both to the wider one."
+        yield _finding("dtype-mismatch", message)
+
+
+def _single_class(case: Case) -> Iterator[Finding]:
+    if case.paired and case.classes == 1:
+        message = (
+            f"dim={case.dim} has one class, which has probability 1 whatever its score: the divergence is 0."
+        )
+        yield _finding("single-class", message)
+
+
+def _representations(case: Case) -> Iterator[Finding]:
+    a, b = case.read_input, case.read_target
+    if case.reversed and a and b:
+        held = f"input holds {a.representation} and target {b.representation}"
+        yield _finding("arguments-reversed", f"{held}: probably each stands in the other's place.")
+        return
+    for name, reading in _readings(case):
+        if reading.representation != "nothing":
+            yield from _representation(case, name, reading)
+
+
+def _representation(case: Case, name: str, reading: Reading) -> Iterator[Finding]:
+    """Compare what an argument holds with what the call takes there."""
+    in_logs = name == "input" or case.log_target
+    wanted = "log-probabilities" if in_logs else "probabilities"
+    message = f"{name} holds {reading.representation} ({reading.why}), where the call takes {wanted}."
+    softmax = f"{name}.{'log_' if in_logs else ''}softmax({case.dim})"
+    divide = f"ivide by the sum of each row{', then take the logarithm' if in_logs else ''}"
+    if reading.other_dim is not None:
+        yield Finding(
+            f"{name}-wrong-dimension",
+            f"{name} is normalized along dim {reading.other_dim}, not along dim {case.dim}, where the classes are.",
+            "error",
+            f"Take the softmax along dim={case.dim}; if the classes do lie along dim {reading.other_dim}, the other "
+            f"tensor has the wrong one: see diagnose(..., dim={reading.other_dim}).",
+        )
+    elif reading.representation == "logits":
+        yield Finding(f"{name}-is-logits", message, "error", f"Normalize them: {softmax}.")
+    elif reading.representation == "counts":
+        yield Finding(f"{name}-is-counts", message, "error", f"D{divide}; Counts(x) does that.")
+    elif reading.representation == "weights":
+        advice = f"If they are weights, d{divide}, as Counts(x) does; if they are scores, {softmax}."
+        yield Finding(f"{name}-is-not-normalized", message, "error", advice)
+    elif reading.in_logs != in_logs:
+        yield _finding(f"{name}-is-{'log-' * reading.in_logs}probabilities", message)
+
+
+def _class_dimension(case: Case) -> Iterator[Finding]:
+    if case.dim != case.asked_dim:
+        yield Finding(
+            "classes-along-another-dimension",
+            f"Both tensors are normalized along dim {case.dim}, and neither along dim {case.asked_dim}.",
+            "warning",
+            f"If the classes lie along dim {case.dim}, pass dim={case.dim} to diagnose, which reads them so from here "
+            f"on; if they lie along dim {case.asked_dim}, both softmaxes were taken along the wrong one.",
+        )
+
+
+def _bad_values(case: Case) -> Iterator[Finding]:
+    for name, reading in _readings(case):
+        scan, rows = reading.scan, reading.empty_rows
+        for occurrences, code, what in (
+            (scan.nan, "{name}-nan", "NaN"),
+            (scan.plus_infinity, "{name}-plus-infinity", "+inf, which no probability or its logarithm is"),
+        ):
+            if occurrences.count:
+                message = (
+                    f"{name} holds {what}: {occurrences.count} of {scan.size} entries, {occurrences.where}."
+                )
+                yield _finding(code, message, name)
+        if not reading.in_logs and scan.negative.count:
+            yield _finding(
+                "{name}-negative",
+                f"{name} holds negative probabilities, down to {number(scan.low)}: {scan.negative.count} of "
+                f"{scan.size} entries, {scan.negative.where}.",
+                name,
+            )
+        if rows.count:
+            yield _finding(
+                "{name}-rows-without-mass",
+                f"{name} holds rows of nothing but {'-inf' if rows is scan.masked_rows else '0'}: {rows.count} of "
+                f"{scan.size // scan.classes}, {rows.where}.",
+                name,
+            )
+
+
+def _row_sums(case: Case) -> Iterator[Finding]:
+    for name, reading in _readings(case):
+        sums = reading.sums
+        if not reading.normalized or reading.other_dim is not None or sums.exact == sums.rows:
+            continue
+        what = "exp of the rows" if reading.in_logs else "the rows"
+        nearly = sums.near == sums.rows > 2 * sums.exact
+        yield _finding(
+            "{name}-nearly-normalized" if nearly else "{name}-rows-not-normalized",
+            f"{name}: {what} should add up to 1 within {reading.scan.tolerance:g} ({reading.scan.dtype}), and "
+            f"{sums.off.count} of {sums.rows} do not, the first at row {sums.off.first}; they add up to "
+            f"{interval(sums.low, sums.high)}.",
+            name,
+        )
+
+
+def _softmaxed_twice(case: Case) -> Iterator[Finding]:
+    for name, reading in _readings(case):
+        if reading.softmaxed_twice:
+            again = "log_softmax of probabilities" if reading.in_logs else "softmax of probabilities"
+            yield _finding(
+                "{name}-softmaxed-twice",
+                f"{name} is probably the {again}: in no row is a class more than e times as probable as another, "
+                f"nor its logarithm more than 1/{reading.scan.classes} below the mean. Softmax of probabilities always "
+                "looks so; scores as spread as these would hardly.",
+                name,
+            )
+
+
+def _readings(case: Case) -> Iterator[tuple[str, Reading]]:
+    if case.read_input:
+        yield "input", case.read_input
+    if case.read_target and not case.labels:
+        yield "target", case.read_target
+
+
+def _zeros(case: Case) -> Iterator[Finding]:
+    if case.overlap is None:
+        return
+    both, only_p, only_q = case.overlap.both, case.overlap.only_p, case.overlap.only_q
+    of = f"of {case.overlap.size} entries"
+    if both.count:
+        yield _finding(
+            "masked-on-both-sides",
+            f"Both sides have probability 0 at {both.count} {of}, {both.where}. They should add "
+            "nothing, but torch computes 0 * inf = NaN.",
+        )
+    if only_q.count:
+        yield _finding(
+            "infinite-divergence",
+            f"input has probability 0, and target not, at {only_q.count} {of}, {only_q.where}: "
+            "KL(target || input) is +inf.",
+        )
+    if only_p.count and case.log_target:
+        yield _finding(
+            "log-target-of-zero",
+            f"target is -inf at {only_p.count} {of}, {only_p.where}; with log_target=True torch "
+            "computes 0 * -inf = NaN there.",
+        )
+    elif only_p.count:
+        message = f"target has probability 0, and input not, at {only_p.count} {of}, {only_p.where}."
+        yield _finding("target-zeros", message)
+
+
+def _reductions(case: Case) -> Iterator[Finding]:
+    rows, size = case.rows, case.batch_size
+    if not case.values or not case.input.numel():
+        return
+    if case.reduction == "mean" and case.classes > 1:
+        yield Finding(
+            "mean-divides-by-classes",
+            f'reduction="mean" divides by the {case.classes} classes and not only by the rows: it is no divergence.',
+            "warning",
+            'Use reduction="batchmean".' if rows == size else "Sum over the classes, then take the mean.",
+        )
+    matched = case.repair is not None and case.repair.how in ("same", "expand")
+    if case.reduction == "batchmean" and rows != size and matched:
+        yield _finding(
+            "batchmean-is-not-per-row",
+            f'reduction="batchmean" divides by input.size(0) = {size}, but there are {rows} rows: the '
+            f"value is {number(rows / size)} times the mean KL of a row.",
+        )
+
+
+def _identical(case: Case) -> Iterator[Finding]:
+    if case.forward and case.forward.rows == case.rows and case.forward.high == 0 and case.classes > 1:
+        yield _finding("identical", "input and target are the same distributions: the divergence is 0.")
+
+
+def _half_precision(case: Case) -> Iterator[Finding]:
+    tensors = (("input", case.input), ("target", case.target))
+    halves = [f"{name} ({x.dtype})" for name, x in tensors if x.is_floating_point() and x.dtype.itemsize < 4]
+    if not halves:
+        return
+    error = _rounding(case)
+    off = "" if error is None else f" Here its sum is off by {number(100 * error)} % of the divergence."
+    yield Finding(
+        "half-precision",
+        f"{' and '.join(halves)}: torch computes in that precision.{off}",
+        "note" if error is not None and error <= 0.01 else "warning",
+        "Take the softmax and the loss in float32: x.float().log_softmax(dim), or kullback, which computes in "
+        "float32 or better whatever the dtype.",
+    )
+
+
+def _rounding(case: Case) -> float | None:
+    """Return the relative error of torch's sum; None where it is not the divergence."""
+    exact = case.forward
+    if not (case.as_expected and exact and exact.rows == case.rows and 0 < exact.mean < float("inf")):
+        return None
+    error = abs(case.values["sum"] / exact.rows / exact.mean - 1)
+    return error if error < float("inf") else None
+
+
+_CHECKS = (
+    *(_empty, _devices, _class_indices, _shapes, _dtypes, _single_class),
+    *(_representations, _class_dimension, _bad_values, _row_sums, _softmaxed_twice),
+    *(_zeros, _reductions, _identical, _half_precision),
+)

@@ -1,0 +1,319 @@
+"""Which estimator serves which draws, and the names they are asked for by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch.distributions import Categorical, Distribution
+
+from kullback.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NoRuleError,
+    explain,
+    invalid_value,
+    safe_repr,
+)
+from kullback.estimators.density_ratio.classifier_estimate import density_ratio
+from kullback.estimators.dependence import Grouped, grouped
+from kullback.estimators.directions import added, exchanged
+from kullback.estimators.discrete.categorical_estimators import (
+    augmented_plugin,
+    coverage_adjusted,
+    dirichlet,
+    miller_madow,
+    plugin,
+    zhang_grabchak,
+)
+from kullback.estimators.discrete.counts import drawn_one_by_one, is_drawn
+from kullback.estimators.discrete.kinds import bias_corrected, estimable, largest_of
+from kullback.estimators.histogram import histogram
+from kullback.estimators.knn.data import RepeatedDrawsError
+from kullback.estimators.knn.neighbor_estimate import nearest_neighbors
+from kullback.estimators.known_density import from_density
+from kullback.estimators.lattice import as_categories
+from kullback.estimators.sample_checks import check_confidence, check_samples
+from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, behaves_as
+from kullback.representations import Counts, Representation, first_of
+from kullback.results.estimate import Estimate
+from kullback.samples import Samples
+
+__all__ = ["METHODS", "estimate_from_samples"]
+
+Estimator = Callable[..., Estimate]
+
+CATEGORICAL: dict[str, Estimator] = {
+    "coverage_adjusted": coverage_adjusted,
+    "zhang_grabchak": zhang_grabchak,
+    "plugin": plugin,
+    "miller_madow": miller_madow,
+    "augmented_plugin": augmented_plugin,
+    "dirichlet": dirichlet,
+    "bias_corrected": bias_corrected,
+}
+CONTINUOUS: dict[str, Estimator] = {
+    "histogram": histogram,
+    "nearest_neighbors": nearest_neighbors,
+    "density_ratio": density_ratio,
+}
+METHODS = ("auto", *CATEGORICAL, *CONTINUOUS, "from_density")
+
+# Beyond, neighbors are all about equally far, and no number of draws makes their ratio right.
+MOST_DIMENSIONS_FOR_NEIGHBORS = 10
+FEWEST_FOR_CLASSIFIER = 50
+
+
+def estimate_from_samples(
+    call: str,
+    p: object,
+    q: object,
+    kind: Divergence,
+    method: str = "auto",
+    *,
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
+) -> Estimate:
+    """Estimate a divergence of which at least one side is `Samples`, by the estimator named or the one that suits."""
+    check_confidence(call, confidence)
+    if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
+        p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
+    if isinstance(p, Samples | Counts) and isinstance(q, Samples | Counts):
+        kind = estimable(call, kind)
+    settings = _Settings(call, method, confidence, generator)
+    with _in_the_name_of(call):
+        return replace(_in_groups(settings, p, q, kind), confidence=float(confidence))
+
+
+def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
+    """Estimate from draws in the groups that their order shows, without an error where these are too few."""
+    first, second = _grouped(p, "P"), _grouped(q, "Q")
+    notes = (*first.notes, *second.notes)
+    if not notes:
+        return _by_kind(settings, p, q, kind)
+    too_few = first.is_open or second.is_open
+    try:
+        estimate = _by_kind(settings, first.samples, second.samples, kind)
+    except ArgumentValueError:  # of an estimator that takes more groups than there are
+        estimate, too_few = _by_kind(settings, p, q, kind), True
+        notes = (*notes, f"These are too few for {estimate.method!r}: there is no interval.")
+    if too_few and bool(estimate.value.isfinite()):
+        estimate = replace(estimate, interval=None, standard_error=None)
+    wider = math.sqrt(max(first.correction, second.correction))
+    estimate = _widened(estimate, wider, largest_of(kind))
+    return replace(estimate, notes=(*notes, *estimate.notes))
+
+
+def _grouped(side: Any, name: str) -> Grouped:
+    return grouped(side, name) if isinstance(side, Samples) else Grouped(side)
+
+
+def _widened(found: Estimate, factor: float, largest: float) -> Estimate:
+    """Return an estimate with its standard error and interval widened by a factor, within 0 and `largest`."""
+    if factor == 1.0 or not bool(found.value.isfinite()):
+        return found
+    if found.standard_error is not None:
+        found = replace(found, standard_error=factor * found.standard_error)
+    if found.interval is None:
+        return found
+    low, high = ((found.value + factor * (end - found.value)).clamp(0, largest) for end in found.interval)
+    return replace(found, interval=(low, high))
+
+
+@contextmanager
+def _in_the_name_of(call: str) -> Generator[None]:
+    """Raise an estimator's refusal of the draws in the name of the function that the user called."""
+    try:
+        yield
+    except (ArgumentTypeError, ArgumentValueError) as error:
+        name, opening, rest = str(error).partition("(")
+        if name not in METHODS or not opening:
+            raise
+        raise type(error)(f"{call}({rest}") from None
+
+
+def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
+    call = settings.call
+    if behaves_as(kind, ReverseKL):
+        return exchanged(_kl(settings, q, p))
+    if behaves_as(kind, Jeffreys):
+        return added(_kl(settings, p, q), exchanged(_kl(settings, q, p)))
+    if not behaves_as(kind, KL):
+        if settings.method in ("auto", "bias_corrected") and _is_categorical(p) and _is_categorical(q):
+            return bias_corrected(p, q, kind, confidence=settings.confidence)
+        if settings.method in ("auto", "histogram") and _is_number(p) and _is_number(q):
+            categories = as_categories(p, q) if settings.method == "auto" else None
+            if categories is None:
+                return histogram(p, q, kind=kind, **settings.options)
+            found = bias_corrected(*categories[:2], kind, confidence=settings.confidence)
+            return replace(found, notes=(categories[2], *found.notes))
+        raise NoRuleError(
+            explain(
+                call,
+                "kind",
+                wanted="KL(), ReverseKL() or Jeffreys(), or draws of categories or numbers on both sides and no method",
+                got=f"{safe_repr(kind)}, method={settings.method!r}, {p!r} and {q!r}",
+                instead=_instead_of_kind(settings, p, q),
+            )
+        )
+    return _kl(settings, p, q)
+
+
+def _instead_of_kind(settings: _Settings, p: object, q: object) -> str:
+    """Name the call that estimates a kind other than KL from these draws."""
+    call, sides = settings.call, (p, q)
+    if any(isinstance(x, Samples) and not x.discrete and not _is_number(x) for x in sides):
+        cells = [f"Counts(torch.histogramdd({x}, edges).hist.flatten())" for x in "xy"]
+        return (
+            f"{call}({cells[0]}, {cells[1]}, kind) of the draws x and y, which compares their cells; for a torch "
+            "distribution q, y = q.sample((n,))"
+        )
+    if isinstance(q, Distribution):
+        return f"{call}(p, Samples(q.sample((n,))), kind)"
+    if isinstance(p, Distribution):
+        return f"{call}(Samples(p.sample((n,))), q, kind)"
+    if all(isinstance(x, Samples | Counts) for x in sides):
+        if settings.method != "auto":
+            return f"{call}(p, q, kind) without method"
+        return "Samples(x.long()) on both sides for categories, Samples(x.double()) for numbers"
+    return "Counts(torch.bincount(x.long(), minlength=classes)) in place of Samples(x)"
+
+
+def _is_number(x: object) -> TypeGuard[Samples]:
+    return isinstance(x, Samples) and not x.discrete and x.tensor.shape[1] == 1
+
+
+def _is_categorical(x: object) -> TypeGuard[Samples | Counts]:
+    return isinstance(x, Counts) or (isinstance(x, Samples) and x.discrete)
+
+
+class _Settings(NamedTuple):
+    call: str
+    method: str
+    confidence: float
+    generator: torch.Generator | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"confidence": self.confidence, "generator": self.generator}
+
+
+def _kl(settings: _Settings, p: object, q: object) -> Estimate:
+    if isinstance(p, Counts) and isinstance(q, Counts):
+        return CATEGORICAL[settings.method](p, q, **settings.options)
+    if isinstance(p, Samples) and isinstance(q, Samples):
+        check_samples(settings.call, p, q)
+        return _between_samples(settings, p, q)
+    if isinstance(p, Samples):
+        return _to_density(settings, p, _as_distribution(settings.call, p, q))
+    raise NoRuleError(
+        explain(
+            settings.call,
+            "p, q",
+            wanted="draws of P",
+            got=f"{type(p).__name__} and {type(q).__name__}: draws of Q say little about Q where only P has mass",
+            instead=f"{settings.call}(Samples(p.sample((n,))), q) for a torch distribution p, or "
+            "Counts(torch.bincount(y), prior=0.5) for categories y drawn from Q",
+        )
+    )
+
+
+def _between_samples(settings: _Settings, p: Samples, q: Samples) -> Estimate:
+    estimator = _estimator(settings, p)
+    categories = as_categories(p, q) if settings.method == "auto" and estimator is histogram else None
+    if categories is not None:
+        found = coverage_adjusted(*categories[:2], **settings.options)
+        return replace(found, notes=(categories[2], *found.notes))
+    if settings.method != "auto" or estimator is not nearest_neighbors:
+        return estimator(p, q, **settings.options)
+    if p.cluster is not None or q.cluster is not None:
+        return density_ratio(p, q, **settings.options)
+    try:
+        found = nearest_neighbors(p, q, **settings.options)
+    except RepeatedDrawsError as refusal:
+        found = density_ratio(p, q, **settings.options)
+        return replace(found, notes=(*found.notes, f"Not by nearest neighbors: {refusal}"))
+    if min(len(p), len(q)) < FEWEST_FOR_CLASSIFIER or _is_bounded(found):
+        return found
+    return density_ratio(p, q, **settings.options)
+
+
+def _is_bounded(found: Estimate) -> bool:
+    """Say whether neighbors sufficed for an interval, or the value is infinite."""
+    if bool(found.value.isinf()):
+        return True
+    return found.interval is not None and bool(found.interval[1].isfinite())
+
+
+def _estimator(settings: _Settings, p: Samples) -> Estimator:
+    candidates = CATEGORICAL if p.discrete else CONTINUOUS
+    name = _suited(p) if settings.method == "auto" else settings.method
+    if name not in candidates:
+        raise invalid_value(
+            settings.call,
+            "method",
+            wanted=f"'auto' or, for {'categories' if p.discrete else 'numbers'}, one of "
+            + ", ".join(map(repr, candidates)),
+            got=f"{name!r} for {p!r}",
+            instead="Samples(x.long()) for categories, Samples(x.double()) for numbers",
+        )
+    return candidates[name]
+
+
+def _to_density(settings: _Settings, p: Samples, q: Distribution) -> Estimate:
+    if settings.method not in ("auto", "from_density"):
+        raise invalid_value(
+            settings.call,
+            "method",
+            wanted="'auto' or 'from_density': the entropy of the draws and the mean of Q's log-density",
+            got=safe_repr(settings.method),
+            instead=f"{settings.call}(p, Samples(q.sample((n,))), method={settings.method!r}), draws with draws",
+        )
+    return from_density(p, q, **settings.options)
+
+
+def _as_distribution(call: str, p: Samples, q: object) -> Distribution:
+    """Read Q: a distribution as it is, or the probabilities of the categories 0, 1, ..."""
+    if isinstance(q, Representation) and p.discrete and p.labels is None and not q.batch_shape:
+        return _categorical(call, p, q)
+    if not isinstance(q, Distribution):
+        raise NoRuleError(
+            explain(
+                call,
+                "q",
+                wanted="draws, a torch distribution or, for draws of the integers 0, 1, ..., one row of probabilities",
+                got=f"{q!r} for p = {p!r}",
+                instead="Samples(y) with draws y of Q",
+            )
+        )
+    return q
+
+
+def _categorical(call: str, p: Samples, q: Representation) -> Distribution:
+    outside = (p.tensor < 0) | (p.tensor >= q.classes)
+    if bool(outside.any()):
+        raise invalid_value(
+            call,
+            "p",
+            wanted=f"categories from 0 to {q.classes - 1}, the classes of q",
+            got=f"others ({first_of(outside)})",
+            instead="a q with a class for each category, its probability 0 where it cannot occur",
+        )
+    probabilities = q.weights().double()
+    if q.in_logs:
+        return Categorical(logits=probabilities, validate_args=False)
+    return Categorical(probs=probabilities, validate_args=False)
+
+
+def _suited(p: Samples) -> str:
+    """Name the estimator that the benchmarks found best for draws like these."""
+    dimensions = p.tensor.shape[1]
+    if p.discrete:
+        return "coverage_adjusted"
+    if dimensions == 1:
+        return "histogram"
+    return "nearest_neighbors" if dimensions <= MOST_DIMENSIONS_FOR_NEIGHBORS else "density_ratio"

@@ -1,0 +1,328 @@
+"""The classifiers that `density_ratio` chooses among: from labeled draws to the log-odds that a point came from P."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from kullback.common.optional import load
+from kullback.errors import invalid_type, safe_repr
+from kullback.estimators.density_ratio.gaussian import gaussian_log_odds
+from kullback.estimators.draws import Array, Integers
+from kullback.estimators.sample_checks import seeded
+
+__all__ = [
+    "GAUSSIAN",
+    "NamedClassifier",
+    "FitClassifier",
+    "Labeled",
+    "LogOdds",
+    "Mask",
+    "calibrated",
+    "candidates_for",
+    "log_loss",
+    "users_candidate",
+]
+
+LogOdds = Callable[[Array], Array]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+GAUSSIAN = "Gaussian densities"
+
+# A regression has no more features than this, nor than there are draws of either side.
+_MOST_FEATURES = 1500
+# Beyond, the splines with products serve heavy tails as well.
+_MOST_ASINH = 10
+_KNOTS = 7
+_BINS = 250
+_LEAF = 30  # draws in a leaf of a tree, at least
+_MOST_STEPS = 50
+_PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """Draws of both distributions: x of shape (n + m, d), true where from P, a weight and a unit for each.
+
+    Weights add up to n over P and to m over Q. A unit is a cluster of draws, or a single draw.
+    """
+
+    x: Array
+    from_p: Mask
+    weights: Array
+    units: Integers
+
+    def take(self, chosen: np.ndarray[Any, Any]) -> Labeled:
+        """Return the chosen draws."""
+        return Labeled(self.x[chosen], self.from_p[chosen], self.weights[chosen], self.units[chosen])
+
+    @property
+    def log_prior_odds(self) -> float:
+        """The log-odds of P before a draw is seen: what separates log-odds from a log-ratio of densities."""
+        return float(np.log(self.weights[self.from_p].sum() / self.weights[~self.from_p].sum()))
+
+
+class FitClassifier(Protocol):
+    """Fit a classifier; LinAlgError where the draws do not suffice."""
+
+    def __call__(self, draws: Labeled, /) -> LogOdds: ...
+
+
+@dataclass(frozen=True)
+class NamedClassifier:
+    """A classifier by name: `fit` for each of its strengths of penalty, from strong to weak."""
+
+    name: str
+    fits: tuple[FitClassifier, ...]
+
+    def only(self, index: int) -> NamedClassifier:
+        """The candidate with one of its penalties."""
+        return NamedClassifier(self.name, (self.fits[index],))
+
+
+def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
+    """Return the classifiers that these draws suffice for."""
+    d = draws.x.shape[1]
+    fewest = min(int(draws.from_p.sum()), int((~draws.from_p).sum()))
+    most = min(_MOST_FEATURES, fewest)
+    found = [_regressions("linear logistic regression", _linear)]
+    if 2 * d + 4 < fewest:
+        found.append(NamedClassifier(GAUSSIAN, (_gaussian,)))
+    if d * (d + 3) // 2 < most:
+        found.append(_regressions("quadratic logistic regression", _quadratic))
+    if d <= _MOST_ASINH and d * (d + 3) // 2 < most:
+        found.append(
+            _regressions("quadratic logistic regression of asinh-scaled coordinates", _asinh_quadratic)
+        )
+    if d * (_KNOTS + 1) < most:
+        found.append(_regressions("additive spline regression", _additive))
+    if d > 1 and d * (_KNOTS + 1) + d * (d - 1) // 2 < most:
+        found.append(_regressions("spline regression with products", _spline_with_products))
+    found.append(NamedClassifier("gradient-boosted trees", (_trees(seed),)))
+    return found
+
+
+def check_classifier(call: str, classifier: object) -> None:
+    """Refuse what has not the methods of scikit-learn's classifiers, and a class in place of one of its instances."""
+    can_tell = hasattr(classifier, "decision_function") or hasattr(classifier, "predict_proba")
+    can_fit = can_tell and hasattr(classifier, "fit") and hasattr(classifier, "get_params")
+    if classifier is not None and (isinstance(classifier, type) or not can_fit):
+        raise invalid_type(
+            call,
+            "classifier",
+            wanted="a classifier with fit, get_params and predict_proba or decision_function, or None",
+            got=safe_repr(classifier),
+            instead="classifier=sklearn.linear_model.LogisticRegression()",
+        )
+
+
+def users_candidate(classifier: object, seed: int) -> NamedClassifier:
+    """Wrap a classifier with scikit-learn's methods; it is cloned for each fit."""
+
+    def fit(draws: Labeled) -> LogOdds:
+        model = _sklearn("base").clone(classifier)
+        with seeded(seed):  # a classifier of no random state of its own draws from the global ones
+            return _log_odds_of(model.fit(draws.x, draws.from_p.astype(int), **_weights_of(draws)))
+
+    return NamedClassifier(type(classifier).__name__, (fit,))
+
+
+def log_loss(log_odds: Array, draws: Labeled) -> Array:
+    """Return each draw's loss, -log of the probability that its label was given."""
+    return np.logaddexp(0, np.where(draws.from_p, -log_odds, log_odds))
+
+
+def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
+    """Fit a + b f to the labels; return that, the influence of each draw on (a, b), and the gradient's features.
+
+    Probabilistic Outputs for Support Vector Machines (Platt, 1999). The derivative is not let below 0.
+    """
+    scale = max(float(np.std(log_odds)), 1e-12)
+    features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)
+    labels, weights = draws.from_p.astype(float), draws.weights
+    coefficients: Array = np.array([draws.log_prior_odds, 0.0])
+    ridge: Array = np.array([1e-9, 1e-6])
+    loss = _penalized_loss(coefficients, features, draws, ridge)
+    hessian = np.eye(2)
+    for _ in range(100):
+        probability = _logistic(features @ coefficients)
+        hessian = (features * (weights * probability * (1 - probability))[:, None]).T @ features + np.diag(
+            ridge
+        )
+        gradient = features.T @ (weights * (probability - labels)) + ridge * coefficients
+        step, length = np.linalg.solve(hessian, gradient), 1.0
+        while (after := _penalized_loss(coefficients - length * step, features, draws, ridge)) > loss:
+            length /= 2
+            if length < 1e-6:
+                break
+        if not after < loss - 1e-12 * abs(loss):
+            break
+        coefficients, loss = coefficients - length * step, after
+    if coefficients[1] < 0:
+        coefficients = np.array([draws.log_prior_odds, 0.0])
+    probability = _logistic(features @ coefficients)
+    influence = ((weights * (labels - probability))[:, None] * features) @ np.linalg.inv(hessian)
+    return features @ coefficients, influence, features
+
+
+def _penalized_loss(coefficients: Array, features: Array, draws: Labeled, ridge: Array) -> float:
+    losses = log_loss(features @ coefficients, draws)
+    return float(draws.weights @ losses + 0.5 * ridge @ coefficients**2)
+
+
+def _logistic(x: Array) -> Array:
+    return np.exp(-np.logaddexp(0, -x))
+
+
+def _gaussian(draws: Labeled) -> LogOdds:
+    p, q = (draws.take(side) for side in (draws.from_p, ~draws.from_p))
+    ratio = gaussian_log_odds(p.x, q.x, p.weights, q.weights)
+    return lambda x: ratio(x) + draws.log_prior_odds
+
+
+def _regressions(name: str, features: Callable[[], list[Any]]) -> NamedClassifier:
+    return NamedClassifier(name, tuple(_regression(features, penalty) for penalty in _PENALTIES))
+
+
+def _regression(features: Callable[[], list[Any]], penalty: float) -> FitClassifier:
+    def fit(draws: Labeled) -> LogOdds:
+        transform = _pipeline(*features(), _sklearn("preprocessing").StandardScaler())
+        found = transform.fit_transform(draws.x)
+        basis = None
+        if found.shape[1] > len(found):  # in the coordinates of the draws' own span, of which there are fewer
+            values, vectors = np.linalg.eigh(found @ found.T)
+            large = values > 1e-10 * values[-1]
+            basis = found.T @ (vectors[:, large] / np.sqrt(values[large]))
+            found = found @ basis
+        coefficients = _ridge_logistic(found, draws, penalty)
+
+        def log_odds(x: Array) -> Array:
+            at = transform.transform(x)
+            return coefficients[0] + (at if basis is None else at @ basis) @ coefficients[1:]
+
+        return log_odds
+
+    return fit
+
+
+def _ridge_logistic(features: Array, draws: Labeled, penalty: float) -> Array:
+    """Return intercept and coefficients of least loss plus penalty times half their squares, by Newton steps."""
+    x: Array = np.concatenate([np.ones((len(features), 1)), features], axis=1)
+    labels, weights = draws.from_p.astype(float), draws.weights
+    ridge = np.full(x.shape[1], penalty)
+    ridge[0] = 1e-9
+    found = np.zeros(x.shape[1])
+    found[0] = draws.log_prior_odds
+    loss = _penalized_loss(found, x, draws, ridge)
+    for _ in range(_MOST_STEPS):
+        probability = _logistic(x @ found)
+        curvature = weights * probability * (1 - probability)
+        gradient = x.T @ (weights * (probability - labels)) + ridge * found
+        step = np.linalg.solve((x * curvature[:, None]).T @ x + np.diag(ridge), gradient)
+        length, after = 1.0, math.inf
+        while length > 1e-4 and not (after := _penalized_loss(found - length * step, x, draws, ridge)) < loss:
+            length /= 2
+        if not after < loss:
+            break
+        found, gained, loss = found - length * step, loss - after, after
+        if gained < 1e-7 * len(x):
+            break
+    return found
+
+
+def _sklearn(module: str) -> Any:
+    return load(f"sklearn.{module}", "density_ratio")
+
+
+def _pipeline(*steps: Any) -> Any:
+    return _sklearn("pipeline").make_pipeline(*steps)
+
+
+def _linear() -> list[Any]:
+    return []
+
+
+def _quadratic() -> list[Any]:
+    return [_sklearn("preprocessing").StandardScaler(), _products(interaction_only=False)]
+
+
+def _asinh_quadratic() -> list[Any]:
+    """Features for Pareto tails, whose log-ratio is a line in these coordinates."""
+    return [*_asinh_scaled(), _products(interaction_only=False)]
+
+
+def _additive() -> list[Any]:
+    return [*_asinh_scaled(), _splines()]
+
+
+def _spline_with_products() -> list[Any]:
+    union = _sklearn("pipeline").make_union(_splines(), _products(interaction_only=True))
+    return [*_asinh_scaled(), union]
+
+
+def _products(*, interaction_only: bool) -> Any:
+    return _sklearn("preprocessing").PolynomialFeatures(
+        2, interaction_only=interaction_only, include_bias=False
+    )
+
+
+def _asinh_scaled() -> list[Any]:
+    """Coordinates in which a Pareto tail is a straight line: asinh of the distance in quartiles."""
+    preprocessing = _sklearn("preprocessing")
+    return [preprocessing.RobustScaler(), preprocessing.FunctionTransformer(np.arcsinh)]
+
+
+def _splines() -> Any:
+    return _sklearn("preprocessing").SplineTransformer(
+        n_knots=_KNOTS, knots="quantile", extrapolation="linear", include_bias=False
+    )
+
+
+def _trees(seed: int) -> FitClassifier:
+    def fit(draws: Labeled) -> LogOdds:
+        model = _sklearn("ensemble").HistGradientBoostingClassifier(
+            learning_rate=0.08,
+            max_leaf_nodes=15,
+            min_samples_leaf=_LEAF,
+            max_iter=300,
+            l2_regularization=1.0,
+            # It needs a tenth of the draws, of both sides; with so few the trees stay leaves in any case.
+            early_stopping=min(draws.from_p.sum(), (~draws.from_p).sum()) >= _LEAF,
+            random_state=seed,
+        )
+        # Binned here, as scikit-learn takes a second for each column to bin weighted draws.
+        edges = np.quantile(draws.x, np.linspace(0, 1, _BINS + 1)[1:-1], axis=0)
+        model.fit(_binned(draws.x, edges), draws.from_p.astype(int), **_weights_of(draws))
+        log_odds = _log_odds_of(model)
+        return lambda x: log_odds(_binned(x, edges))
+
+    return fit
+
+
+def _binned(x: Array, edges: Array) -> Array:
+    columns = [np.searchsorted(own, column) for own, column in zip(edges.T, x.T, strict=True)]
+    return np.stack(columns, axis=1).astype(np.float64)
+
+
+def _weights_of(draws: Labeled) -> dict[str, Array]:
+    """Return the weights as an argument, and none where they are equal."""
+    return {} if np.ptp(draws.weights) == 0 else {"sample_weight": draws.weights}
+
+
+def _log_odds_of(model: Any) -> LogOdds:
+    """Read log-odds from a fitted classifier, bounded where it is certain."""
+
+    def log_odds(x: Array) -> Array:
+        if hasattr(model, "decision_function"):
+            return np.asarray(model.decision_function(x), dtype=np.float64).reshape(len(x))
+        probabilities = np.asarray(model.predict_proba(x), dtype=np.float64)
+        smallest = np.finfo(np.float64).tiny
+        return np.log(np.maximum(probabilities[:, 1], smallest)) - np.log(
+            np.maximum(probabilities[:, 0], smallest)
+        )
+
+    return log_odds

@@ -1,0 +1,132 @@
+"""What every estimator checks first."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from kullback.common.inputs import check_confidence, check_generator
+from kullback.errors import invalid_type, invalid_value
+from kullback.samples import Samples
+
+__all__ = [
+    "EstimateWarning",
+    "check_confidence",
+    "check_finite",
+    "check_samples",
+    "check_weights",
+    "seed_of",
+    "seeded",
+]
+
+# Whole weights whose mean is larger, of values that are all different, are counts.
+_LARGEST_MEAN_WEIGHT = 2
+
+
+class EstimateWarning(UserWarning):
+    """What a reader has to know about a number from draws that was returned without its notes.
+
+    Example:
+        >>> import warnings, kullback
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     value = kullback.kl_divergence(kullback.Samples(["a", "b"]), kullback.Samples(["a", "a"]))
+        >>> caught[0].category.__name__
+        'EstimateWarning'
+    """
+
+
+def check_samples(call: str, p: Samples, q: Samples) -> None:
+    """Refuse draws from two spaces: other dimensions, categories against numbers, labels on one side only."""
+    for name, draws in (("p", p), ("q", q)):
+        if not isinstance(draws, Samples):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise invalid_type(
+                call,
+                name,
+                wanted="draws",
+                got=type(draws).__name__,
+                instead=f"{call}(Samples(x), Samples(y))",
+            )
+    if p.tensor.shape[1] != q.tensor.shape[1]:
+        raise invalid_value(
+            call,
+            "p, q",
+            wanted="draws of as many components in q as in p",
+            got=f"{p.tensor.shape[1]} in p of shape {tuple(p.tensor.shape)}, {q.tensor.shape[1]} in q of shape "
+            f"{tuple(q.tensor.shape)}",
+            instead="Samples(x[:, columns]) with the columns that both have",
+        )
+    if p.discrete != q.discrete or (p.labels is None) != (q.labels is None):
+        raise invalid_value(
+            call,
+            "p, q",
+            wanted="categories (integers, booleans, strings) in both or floating-point numbers in both",
+            got=f"{p!r} and {q!r}",
+            instead="Samples(x.double()) to read integers as numbers",
+        )
+    check_weights(call, "p", p)
+    check_weights(call, "q", q)
+
+
+def check_weights(call: str, name: str, samples: Samples) -> None:
+    """Refuse weights that look like counts: taken as weights, they would make one draw of each value."""
+    if samples.weights is None or samples.cluster is not None:
+        return
+    positive = samples.weights > 0
+    weights = samples.weights[positive]
+    is_whole = bool((weights == weights.round()).all()) and bool((weights != weights[0]).any())
+    if not is_whole or float(weights.mean()) < _LARGEST_MEAN_WEIGHT:
+        return
+    draws = samples.tensor[positive.to(samples.tensor.device)]
+    if len(torch.unique(draws, dim=0)) < len(draws):
+        return
+    raise invalid_value(
+        call,
+        name,
+        wanted="a row for each draw, and weights that are no counts",
+        got=f"{len(draws)} different values with whole weights that sum to {float(weights.sum()):.10g}, as counts do",
+        instead="Samples(np.repeat(x, counts), independent=True), or Counts(counts, labels=x) for categories; "
+        "weights=w / w.sum() if each value is one draw with this weight",
+    )
+
+
+def check_finite(call: str, name: str, samples: Samples) -> None:
+    """Refuse draws that are infinite or NaN."""
+    bad = ~samples.tensor.isfinite().all(-1)
+    if bool(bad.any()):
+        raise invalid_value(
+            call,
+            name,
+            wanted="finite draws",
+            got=f"{int(bad.sum())} of {len(samples)} with an infinity or NaN, the first at index "
+            f"{int(bad.int().argmax())}",
+            instead="Samples(x[x.isfinite()]), or x[x.isfinite().all(-1)] of vectors, if these may be left out",
+        )
+
+
+def seed_of(generator: torch.Generator | None, call: str = "kl_estimate") -> int:
+    """Draw a seed for libraries with generators of their own: the same generator gives the same seed.
+
+    Without one it is what torch's own generator would give next, which is left as it was.
+    """
+    check_generator(call, generator)
+    if generator is None:
+        generator = torch.Generator()
+        generator.set_state(torch.get_rng_state())
+    return int(torch.randint(2**31 - 1, (1,), generator=generator, device=generator.device))
+
+
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
+    """Draw from a seed what takes no generator, and leave torch's and NumPy's global states as they were."""
+    state = np.random.get_state()  # noqa: NPY002  # the legacy state is the one that others may use
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            np.random.set_state(state)  # noqa: NPY002

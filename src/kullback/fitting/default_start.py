@@ -1,0 +1,69 @@
+"""The start of a family that is given by its class alone."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Uniform, constraints
+
+from kullback.errors import invalid_type, invalid_value
+from kullback.fitting.exact_fit import nearest
+from kullback.fitting.unconstrained import has_numbers, read_family
+from kullback.generators import Divergence
+from kullback.pairs.clone import upcast_copy
+from kullback.samples import Samples
+
+__all__ = ["start_of"]
+
+
+def start_of(family: Any, to: Any, kind: Divergence) -> Distribution:
+    """Return the member of a class that is nearest to the target in KL(to || q), or its standard member."""
+    if not issubclass(family, Distribution):
+        raise invalid_type(
+            "fit",
+            "q",
+            wanted="a class of distributions, or one of its members",
+            got=family.__name__,
+            instead="fit(Normal, to=p)",
+        )
+    start = _standard(family, to)
+    if isinstance(to, Distribution | Samples):
+        found = nearest(start, to, read_family(start, frozenset()), frozenset())
+        if found is not None and has_numbers(found):
+            return upcast_copy(found)
+    return start
+
+
+def _standard(family: Any, to: Any) -> Distribution:
+    """Return the member with parameters 0, 1 or 1/2."""
+    accepted = inspect.signature(family.__init__).parameters
+    ranges: Any = family.arg_constraints if isinstance(family.arg_constraints, dict) else {}
+    if family is Uniform:
+        ranges = {"low": constraints.real, "high": constraints.positive}
+    names = [
+        name for name in accepted if name in ranges and accepted[name].default is inspect.Parameter.empty
+    ]
+    names = names or [name for name in ("logits",) if name in ranges and ranges[name].event_dim == 0]
+    shape = to.batch_shape if isinstance(to, Distribution) else torch.Size()
+    vector = isinstance(to, Distribution) and bool(to.event_shape)
+    if not names or vector or any(ranges[name].is_discrete or ranges[name].event_dim for name in names):
+        raise invalid_value(
+            "fit",
+            "q",
+            wanted="a class of distributions of numbers whose parameters have a start of their own",
+            got=family.__name__,
+            instead=f"q={family.__name__}(...) with the numbers to begin at",
+        )
+    return family(**{name: _number(ranges[name]).expand(shape) for name in names}, validate_args=False)
+
+
+def _number(constraint: Any) -> Tensor:
+    value = 0.0
+    if constraint in (constraints.positive, constraints.nonnegative):
+        value = 1.0
+    elif constraint is constraints.unit_interval:
+        value = 0.5
+    return torch.tensor(value, dtype=torch.float64, device="cpu")

@@ -1,0 +1,223 @@
+r"""Expectation and maximization for mixtures, from draws or from the nodes of a quadrature of the target's density.
+
+With responsibilities :math:`r_k(x)` held, KL(P || Q) falls apart into a fit of each component to :math:`p r_k`, which
+has a closed form where the components are an exponential family. Every step lowers the divergence.
+
+Maximum Likelihood from Incomplete Data via the EM Algorithm (Dempster, Laird and Rubin, 1977); k-means++: The
+Advantages of Careful Seeding (Arthur and Vassilvitskii, 2007)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    MultivariateNormal,
+)
+
+from kullback.common.dtypes import upcast
+from kullback.common.special import safe_log
+from kullback.errors import invalid_value
+from kullback.fitting.exact_fit import matched_like, normalized_weights
+from kullback.fitting.method_answer import FitSettings
+from kullback.fitting.objective import log_prob_of_draws
+from kullback.fitting.targets import DrawsTarget, nodes_of
+from kullback.fitting.unconstrained import Family
+from kullback.pairs.densities.composite import log_weights_of
+from kullback.pairs.densities.density import density_of
+from kullback.samples import Samples
+
+__all__ = ["MixtureStart", "best_start"]
+
+_MOST_STEPS = 500
+# EM stops where a step gains less than this, relative to 1 + the value: quasi-Newton steps do the rest.
+_GAIN = 1e-7
+# A component this much narrower than the data has collapsed onto a point, where the likelihood has no maximum.
+_COLLAPSED = 1e-6
+_MIXING, _PART = "mixture_distribution.", "component_distribution."
+
+
+class MixtureStart(NamedTuple):
+    """The parameters that EM found, and the values on its way."""
+
+    values: dict[str, Tensor]
+    history: list[Tensor]
+
+
+def best_start(
+    q: MixtureSameFamily,
+    target: Any,
+    family: Family,
+    settings: FitSettings,
+    update: Callable[[int, int | None], None] | None,
+) -> MixtureStart | None:
+    """Return what EM finds from the best of several starts; None where the components have no closed form.
+
+    Arguments:
+        q: the mixture at the first start, one, no batch.
+        target: the draws or the distribution.
+        family: its parameters.
+        settings: the number of starts, and the generator of those at random.
+        update: is told the number of starts done and in all.
+    """
+    data = _data(target)
+    if q.batch_shape or data is None or not _serves(q, data, family):
+        return None
+    found: list[MixtureStart] = []
+    starts = settings.starts or 1
+    for number in range(starts):
+        start = {name: leaf.value for name, leaf in family.free.items()}
+        if number:
+            start = _random_start(q, data, family, settings.generator)
+        found.append(_run(family, data, start))
+        if update:
+            update(number + 1, starts)
+    good = [each for each in found if bool(each.history[-1].isfinite())]
+    if not good:
+        raise invalid_value(
+            "fit",
+            "q, to",
+            wanted="a start from which no component shrinks to a single point, where the likelihood has no maximum",
+            got=f"{len(found)} of {len(found)} starts that do",
+            instead="fixed=('component_distribution.scale',), fewer components, or more starts",
+        )
+    return min(good, key=lambda each: float(each.history[-1]))
+
+
+def _data(target: Any) -> Samples | None:
+    """Return draws with weights that stand for the target: its own, or the nodes of a quadrature."""
+    if isinstance(target, Samples):
+        return target
+    if not isinstance(target, Distribution) or target.event_shape or target.batch_shape:
+        return None
+    density = density_of(target)
+    if density is None or density.integer:
+        return None
+    x, weights = nodes_of(density)
+    return Samples(x, weights=weights)
+
+
+def _serves(q: MixtureSameFamily, data: Samples, family: Family) -> bool:
+    n, count = len(data), q.mixture_distribution.param_shape[-1]
+    even = torch.full((n, count), 1 / n, dtype=torch.float64, device="cpu")
+    size = q.event_shape.numel()
+    if data.tensor.shape[-1] != size or len(q.event_shape) > 1:
+        return False
+    return _maximized(q, data, even, family) is not None
+
+
+def _maximized(
+    q: MixtureSameFamily, data: Samples, weights: Tensor, family: Family
+) -> dict[str, Tensor] | None:
+    """Return the free parameters of the components nearest to data with these weights, shape (n, components)."""
+    part: Any = q.component_distribution
+    fixed = frozenset(name.rpartition(".")[2] for name in family.held)
+    x = upcast(data.tensor)
+    n, count = weights.shape
+    if isinstance(part, MultivariateNormal):
+        about = upcast(part.loc) if "loc" in fixed else weights.mT @ x
+        d = x.unsqueeze(1) - about
+        covariance = torch.einsum("nk,nki,nkj->kij", weights, d, d)
+        root, failed = torch.linalg.cholesky_ex(covariance)
+        root = torch.where((failed != 0)[:, None, None], torch.nan, root)
+        found: dict[str, Tensor] | None = {"loc": about, "scale_tril": root}
+    elif (
+        isinstance(part, Independent)
+        and part.reinterpreted_batch_ndims == 1
+        and not part.base_dist.event_shape
+    ):
+        draws = x.unsqueeze(1).expand(n, count, x.shape[-1])
+        found = matched_like(part.base_dist, DrawsTarget(draws, weights.unsqueeze(-1)), fixed)
+    elif not part.event_shape:
+        found = matched_like(part, DrawsTarget(x[:, :1].expand(n, count), weights), fixed)
+    else:
+        return None
+    if found is None:
+        return None
+    named = {_PART + name: value for name, value in found.items() if _PART + name in family.free}
+    wanted = {name for name in family.free if name.startswith(_PART)}
+    return named if named.keys() == wanted else None
+
+
+def _run(family: Family, data: Samples, start: dict[str, Tensor]) -> MixtureStart:
+    weights = normalized_weights(data)
+    values, history = start, [torch.tensor(torch.inf, dtype=torch.float64, device="cpu")]
+    spread = _spread(data).amax()
+    for _ in range(_MOST_STEPS):
+        q: Any = family.build(values)
+        joint = log_prob_of_draws(_parts(q), data) + log_weights_of(q)
+        log_q = joint.logsumexp(-1)
+        history.append(-torch.tensordot(weights, log_q, 1))
+        if not bool(history[-1].isfinite()):
+            break
+        if bool(history[-2] - history[-1] < _GAIN * (1 + history[-1].abs())):
+            break
+        r = torch.exp(joint - log_q.unsqueeze(-1)) * weights.unsqueeze(-1)
+        mass = r.sum(0)
+        parts = _maximized(q, data, r / mass.clamp(min=1e-300), family)
+        if parts is None or _has_collapsed(parts, mass, spread):
+            history.append(torch.tensor(torch.inf, dtype=torch.float64, device="cpu"))
+            break
+        values = {**values, **parts}
+        mixing = {
+            name: safe_log(mass) if name.endswith("logits") else mass / mass.sum()
+            for name in family.free
+            if name.startswith(_MIXING)
+        }
+        values = {**values, **mixing}
+    return MixtureStart(values, history[1:])
+
+
+def _spread(data: Samples) -> Tensor:
+    """Return the standard deviation of each component of the data."""
+    x, weights = upcast(data.tensor), normalized_weights(data)
+    d = x - torch.tensordot(weights, x, 1)
+    return torch.tensordot(weights, d * d, 1).sqrt().clamp(min=1e-300)
+
+
+def _has_collapsed(parts: dict[str, Tensor], mass: Tensor, spread: Tensor) -> bool:
+    if not all(bool(x.isfinite().all()) for x in parts.values()) or bool((mass < 1e-12).any()):
+        return True
+    scales = [
+        x if x.ndim < 3 else x.diagonal(dim1=-2, dim2=-1) for name, x in parts.items() if "scale" in name
+    ]
+    return any(bool((x < _COLLAPSED * spread).any()) for x in scales)
+
+
+def _parts(q: Any) -> Distribution:
+    return q.component_distribution
+
+
+def _random_start(
+    q: MixtureSameFamily, data: Samples, family: Family, generator: torch.Generator | None
+) -> dict[str, Tensor]:
+    """Return the components of clusters around points drawn from the data, each far from those before."""
+    x, weights = upcast(data.tensor), normalized_weights(data)
+    count = q.mixture_distribution.param_shape[-1]
+    z = x / _spread(data)
+    distance = torch.full((len(data),), torch.inf, dtype=torch.float64, device="cpu")
+    owner = torch.zeros(len(data), dtype=torch.int64, device="cpu")
+    for k in range(count):
+        probabilities = weights if k == 0 else weights * distance
+        index = int(torch.multinomial(probabilities.clamp(min=1e-300), 1, generator=generator))
+        to_this = ((z - z[index]) ** 2).sum(-1)
+        owner = torch.where(to_this < distance, k, owner)
+        distance = torch.minimum(distance, to_this)
+    r = torch.nn.functional.one_hot(owner, count) * weights.unsqueeze(-1)
+    # A tenth of each component is the whole, so that none begins on a single point.
+    r = 0.9 * r + 0.1 * r.sum(-1, keepdim=True) / count
+    mass = r.sum(0)
+    parts = _maximized(q, data, r / mass, family) or {}
+    values = {name: leaf.value for name, leaf in family.free.items()}
+    mixing = {
+        name: mass.log() if name.endswith("logits") else mass / mass.sum()
+        for name in family.free
+        if name.startswith(_MIXING)
+    }
+    return {**values, **parts, **mixing}

@@ -1,0 +1,310 @@
+"""The nearest member of an exponential family in closed form: of numbers, classes, vectors and matrices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Categorical,
+    Dirichlet,
+    Distribution,
+    Independent,
+    LowRankMultivariateNormal,
+    MixtureSameFamily,
+    Multinomial,
+    MultivariateNormal,
+    Normal,
+    OneHotCategorical,
+    Pareto,
+    Uniform,
+    Wishart,
+)
+
+from kullback.common.dtypes import tensor_of, upcast
+from kullback.common.special import digamma, safe_log
+from kullback.estimators.draws import shares_of
+from kullback.fitting.moments import bisect, dirichlet_from_mean_logs, matched
+from kullback.fitting.targets import DrawsTarget, MeanTarget, target_of
+from kullback.fitting.unconstrained import Family
+from kullback.pairs.densities.composite import log_weights_of
+from kullback.pairs.numerics.parameters import categorical_of, given_logits
+from kullback.samples import Samples
+
+__all__ = ["matched_like", "nearest", "normalized_weights"]
+
+Parameters = dict[str, Tensor]
+
+
+def nearest(q: Distribution, to: Distribution | Samples, family: Family, fixed: frozenset[str]) -> Any:
+    """Return the member of q's family with the least KL(to || q); None where there is no formula for it.
+
+    Arguments:
+        q: the start, of the batch's shape, in float64.
+        to: the target, likewise.
+        family: q's parameters.
+        fixed: the names of those that stay as they are.
+    """
+    found = _parameters(q, to, fixed)
+    if found is None:
+        return None
+    free = {name: x for name, x in found.items() if name in family.free}
+    if free.keys() != family.free.keys():
+        return None
+    values = {name: x.expand(family.free[name].value.shape) for name, x in free.items()}
+    if isinstance(q, Uniform | Pareto):
+        values = {name: _outwards(x, name, family.dtype) for name, x in values.items()}
+    return family.finished(values)
+
+
+def _outwards(x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+    """Round an end of a support away from it, so that it still holds the target."""
+    side = {"low": -1, "scale": -1, "high": 1}.get(name)
+    rounded = x.to(dtype)
+    if side is None:
+        return x
+    further = torch.nextafter(rounded, torch.full_like(rounded, side * torch.inf))
+    return torch.where(side * (rounded.to(x.dtype) - x) < 0, further, rounded).to(x.dtype)
+
+
+def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
+    for families, rule in _RULES:
+        if isinstance(q, families):
+            return rule(q, to, fixed)
+    if q.event_shape or isinstance(q, MixtureSameFamily):
+        return None
+    target = _draws(to, numbers=True) if isinstance(to, Samples) else target_of(to)
+    return None if target is None else matched_like(q, target, fixed)
+
+
+def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> Parameters | None:
+    """Return the parameters of a family of numbers, in the form that q was given them."""
+    given = {
+        name: upcast(tensor_of(getattr(q, name))).expand(q.batch_shape)
+        for name in q.arg_constraints
+        if name != "logits"
+    }
+    found = matched(type(q), target, given, fixed)
+    if found is None:
+        return None
+    if "logits" in found and not given_logits(q):
+        return {"probs": torch.sigmoid(found["logits"])}
+    if "probs" in found and given_logits(q):
+        probs = found["probs"]
+        return {"logits": torch.log(probs) - torch.log1p(-probs)}
+    return found
+
+
+def normalized_weights(draws: Samples) -> Tensor:
+    """Return the weights of draws, in float64, which sum to one."""
+    return shares_of(draws, torch.empty(0, dtype=torch.float64, device="cpu"))
+
+
+def _draws(to: Samples, *, numbers: bool = False) -> Any:
+    x = upcast(to.tensor)
+    if numbers:
+        if x.shape[-1] != 1:
+            return None
+        x = x[:, 0]
+    return DrawsTarget(x, normalized_weights(to))
+
+
+# ---- Classes.
+
+
+def _classes(
+    q: Categorical | OneHotCategorical, to: Distribution | Samples, fixed: frozenset[str]
+) -> Parameters | None:
+    count = q.param_shape[-1]
+    if isinstance(to, Samples):
+        weights = normalized_weights(to)
+        if isinstance(q, OneHotCategorical):
+            return (
+                _as_given(q, torch.tensordot(weights, upcast(to.tensor), 1))
+                if to.tensor.shape[-1] == count
+                else None
+            )
+        index = to.tensor[:, 0].long()
+        if to.tensor.shape[-1] != 1 or bool(((index < 0) | (index >= count)).any()):
+            return None
+        return _as_given(
+            q, torch.zeros(count, dtype=torch.float64, device="cpu").index_add(0, index, weights)
+        )
+    probs = _probabilities(to)
+    return None if probs is None or probs.shape[-1] != count else _as_given(q, probs)
+
+
+def _multinomial(q: Multinomial, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
+    if isinstance(to, Multinomial) and to.total_count == q.total_count:
+        return _as_given(q, upcast(to.probs))
+    if isinstance(to, Samples) and bool((to.tensor.sum(-1) == q.total_count).all()):
+        return _as_given(q, _draws(to).mean() / q.total_count)
+    return None
+
+
+def _probabilities(d: Distribution) -> Tensor | None:
+    """Return the probabilities of classes; those of a mixture are the weighted means of its components'."""
+    part = categorical_of(d)
+    if part is not None:
+        return upcast(part.logits).softmax(-1) if given_logits(part) else upcast(part.probs)
+    if isinstance(d, MixtureSameFamily):
+        each = _probabilities(d.component_distribution)
+        return None if each is None else (torch.exp(log_weights_of(d)).unsqueeze(-1) * each).sum(-2)
+    return None
+
+
+def _as_given(q: Any, probs: Tensor) -> Parameters:
+    own = getattr(q, "_categorical", q)
+    return {"logits": safe_log(probs)} if given_logits(own) else {"probs": probs}
+
+
+# ---- Vectors.
+
+
+def _dirichlet(q: Dirichlet, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
+    logs = _mean_logs(to)
+    return None if logs is None else {"concentration": dirichlet_from_mean_logs(logs)}
+
+
+def _mean_logs(to: Distribution | Samples) -> Tensor | None:
+    if isinstance(to, Samples):
+        return torch.tensordot(normalized_weights(to), torch.log(upcast(to.tensor)), 1)
+    if isinstance(to, Dirichlet):
+        a = upcast(to.concentration)
+        return digamma(a) - digamma(a.sum(-1, keepdim=True))
+    if isinstance(to, MixtureSameFamily):
+        each = _mean_logs(to.component_distribution)
+        return None if each is None else (torch.exp(log_weights_of(to)).unsqueeze(-1) * each).sum(-2)
+    return None
+
+
+def _mean_and_covariance(
+    to: Distribution | Samples, about: Tensor | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """Return the mean, and the second moments about it or about another point."""
+    if isinstance(to, Samples):
+        x, weights = upcast(to.tensor), normalized_weights(to)
+        mean = torch.tensordot(weights, x, 1)
+        mean = mean + torch.tensordot(weights, x - mean, 1)
+        d = x - (mean if about is None else about.unsqueeze(-2))
+        return mean, d.mT @ (weights.unsqueeze(-1) * d)
+    found = _own_mean_and_covariance(to)
+    if found is None or about is None:
+        return found
+    d = found[0] - about
+    return found[0], found[1] + d.unsqueeze(-1) * d.unsqueeze(-2)
+
+
+def _own_mean_and_covariance(to: Distribution) -> tuple[Tensor, Tensor] | None:
+    found: tuple[Tensor, Tensor] | None = None
+    if isinstance(to, MultivariateNormal):
+        found = upcast(to.loc), upcast(to.scale_tril) @ upcast(to.scale_tril).mT
+    elif isinstance(to, LowRankMultivariateNormal):
+        found = upcast(to.loc), upcast(to.covariance_matrix)
+    elif isinstance(to, MixtureSameFamily):
+        each = _own_mean_and_covariance(to.component_distribution)
+        if each is not None:
+            weights = torch.exp(log_weights_of(to)).unsqueeze(-1)
+            mean = (weights * each[0]).sum(-2)
+            d = each[0] - mean.unsqueeze(-2)
+            second = each[1] + d.unsqueeze(-1) * d.unsqueeze(-2)
+            found = mean, (weights.unsqueeze(-1) * second).sum(-3)
+    elif isinstance(to, Independent) and len(to.event_shape) == to.reinterpreted_batch_ndims == 1:
+        target = target_of(to)
+        of_each = None if target is None else matched(Normal, target, {}, frozenset())
+        if of_each is not None:
+            found = of_each["loc"], torch.diag_embed(of_each["scale"] ** 2)
+    return found
+
+
+def _normal(q: MultivariateNormal, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
+    about = upcast(q.loc) if "loc" in fixed else None
+    found = _mean_and_covariance(to, about)
+    if found is None or found[0].shape[-1] != q.event_shape[-1]:
+        return None
+    root, failed = torch.linalg.cholesky_ex(found[1])
+    root = torch.where((failed != 0)[..., None, None], torch.nan, root)
+    return {"loc": found[0] if about is None else about, "scale_tril": root}
+
+
+def _independent(q: Any, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
+    base: Any = q.base_dist
+    if isinstance(base, Independent) or base.event_shape or q.reinterpreted_batch_ndims != 1:
+        if isinstance(to, Independent) and to.event_shape == q.event_shape and not base.event_shape:
+            target = target_of(to.base_dist)
+            return None if target is None else matched_like(base, target, fixed)
+        return None
+    if isinstance(to, Samples):
+        return matched_like(base, _draws(to), fixed) if to.tensor.shape[-1] == q.event_shape[0] else None
+    if isinstance(base, Normal) and not (fixed & {"loc", "scale"}):
+        found = _mean_and_covariance(to)
+        if found is not None and found[0].shape[-1] == q.event_shape[0]:
+            return {"loc": found[0], "scale": found[1].diagonal(dim1=-2, dim2=-1).sqrt()}
+    target = target_of(to) if isinstance(to, Independent | MixtureSameFamily) else None
+    return None if target is None else matched_like(base, target, fixed)
+
+
+def _wishart(q: Wishart, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
+    """Match E[X] = df V, and E[log det X] = psi_d(df / 2) + d log 2 + log det V."""
+    found = _matrix_means(to)
+    if found is None:
+        return None
+    mean, log_det = found
+    d = q.event_shape[-1]
+    steps = torch.arange(d, dtype=torch.float64, device="cpu") / 2
+
+    def digamma_d(a: Tensor) -> Tensor:
+        return digamma(a.unsqueeze(-1) - steps).sum(-1)
+
+    if "scale_tril" in fixed or fixed & {"covariance_matrix", "precision_matrix"}:
+        root = upcast(q.scale_tril)
+        wanted = log_det - d * math.log(2) - 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+        def excess(a: Tensor) -> Tensor:
+            return digamma_d(a) - wanted
+    else:
+        # log det E[X] - E[log det X] = d log(df / 2) - psi_d(df / 2)
+        rest = torch.logdet(mean) - log_det
+
+        def excess(a: Tensor) -> Tensor:
+            return rest - d * torch.log(a) + digamma_d(a)
+
+    df = upcast(q.df)
+    if "df" not in fixed:
+        edge = (d - 1) / 2
+        low, high = torch.full_like(log_det, -40.0), torch.full_like(log_det, 40.0)
+        df = 2 * (edge + torch.exp(bisect(lambda u: excess(edge + torch.exp(u)), low, high)))
+    scale_tril = torch.linalg.cholesky(mean / df[..., None, None])
+    return {"df": df, "scale_tril": scale_tril}
+
+
+def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
+    """Return E[X] and E[log det X]."""
+    if isinstance(to, Wishart):
+        df, root = upcast(to.df), upcast(to.scale_tril)
+        d = to.event_shape[-1]
+        steps = torch.arange(d, dtype=torch.float64, device="cpu") / 2
+        of_df = digamma(df.unsqueeze(-1) / 2 - steps).sum(-1) + d * math.log(2)
+        return df[..., None, None] * (root @ root.mT), of_df + 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(
+            -1
+        )
+    if isinstance(to, MixtureSameFamily):
+        each = _matrix_means(to.component_distribution)
+        if each is None:
+            return None
+        weights = torch.exp(log_weights_of(to))
+        return (weights[..., None, None] * each[0]).sum(-3), (weights * each[1]).sum(-1)
+    return None
+
+
+# The formula of each family that is not one of numbers.
+_RULES: tuple[tuple[Any, Any], ...] = (
+    ((Categorical, OneHotCategorical), _classes),
+    (Multinomial, _multinomial),
+    (Dirichlet, _dirichlet),
+    (MultivariateNormal, _normal),
+    (Wishart, _wishart),
+    (Independent, _independent),
+)

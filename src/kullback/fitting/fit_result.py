@@ -1,0 +1,109 @@
+"""What `kullback.fit` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from kullback.common.display import Shown
+from kullback.errors import ConvergenceError
+from kullback.generators import Divergence
+from kullback.results.estimate import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Fit", "FitError"]
+
+
+@dataclass(frozen=True, repr=False)
+class Fit(Shown):
+    """A distribution fitted by `kullback.fit`, and how near it is.
+
+    ``print`` shows a table, a notebook as well; `plot` draws target, fit and history.
+
+    Attributes:
+        distribution: the fitted distribution, in the dtype of the start and without gradient.
+        value: what was minimized, at the fit, one for each element of the batch; `quantity` says what it
+            is. In nats, unless `kind` has no logarithm.
+        error: a bound on how far `value` may be off, of the same shape; None where it comes from draws.
+        before: the same quantity at the start.
+        before_error: a bound on how far `before` may be off; None where it comes from draws.
+        method: ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"``, ``"quasi_newton"`` or ``"stochastic"``.
+        converged: which elements met the criterion.
+        iterations: how many steps each took; 0 for formulas.
+        history: the value after every step, shape (steps + 1, batch).
+        above: an estimate of how far `value` is above the nearest minimum: half of g' H^-1 g. 0 for formulas.
+        gradient_norm: the norm of the gradient at the fit by the unconstrained parameters. 0 for formulas.
+        kind: the divergence.
+        quantity: ``"KL(to || q)"``, ``"KL(q || to)"``, ``"negative log-likelihood per draw"``, ``"negative ELBO"`` ...
+        standard_error: of `value`, where it is a mean over draws; else None.
+        notes: what a reader has to know about this fit, one sentence each.
+        seconds: how long it took.
+        start: the distribution at the start.
+        to: the target.
+
+    Example:
+        >>> from torch.distributions import Gamma, Normal
+        >>> from kullback import fit
+        >>> fit(Normal(0.0, 1.0), to=Gamma(4.0, 2.0))
+        Fit(Normal, KL(to || q)=0.0887, by moment_matching)
+    """
+
+    distribution: Any
+    value: Tensor
+    error: Tensor | None
+    before: Tensor
+    before_error: Tensor | None
+    method: str
+    converged: Tensor
+    iterations: Tensor
+    history: Tensor
+    above: Tensor
+    gradient_norm: Tensor
+    kind: Divergence
+    quantity: str
+    standard_error: Tensor | None = None
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    start: Any = field(default=None, repr=False)
+    to: Any = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        name = type(self.distribution).__name__
+        count = self.value.numel()
+        size = f"{float(self.value):.3g}" if count == 1 else f"{count} values"
+        steps = int(self.iterations.max()) if count else 0
+        after = f" in {steps} iterations" if steps else ""
+        return f"Fit({name}, {self.quantity}={size}, by {self.method}{after})"
+
+    def plot(self) -> Figure:
+        """Draw the target and the fit, in one or two dimensions, and the history; of the batch its first element.
+
+        Returns:
+            a figure of matplotlib, which ``savefig`` writes.
+
+        Raises:
+            OptionalDependencyError: matplotlib is not installed.
+        """
+        return self._report("plots.fit").draw(self)
+
+
+class FitError(ConvergenceError):
+    """A fit that did not converge; `fit` holds the best point that was found.
+
+    Example:
+        >>> from torch.distributions import Laplace, Normal
+        >>> import kullback
+        >>> try:
+        ...     kullback.fit(Normal(5.0, 1.0), to=Laplace(0.0, 1.0), kind=kullback.ReverseKL(), max_iterations=1)
+        ... except kullback.errors.ConvergenceError as error:
+        ...     print(bool(error.fit.value < error.fit.before))
+        True
+    """
+
+    def __init__(self, message: str, fit: Fit) -> None:
+        super().__init__(message, Estimate(fit.value, fit.error, fit.method))
+        self.fit = fit

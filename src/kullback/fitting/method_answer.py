@@ -1,0 +1,79 @@
+"""What the methods of a fit are asked and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.fitting.optimize import Minimum
+from kullback.results.estimate import Estimate
+
+__all__ = ["Found", "FitSettings", "as_found", "value_and_gradient"]
+
+
+class FitSettings(NamedTuple):
+    """The options of a fit."""
+
+    method: str
+    starts: int | None
+    tol: float
+    max_iterations: int
+    draws: int
+    generator: torch.Generator | None
+    show_progress: bool
+
+
+class Found(NamedTuple):
+    """What a method found."""
+
+    distribution: Any
+    start: Any
+    before: Estimate
+    after: Estimate
+    method: str
+    converged: Tensor
+    iterations: Tensor
+    history: Tensor
+    above: Tensor
+    gradient_norm: Tensor
+    notes: tuple[str, ...] = ()
+
+
+def as_found(
+    distribution: Any,
+    q: Any,
+    before: Estimate,
+    after: Estimate,
+    found: Minimum,
+    shape: torch.Size,
+    settings: FitSettings,
+) -> Found:
+    """Return what quasi-Newton steps found, with its criterion: how far above the minimum, and the value's error."""
+    above, converged, iterations = (
+        x.reshape(shape) for x in (found.above, found.converged, found.iterations)
+    )
+    history = torch.stack([x.reshape(shape) for x in found.history])
+    if after.error is not None:
+        converged = converged & (after.error <= 1e-6 * (1 + after.value.abs()))
+    norm = found.gradient.norm(dim=-1).reshape(shape)
+    return Found(distribution, q, before, after, "quasi_newton", converged, iterations, history, above, norm)
+
+
+def value_and_gradient(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Return a function of vectors that also gives the gradient of each element's value by its own vector."""
+
+    def both(u: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            value = function(u)
+            if not value.requires_grad:
+                return value.detach(), torch.zeros_like(u)
+            (gradient,) = torch.autograd.grad(
+                torch.where(value.isfinite(), value, 0).sum(), u, allow_unused=True, materialize_grads=True
+            )
+        return value.detach(), gradient
+
+    return both

@@ -1,0 +1,134 @@
+"""Fits of modules: every parameter that requires a gradient is free, and is set to the best that was found."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.func import functional_call
+
+from kullback.common.progress import progress_bar
+from kullback.errors import NoRuleError, invalid_type, invalid_value
+from kullback.fitting.method_answer import FitSettings, Found, as_found, value_and_gradient
+from kullback.fitting.objective import Objective
+from kullback.fitting.optimize import Minimum, minimize
+from kullback.fitting.stochastic import descend
+from kullback.pairs.clone import upcast_copy
+
+__all__ = ["fit_module"]
+
+# Up to so many numbers a dense inverse Hessian is kept.
+_MOST_DENSE = 500
+
+
+def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSettings) -> Found:
+    """Fit the parameters of a module whose forward returns the distribution; of a batch the values are summed."""
+    double = copy.deepcopy(module).double()
+    free = {name: x.detach() for name, x in double.named_parameters() if x.requires_grad}
+    if not free:
+        raise invalid_value(
+            "fit",
+            "q",
+            wanted="a module with a parameter that requires a gradient",
+            got=f"{type(module).__name__}, which has none that is free",
+            instead="module.requires_grad_()",
+        )
+
+    def at(u: Tensor) -> Any:
+        parts = u.reshape(-1).split([x.numel() for x in free.values()])
+        named = {name: part.reshape(x.shape) for (name, x), part in zip(free.items(), parts, strict=True)}
+        d = functional_call(double, named, ())
+        if not isinstance(d, Distribution):
+            raise invalid_type(
+                "fit",
+                "q",
+                wanted="a module whose forward returns a distribution of torch",
+                got=f"one that returns {type(d).__name__}",
+                instead="a forward that ends in: return Normal(self.loc, self.log_scale.exp())",
+            )
+        return d
+
+    u = torch.cat([x.reshape(-1) for x in free.values()]).unsqueeze(0)
+    start = at(u)
+    try:
+        before = objective.measure(start) if settings.method in ("auto", "quasi_newton") else None
+    except NoRuleError:
+        if settings.method != "auto":
+            raise
+        before = None
+    if before is None:
+        found = descend(at, u, start, objective, settings)
+        best = found.u
+        result = found.found
+    else:
+        function = value_and_gradient(lambda u: objective.try_measure(at(u)).value.sum().reshape(1))
+        with progress_bar("steps", show=settings.show_progress) as update:
+            minimum = (
+                minimize(function, u, tol=settings.tol, max_iterations=settings.max_iterations, update=update)
+                if u.numel() <= _MOST_DENSE
+                else _limited_memory(function, u, settings)
+            )
+        best = minimum.u
+        result = as_found(None, start, _summed(before), _summed(before), minimum, torch.Size(), settings)
+        if u.numel() > _MOST_DENSE:
+            result = result._replace(notes=("above takes the curvature to be 1 or more in every direction.",))
+    with torch.no_grad():
+        _write(module, free, best.reshape(-1))
+        distribution = module()
+        if before is not None:
+            after = _summed(objective.try_measure(upcast_copy(distribution)))
+            small = after.error is None or after.error <= 1e-6 * (1 + after.value.abs())
+            result = result._replace(after=after, converged=result.converged & small)
+        return result._replace(distribution=distribution)
+
+
+def _write(module: torch.nn.Module, free: dict[str, Tensor], numbers: Tensor) -> None:
+    """Set the free parameters of a module, in its own dtype."""
+    parts = numbers.split([x.numel() for x in free.values()])
+    parameters = dict(module.named_parameters())
+    for name, part in zip(free, parts, strict=True):
+        parameters[name].copy_(part.reshape(parameters[name].shape))
+
+
+def _summed(estimate: Any) -> Any:
+    error = None if estimate.error is None else estimate.error.sum()
+    return replace(estimate, value=estimate.value.sum(), error=error)
+
+
+def _limited_memory(function: Any, u: Tensor, settings: FitSettings) -> Minimum:
+    """Minimize over many numbers by torch's L-BFGS, whose criterion is the gradient alone."""
+    u = u.clone()
+    optimizer = torch.optim.LBFGS(
+        [u], max_iter=1, tolerance_grad=0, tolerance_change=0, history_size=30, line_search_fn="strong_wolfe"
+    )
+    history = [function(u)[0]]
+
+    def closure() -> Tensor:
+        value, gradient = function(u)
+        u.grad = gradient
+        return value.sum()
+
+    for _ in range(settings.max_iterations):
+        optimizer.step(closure)
+        value, gradient = function(u)
+        history.append(value)
+        if float(gradient.norm()) ** 2 <= settings.tol * (1 + float(value.abs())):
+            break
+        if bool(history[-1] >= history[-2]):
+            break
+    value, gradient = function(u)
+    above = gradient.norm(dim=-1) ** 2 / 2
+    converged = above <= settings.tol * (1 + value.abs())
+    return Minimum(
+        u,
+        value,
+        gradient,
+        above,
+        converged,
+        torch.tensor([len(history) - 1], device="cpu"),
+        history,
+    )

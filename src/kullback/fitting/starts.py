@@ -1,0 +1,104 @@
+"""Other starts of a fit to a mixture, whose divergence may have a minimum near each component."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, MixtureSameFamily, MultivariateNormal, Normal
+
+from kullback.errors import ArgumentValueError
+from kullback.fitting.exact_fit import nearest
+from kullback.fitting.unconstrained import Family, Values, read_family
+from kullback.pairs.sampling.generator import DrawsFrom
+
+__all__ = ["other_starts"]
+
+# The largest number of components that are starts.
+_MOST_COMPONENTS = 8
+# Draws of components without moments, and the distance of a normal distribution's quartiles.
+_DRAWS, _RANGE_OF_QUARTILES = 1001, 1.349
+
+
+def other_starts(q: Distribution, target: Any, family: Family, fixed: frozenset[str]) -> Iterator[Tensor]:
+    """Yield unconstrained numbers near each component of a target that is a mixture, the heaviest first.
+
+    Arguments:
+        q: the start that was given, of the batch's shape, in float64.
+        target: what is fitted to.
+        family: q's parameters.
+        fixed: the names of those that stay as they are.
+    """
+    if not isinstance(target, MixtureSameFamily):
+        return
+    weights = target.mixture_distribution.probs
+    order = weights.reshape(-1, weights.shape[-1]).mean(0).argsort(descending=True)
+    parts = target.component_distribution
+    moments = None if isinstance(parts, MultivariateNormal) else _moments(parts)
+    for k in order[:_MOST_COMPONENTS].tolist():
+        with suppress(ArgumentValueError):  # a parameter outside of its range
+            values = _own(parts, k, family) if type(parts) is type(q) else None
+            values = values or _values(q, _normal_like(parts, moments, k), family, fixed)
+            if values is not None:
+                yield family.start(values)
+
+
+def _own(components: Distribution, k: int, family: Family) -> Values | None:
+    """Return the parameters of one component of q's class; None where they have other names or shapes."""
+    leaves, axis = read_family(components, frozenset()).free, len(components.batch_shape) - 1
+    found: dict[str, Tensor] = {}
+    for name, leaf in family.free.items():
+        if (
+            name not in leaves
+            or leaves[name].value.shape[axis + 1 :] != leaf.value.shape[len(family.shape) :]
+        ):
+            return None
+        found[name] = leaves[name].value.select(axis, k).expand_as(leaf.value)
+    return found
+
+
+def _moments(components: Distribution) -> tuple[Tensor, Tensor]:
+    """Return means and standard deviations; without them, those of normal distributions with the quartiles of draws."""
+    with suppress(NotImplementedError):
+        mean, scale = components.mean, components.variance.sqrt()
+        if bool((mean + scale).isfinite().all()):
+            return mean, scale
+    with DrawsFrom(0):
+        x = components.sample(torch.Size([_DRAWS])).double()
+    low, middle, high = x.quantile(x.new_tensor([0.25, 0.5, 0.75]), 0)
+    return middle, (high - low) / _RANGE_OF_QUARTILES
+
+
+def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int) -> Distribution:
+    """Return the normal distribution with the moments of one component."""
+    if moments is None:
+        return MultivariateNormal(
+            components.loc[..., k, :], scale_tril=components.scale_tril[..., k, :, :], validate_args=False
+        )
+    events = len(components.event_shape)
+    mean, scale = (x.movedim(-1 - events, 0)[k] for x in moments)
+    found = Normal(mean, scale, validate_args=False)
+    return Independent(found, events, validate_args=False) if events else found
+
+
+def _values(q: Distribution, near: Any, family: Family, fixed: frozenset[str]) -> Values | None:
+    try:
+        found = nearest(q, near.expand(q.batch_shape), family, fixed)
+    except (ValueError, NotImplementedError):
+        found = None
+    if found is not None:
+        return {name: leaf.value for name, leaf in read_family(found, fixed).free.items()}
+    moments: dict[str, Tensor] = {"loc": near.mean, "scale": near.variance.sqrt()}
+    if "loc" not in family.free or any(
+        leaf.value.shape != torch.broadcast_shapes(leaf.value.shape, moments[name].shape)
+        for name, leaf in family.free.items()
+        if name in moments
+    ):
+        return None
+    return {
+        name: moments[name].expand(leaf.value.shape) if name in moments else leaf.value
+        for name, leaf in family.free.items()
+    }

@@ -1,0 +1,191 @@
+r"""Fits by stochastic gradients, for pairs that have nothing deterministic.
+
+The gradient of KL(q || to) goes through reparameterized draws with the parameters inside log q held fixed, whose score
+has mean 0: it vanishes for every draw where q is the target. Draws that are not reparameterized take the score with a
+baseline of the others. KL(to || q) takes draws of the target.
+
+Sticking the Landing (Roeder, Wu and Duvenaud, 2017); Buy 4 REINFORCE Samples, Get a Baseline for Free! (Kool, van Hoof
+and Welling, 2019); Adam: A Method for Stochastic Optimization (Kingma and Ba, 2015)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from kullback.common.dtypes import upcast
+from kullback.common.progress import progress_bar
+from kullback.errors import NoRuleError, explain
+from kullback.fitting.method_answer import FitSettings, Found
+from kullback.fitting.objective import DivergenceObjective, ElboObjective, Objective
+from kullback.fitting.unconstrained import Family
+from kullback.generators import KL, ReverseKL
+from kullback.pairs.clone import detached
+from kullback.pairs.sampling.generator import DrawsFrom
+from kullback.results.estimate import Estimate
+
+__all__ = ["Descent", "descend", "fit_by_draws"]
+
+_RATE, _LAST_RATE = 0.1, 1e-3
+_MOMENTS = 0.9, 0.999
+# The last part of the steps, over which the numbers are averaged.
+_AVERAGED = 0.25
+# Gradients at the end, from fresh draws, that tell whether their mean is 0.
+_BATCHES = 32
+_FINAL_DRAWS = 20_000
+# How far above the minimum a value may be for certain.
+_TOL = 1e-6
+
+
+class Descent(NamedTuple):
+    """The numbers that were found, and all that is said about them."""
+
+    u: Tensor
+    found: Found
+
+
+def fit_by_draws(q: Distribution, objective: Objective, family: Family, settings: FitSettings) -> Found:
+    """Fit the free parameters of a distribution."""
+    found = descend(family.at, family.start(), q, objective, settings)
+    return found.found._replace(distribution=family.finished(family.values(found.u)))
+
+
+def descend(
+    at: Callable[[Tensor], Any], u: Tensor, start: Distribution, objective: Objective, settings: FitSettings
+) -> Descent:
+    """Take Adam's steps with a falling rate, and average the last of them."""
+    terms = _terms_of(objective, start)
+    generator = settings.generator
+    drawing = (
+        nullcontext()
+        if generator is None
+        else DrawsFrom(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+    )
+    steps = settings.max_iterations
+    with drawing:
+        before = _mean(terms, start)
+        first, second, average = torch.zeros_like(u), torch.zeros_like(u), torch.zeros_like(u)
+        history: list[Tensor] = []
+        averaged = max(1, round(_AVERAGED * steps))
+        with progress_bar("steps", show=settings.show_progress) as update:
+            for step in range(1, steps + 1):
+                value, gradient = _gradient(terms, at, u, settings.draws)
+                history.append(value)
+                first = _MOMENTS[0] * first + (1 - _MOMENTS[0]) * gradient
+                second = _MOMENTS[1] * second + (1 - _MOMENTS[1]) * gradient**2
+                scaled = first / (1 - _MOMENTS[0] ** step)
+                size = (second / (1 - _MOMENTS[1] ** step)).sqrt() + 1e-12
+                progress = step / steps
+                rate = _LAST_RATE + (_RATE - _LAST_RATE) * (1 + math.cos(math.pi * progress)) / 2
+                u = u - rate * scaled / size
+                if step > steps - averaged:
+                    average = average + u / averaged
+                if update:
+                    update(step, steps)
+        gradients = torch.stack([_gradient(terms, at, average, settings.draws)[1] for _ in range(_BATCHES)])
+        with torch.no_grad():
+            after = _mean(terms, at(average))
+    shape = after.value.shape
+    mean = gradients.mean(0)
+    error = gradients.std(0) / _BATCHES**0.5
+    count = mean.shape[-1]
+    # Of true means of 0, the squares of mean / error add up to about the number of parameters.
+    is_zero = ((mean / error.clamp(min=1e-300)) ** 2).clamp(max=1e6).sum(-1) <= count + 6 * math.sqrt(
+        2 * count
+    )
+    above = (mean**2).sum(-1) / 2
+    converged = is_zero | (above <= max(settings.tol, _TOL) * (1 + after.value.reshape(-1).abs().sum()))
+    converged = (
+        converged.reshape(shape) if converged.numel() == shape.numel() else converged.all().expand(shape)
+    )
+    norm, above = (
+        x.reshape(shape) if x.numel() == shape.numel() else x.sum().expand(shape)
+        for x in (mean.norm(dim=-1), above)
+    )
+    note = (
+        f"The value is a mean over {_FINAL_DRAWS} draws; above is half the square of the mean gradient, whose own "
+        "standard error is " + f"{float(error.norm(dim=-1).max()):.1g}."
+    )
+    iterations = torch.full(shape, steps, dtype=torch.int64, device="cpu")
+    found = Found(
+        None,
+        start,
+        before,
+        after,
+        "stochastic",
+        converged,
+        iterations,
+        torch.stack(history),
+        above,
+        norm,
+        (note,),
+    )
+    return Descent(average, found)
+
+
+# Gives, for a distribution and a number of draws, terms whose mean, and mean gradient, are those of the value.
+_Terms = Callable[[Any, int], Tensor]
+
+
+def _gradient(terms: _Terms, at: Callable[[Tensor], Any], u: Tensor, draws: int) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        u = u.detach().requires_grad_()
+        value = terms(at(u), draws).mean(0)
+        (gradient,) = torch.autograd.grad(value.sum(), u)
+    return value.detach(), gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _mean(terms: _Terms, q: Distribution) -> Estimate:
+    with torch.no_grad():
+        found = terms(q, _FINAL_DRAWS)
+    value = found.mean(0)
+    return Estimate(value, None, "monte_carlo", standard_error=found.std(0) / _FINAL_DRAWS**0.5)
+
+
+def _terms_of(objective: Objective, q: Distribution) -> _Terms:
+    if isinstance(objective, ElboObjective):
+        return lambda q, n: _reverse_terms(q, objective.checked, n)
+    if isinstance(objective, DivergenceObjective):
+        to = objective.to
+        if isinstance(objective.kind, ReverseKL):
+            return lambda q, n: _reverse_terms(q, lambda x: _log_prob(to, x), n)
+        if isinstance(objective.kind, KL):
+            return lambda q, n: _forward_terms(q, to, n)
+    raise NoRuleError(
+        explain(
+            "fit",
+            "kind",
+            wanted="KL() or ReverseKL(), which draws can estimate",
+            got=f"{objective.quantity} for {type(q).__name__}",
+            instead="kind=KL() or kind=ReverseKL()",
+        )
+    )
+
+
+def _reverse_terms(q: Any, log_p: Callable[[Tensor], Tensor], n: int) -> Tensor:
+    if q.has_rsample:
+        x = q.rsample((n,))
+        return upcast(detached(q).log_prob(x)) - log_p(x)
+    with torch.no_grad():
+        x = q.sample((n,))
+        d = upcast(q.log_prob(x)) - log_p(x)
+        baseline = (d.sum(0) - d) / (n - 1)
+    log_q = upcast(q.log_prob(x))
+    return d + (d - baseline) * (log_q - log_q.detach())
+
+
+def _forward_terms(q: Any, to: Distribution, n: int) -> Tensor:
+    with torch.no_grad():
+        x = to.sample(torch.Size([n]))
+        log_p = _log_prob(to, x)
+    return log_p - _log_prob(q, x)
+
+
+def _log_prob(d: Distribution, x: Tensor) -> Tensor:
+    return upcast(d.log_prob(x))

@@ -1,0 +1,291 @@
+"""Means under the target: of a density by quadrature, of draws by their weighted average, of mixtures by parts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily
+
+from kullback.common.dtypes import upcast
+from kullback.pairs.densities.composite import log_weights_of
+from kullback.pairs.densities.density import Density, Points, density_of
+from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
+from kullback.pairs.integration.panels import (
+    OUTERMOST,
+    SAFETY,
+    Line,
+    Panels,
+    breakpoints_on,
+    first_edges,
+    integrate_panels,
+    matters,
+    panel_nodes,
+    refine,
+    scan_points,
+    span,
+)
+
+__all__ = [
+    "DensityTarget",
+    "DrawsTarget",
+    "IntegerTarget",
+    "MeanTarget",
+    "StatisticMean",
+    "MixedTarget",
+    "FitTarget",
+    "nodes_of",
+    "target_of",
+]
+
+# The relative error that quadrature aims at, and the nodes that an element of the batch may take.
+_RTOL, _MOST_NODES = 1e-14, 6_000
+_FIRST_PANELS = 16
+# Elements of a batch that are integrated at once.
+_BLOCK = 2048
+# Mass that may be missing from the nodes: densities in float32 have no better one.
+_MASS_ERROR = 1e-6
+
+# The logarithms of masses that float64 has no number for, and of those next to them.
+_UNDERFLOW, _FAR_OUT = -745.0, -600.0
+
+# A statistic of points, whose parameters have one dimension more than the batch.
+Statistic = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class StatisticMean:
+    """The mean of a statistic, and a bound on its error."""
+
+    value: Tensor
+    error: Tensor
+
+
+class MeanTarget(ABC):
+    """A distribution of numbers, one for each element of the batch, of which the mean can be taken."""
+
+    shape: torch.Size
+
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """Return E[x], to full precision also far from 0."""
+
+
+class FitTarget(MeanTarget):
+    """One of which the means of functions can be taken too."""
+
+    @abstractmethod
+    def mean_of(
+        self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None
+    ) -> StatisticMean:
+        """Return E[statistic(x, *parameters)].
+
+        Arguments:
+            statistic: a function of `Points` and of parameters that broadcast with them.
+            parameters: tensors of the batch's shape.
+            corner: where the statistic has a corner or a jump, of the batch's shape.
+        """
+
+
+@dataclass(frozen=True)
+class DensityTarget(FitTarget):
+    """A density on the line."""
+
+    density: Density
+    shape: torch.Size
+
+    def mean(self) -> Tensor:
+        center = self.density.center_and_width()[0].expand(self.shape)
+        about = self.density.coordinate().points(center).x
+        return about + self.mean_of(lambda at, about: at.x - about, about).value
+
+    def mean_of(
+        self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None
+    ) -> StatisticMean:
+        if not self.shape.numel():
+            nothing = torch.zeros(self.shape, dtype=torch.float64, device="cpu")
+            return StatisticMean(nothing, nothing)
+        given = [*parameters, *([] if corner is None else [corner])]
+        if not self.density.is_splittable():
+            p = self.density.mapped(lambda x: x.unsqueeze(-1))
+            found = _integrated(
+                p, statistic, self.shape, [x.unsqueeze(-1) for x in given], corner is not None
+            )
+            return StatisticMean(*found)
+        p = self.density.mapped(lambda x: x.expand(self.shape).reshape(-1, 1))
+        given = [x.expand(self.shape).reshape(-1, 1) for x in given]
+        parts: list[tuple[Tensor, Tensor]] = []
+        for start in range(0, self.shape.numel(), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            part = p if self.shape.numel() <= _BLOCK else p.mapped(lambda x, block=block: x[block])
+            own = [x[block] for x in given]
+            shape = torch.Size([min(_BLOCK, self.shape.numel() - start)])
+            parts.append(_integrated(part, statistic, shape, own, corner is not None))
+        values, errors = (torch.cat(column).reshape(self.shape) for column in zip(*parts, strict=True))
+        return StatisticMean(values, errors)
+
+
+@dataclass(frozen=True)
+class IntegerTarget(MeanTarget):
+    """A distribution on the integers."""
+
+    distribution: Distribution
+    shape: torch.Size
+
+    def mean(self) -> Tensor:
+        return _mean_of_integers(self.distribution).expand(self.shape)
+
+
+def _mean_of_integers(d: Distribution) -> Tensor:
+    """Return the mean, also of a Categorical, of which torch gives NaN."""
+    if isinstance(d, Categorical):
+        probs = upcast(d.probs)
+        return (probs * torch.arange(probs.shape[-1], device="cpu")).sum(-1)
+    if isinstance(d, MixtureSameFamily):
+        return (torch.exp(log_weights_of(d)) * _mean_of_integers(d.component_distribution)).sum(-1)
+    return upcast(d.mean)
+
+
+@dataclass(frozen=True)
+class DrawsTarget(FitTarget):
+    """Draws along the first dimension, with weights that sum to one, of as many dimensions as the draws or of one."""
+
+    draws: Tensor
+    weights: Tensor
+
+    @property
+    def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.draws.shape[1:]
+
+    def mean(self) -> Tensor:
+        rough = self.mean_of(lambda at: at.x).value
+        return rough + self.mean_of(lambda at, about: at.x - about, rough).value
+
+    def mean_of(
+        self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None
+    ) -> StatisticMean:
+        values = statistic(Points(self.draws), *parameters)
+        weights = self.weights.reshape(*self.weights.shape, *[1] * (values.ndim - self.weights.ndim))
+        value = torch.where(weights > 0, weights * values, 0).sum(0)
+        return StatisticMean(value, torch.zeros_like(value))
+
+
+@dataclass(frozen=True)
+class MixedTarget(FitTarget):
+    """A mixture of products: the mean of one dimension is the weighted mean of its components'.
+
+    The components are the dimension of `inner` before the last one.
+    """
+
+    inner: MeanTarget
+    weights: Tensor
+
+    @property
+    def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return torch.Size([*self.inner.shape[:-2], self.inner.shape[-1]])
+
+    def mean_of(
+        self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None
+    ) -> StatisticMean:
+        given = [x.unsqueeze(-2).expand(self.inner.shape) for x in parameters]
+        at = None if corner is None else corner.unsqueeze(-2).expand(self.inner.shape)
+        each = cast("FitTarget", self.inner).mean_of(statistic, *given, corner=at)
+        return StatisticMean(*((self.weights.unsqueeze(-1) * x).sum(-2) for x in (each.value, each.error)))
+
+    def mean(self) -> Tensor:
+        return (self.weights.unsqueeze(-1) * self.inner.mean()).sum(-2)
+
+
+def target_of(d: Distribution) -> MeanTarget | None:
+    """Return the means of a distribution of numbers, or of the dimensions of independent ones; None for others."""
+    if isinstance(d, Independent):
+        return target_of(d.base_dist)
+    if isinstance(d, MixtureSameFamily) and d.event_shape:
+        part = d.component_distribution
+        inner = target_of(part) if isinstance(part, Independent) and len(part.event_shape) == 1 else None
+        return None if inner is None else MixedTarget(inner, torch.exp(log_weights_of(d)))
+    if d.event_shape:
+        return None
+    density = density_of(d)
+    if density is None:
+        return None
+    return IntegerTarget(d, d.batch_shape) if density.integer else DensityTarget(density, d.batch_shape)
+
+
+def nodes_of(density: Density) -> tuple[Tensor, Tensor]:
+    """Return nodes on the line and their weights, which stand for a single density in sums of smooth functions."""
+    found: list[Tensor] = []
+    _integrated(density.mapped(lambda x: x.reshape(1)), lambda at: at.x, torch.Size(), [], False, found)
+    x, weights = found[0].reshape(-1), found[1].reshape(-1)
+    used = weights > 0
+    return x[used], weights[used] / weights.sum()
+
+
+def _integrated(
+    p: Density,
+    statistic: Statistic,
+    shape: torch.Size,
+    parameters: list[Tensor],
+    has_corner: bool,
+    nodes: list[Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the integral of p times a statistic and its error; NaN where the density's mass is not met."""
+    center, width = (x.expand(*shape, 1) for x in p.center_and_width())
+    line = Line(p.coordinate(), center, width)
+    corners = [parameters.pop()] if has_corner else []
+    found = [*breakpoints_on(line.coordinate, (p,), center.shape), *map(line.coordinate.of, corners)]
+    marks = [line.v(x).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for x in found]
+
+    def weighed(v: Tensor) -> tuple[Tensor, Tensor]:
+        at, log_jacobian = line.points(v)
+        log_p = (p.log_density(at) + log_jacobian).nan_to_num(
+            nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf
+        )
+        f = statistic(at, *parameters)
+        return log_p, torch.where(log_p > _UNDERFLOW, f, 0)
+
+    def measure(lower: Tensor, upper: Tensor) -> Panels:
+        v, half = panel_nodes(lower, upper)
+        log_p, f = weighed(v.flatten(-2))
+        mass = torch.exp(log_p).expand_as(v.flatten(-2))
+        terms = torch.stack([mass * f, mass * f.abs(), mass]).unflatten(-1, v.shape[-2:])
+        (values, sizes, masses), (errors, _, mass_errors) = integrate_panels(terms, half)
+        return Panels(lower, upper, (values, errors, sizes, masses, mass_errors))
+
+    def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
+        _, errors, sizes, _, mass_errors = parts[0].columns
+        size = sizes.sum(-1)
+        least = size.clamp(min=1e-300)
+        enough = (errors.sum(-1) <= _RTOL * least) & (mass_errors.sum(-1) <= _RTOL)
+        relative = errors / least.unsqueeze(-1) + mass_errors
+        return enough | ~size.isfinite(), [relative.nan_to_num(nan=0.0)]
+
+    v = scan_points(marks)
+    log_p, f = weighed(v)
+    log_size = log_p + torch.log1p(f.abs().nan_to_num(nan=0.0, posinf=1e300))
+    kept = matters(log_size) | matters(log_p)
+    is_heavy = _is_heavy(log_p, f)
+    parts = [measure(*first_edges(*span(v, kept), marks, _FIRST_PANELS))]
+    refine(parts, [measure], assess, _MOST_NODES)
+    if nodes is not None:
+        v, half = panel_nodes(parts[0].lower, parts[0].upper)
+        log_p, _ = weighed(v.flatten(-2))
+        nodes += [line.points(v.flatten(-2))[0].x, torch.exp(log_p) * (WEIGHTS_KRONROD * half).flatten(-2)]
+    values, errors, size, mass, mass_errors = (x.sum(-1) for x in parts[0].columns)
+    missing = (mass - 1).abs()
+    lost = (missing > _MASS_ERROR + SAFETY * mass_errors) | is_heavy
+    error = SAFETY * errors + (missing + 1e-15) * size
+    return torch.where(lost, torch.nan, values / mass), torch.where(lost, torch.inf, error)
+
+
+def _is_heavy(log_p: Tensor, f: Tensor) -> Tensor:
+    """Tell where the integrand still matters as far out as float64 has a density, and what lies beyond is lost."""
+    log_f = log_p + torch.log(f.abs())
+    log_f = torch.where((log_p > _UNDERFLOW) & ~log_f.isnan(), log_f, -torch.inf)
+    outermost = log_p < _FAR_OUT
+    outermost[..., 0] = outermost[..., -1] = True
+    return (matters(log_f) & outermost & (log_f > -torch.inf)).any(-1)

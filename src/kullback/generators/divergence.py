@@ -1,0 +1,249 @@
+"""The base class of all divergences, and the pair of finite distributions that is their input."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.common.inputs import number_from
+from kullback.errors import invalid_type, invalid_value, safe_repr
+
+__all__ = [
+    "LOGARITHMIC",
+    "NAMED",
+    "NEAR",
+    "SERIES_TERMS",
+    "Corner",
+    "Divergence",
+    "End",
+    "FinitePair",
+    "Growth",
+    "behaves_as",
+    "finite",
+    "power_series",
+    "times",
+]
+
+# Below this |d|, functions such as e^d - 1 - d are power series. SERIES_TERMS terms give full float64 precision.
+NEAR = 0.3
+SERIES_TERMS = 13
+
+
+class FinitePair(NamedTuple):
+    """Two finite distributions on the same classes, along the last dimension.
+
+    ``log_ratio`` is log p - log q, computed more accurately than from p and q. It is +inf where only q is 0, -inf
+    where only p is 0, and 0 where both are 0.
+    """
+
+    p: Tensor
+    q: Tensor
+    log_ratio: Tensor
+    log_masses: Callable[[], tuple[Tensor, Tensor]] | None = None
+    """Returns log p and log q, accurate even where p and q underflow. If None, the logarithms of p and q are used."""
+
+    def swapped(self) -> FinitePair:
+        """Return the same pair with P and Q exchanged."""
+        logs = (lambda: (self.log_q(), self.log_p())) if self.log_masses is not None else None
+        return FinitePair(self.q, self.p, -self.log_ratio, logs)
+
+    def log_p(self) -> Tensor:
+        """Return log p, -inf where P has no mass."""
+        return torch.log(self.p) if self.log_masses is None else self.log_masses()[0]
+
+    def log_q(self) -> Tensor:
+        """Return log q, -inf where Q has no mass."""
+        return torch.log(self.q) if self.log_masses is None else self.log_masses()[1]
+
+    def p_log_ratio(self) -> Tensor:
+        """Return p log(p/q): 0 where P has no mass, +inf where only Q has no mass, even if p underflows."""
+        return torch.where(
+            self.log_ratio.isinf(), self.log_ratio.clamp(min=0), self.p * finite(self.log_ratio)
+        )
+
+    def q_minus_p(self) -> Tensor:
+        """Return q - p to full relative precision, even where p and q nearly agree."""
+        near = self.log_ratio.abs() < NEAR
+        return torch.where(near, self.p * torch.expm1(-torch.where(near, self.log_ratio, 0)), self.q - self.p)
+
+
+def times(mass: Tensor, x: Tensor) -> Tensor:
+    """Return mass * x, with 0 * inf = 0 in value and derivative."""
+    empty = mass == 0
+    return torch.where(empty, 0, mass) * torch.where(empty, 0, x)
+
+
+def finite(x: Tensor) -> Tensor:
+    """Replace infinities by 0, in value and derivative."""
+    return torch.where(x.isinf(), 0, x)
+
+
+def power_series(coefficients: list[float], d: Tensor) -> Tensor:
+    """Return d^2 (c_0 + c_1 d + c_2 d^2 + ...) by Horner's rule."""
+    total = torch.full_like(d, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        total = total * d + c
+    return total * d * d
+
+
+class End(NamedTuple):
+    """The terms per unit of the larger mass as |d| grows, for d = log(p / q): they have a limit or grow.
+
+    Beyond |d| = reach they grow as e^(rate (|d| - reach)) (1 + (|d| - reach) / scale)^power.
+    """
+
+    limit: float
+    """Infinite if the terms grow without bound."""
+    rate: float = 0.0
+    """Infinite if the terms grow faster than every power of the ratio."""
+    power: float = 0.0
+    reach: float = math.inf
+    """The largest |d| at which the terms can be evaluated."""
+    scale: float = 1.0
+
+
+class Corner(NamedTuple):
+    """A value of log(p / q) at which f has a corner, and the jump of f' there."""
+
+    at: float
+    change: float
+
+
+class Growth(NamedTuple):
+    """The behavior at both ends, q << p (far) and p << q (near), and the corners between them."""
+
+    far: End = End(1.0)
+    near: End = End(1.0)
+    corners: tuple[Corner, ...] = ()
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the divergence is finite for all pairs."""
+        return max(self.far.limit, self.near.limit) < math.inf
+
+
+LOGARITHMIC = End(math.inf, power=1.0)
+
+
+def behaves_as(kind: object, family: type[Divergence]) -> bool:
+    """Return whether a divergence is of class `family`, or of a subclass that overrides no computation."""
+    return getattr(type(kind), "family", None) is family
+
+
+# Divergences by their names, without parameters.
+NAMED: dict[str, type[Divergence]] = {}
+_COMPUTATIONS = ("terms", "derivatives", "total", "parts")
+
+
+@dataclass(frozen=True)
+class Divergence(ABC):
+    """The base class of all divergences; a subclass defines `terms` and `derivatives`.
+
+    The docstring of `kullback.generators` defines both. Plain formulas are enough: the tangent of f at 1 is subtracted
+    from the terms of your subclass. Where the terms are NaN at p = 0 or q = 0, limits replace them.
+
+    Example:
+        >>> from kullback import KL, Counts
+        >>> from kullback.kernels import finite_pair
+        >>> KL().terms(finite_pair(Counts([1.0, 0.0]), Counts([1.0, 1.0])))
+        tensor([0.1931, 0.5000], dtype=torch.float64)
+    """
+
+    logarithmic: ClassVar[bool] = True
+    """Whether the value is in nats, so that another base of the logarithm makes sense."""
+
+    short_name: ClassVar[str] = ""
+    """The first part of `name`. A class that sets it can be named in ``kind=`` and ``--kind``."""
+
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Other common names."""
+
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    """The smallest and the largest value of parameters; others are refused."""
+
+    example: ClassVar[str] = ""
+    """For error messages, a name with parameters such as ``"js:0.5"``, if `short_name` alone does not do."""
+
+    family: ClassVar[type[Divergence] | None] = None
+    """The class of kullback's whose computations this class has; None for a user's own."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        parent = next(each for each in cls.__mro__[1:] if issubclass(each, Divergence))
+        if any(getattr(cls, name, None) is not getattr(parent, name, None) for name in _COMPUTATIONS):
+            is_built_in = cls.__module__.startswith("kullback.generators.") and cls.short_name
+            if parent.family is not None and "growth" not in vars(cls):
+                cls.growth = None  # type: ignore[attr-defined]  # it is about the terms of the parent
+            cls.family = cls if is_built_in else None
+        if vars(cls).get("short_name"):
+            cls._take_names()
+
+    @classmethod
+    def _take_names(cls) -> None:
+        for name in (cls.short_name, *vars(cls).get("aliases", ())):
+            other = NAMED.get(name, cls)
+            if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise invalid_value(
+                    cls.__name__,
+                    "short_name",
+                    wanted="a name that no other divergence has",
+                    got=f"{name!r}, a name of {other.__name__}",
+                    instead=f"short_name = {'my_' + name!r}",
+                )
+            NAMED[name] = cls
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in self.ranges.items():
+            value = getattr(self, name)
+            # torch.compile builds a copy of an object that was already checked.
+            if not isinstance(value, torch.fx.Proxy) and not low <= number_from(value) <= high:
+                error = invalid_value if isinstance(value, Real) else invalid_type
+                raise error(
+                    type(self).__name__,
+                    name,
+                    wanted=f"a number from {low:g} to {high:g}",
+                    got=safe_repr(value),
+                    instead=f"{type(self).__name__}({name}=0.5)",
+                )
+
+    @property
+    def additive(self) -> bool:
+        """Whether the divergence is the sum of its terms over classes."""
+        return type(self).total is Divergence.total
+
+    @property
+    def name(self) -> str:
+        """A name that `kullback.generators.parse` reads as this divergence, such as ``"js:0.5"``; else its repr."""
+        if not vars(type(self)).get("short_name"):  # a subclass must not use an inherited name
+            return repr(self)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        shown = [
+            name if value is True else repr(float(value)).removesuffix(".0")
+            for name, value in values.items()
+            if value is not False
+        ]
+        return ":".join([self.short_name, *shown])
+
+    @property
+    def instead_of_zero(self) -> Divergence | None:
+        """A useful alternative to a divergence that is 0 for all distributions; else None."""
+        return None
+
+    @abstractmethod
+    def terms(self, pair: FinitePair) -> Tensor:
+        """Return the non-negative terms whose sum over classes is the divergence."""
+
+    @abstractmethod
+    def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
+        """Return the derivatives of the total by log p and by log q, without the constraint that p and q sum to 1."""
+
+    def total(self, pair: FinitePair) -> Tensor:
+        """Return the divergence, one value for each row of `pair`."""
+        return self.terms(pair).sum(-1)

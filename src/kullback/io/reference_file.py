@@ -1,0 +1,326 @@
+"""The reference file ``.klref``: one model's predictions over a text, small enough to be sent by mail.
+
+Of each scored token it keeps the most probable classes, the exact mass of all others (the tail), a few classes drawn
+from the tail with known probability, and the log-probability of the token itself. That is enough to compare any other
+model with it: `docs/reference_files.md` describes it byte by byte.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kullback.common.short_repr import ShortRepr
+from kullback.errors import invalid_value, printable
+from kullback.io.reference_layout import ROW_TENSORS, read_header, windows_fault
+from kullback.io.source_files import Closes, FileReference
+from kullback.io.windows import Windows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from os import PathLike
+
+__all__ = ["Reference", "ReferenceBlock"]
+
+BLOCK_ROWS = 4096
+# Rounding to float32 moves a log-probability by 6e-8 of itself, and so the sum of a row by less than this.
+ROUNDING, MASS_TOLERANCE = 6e-8, 1e-5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ReferenceBlock(ShortRepr):
+    r"""Rows of a reference file: the known part of a model's distributions at some scored tokens.
+
+    Attributes:
+        start: the number of the first row.
+        classes: the number of classes.
+        labels: the scored tokens, int64, shape (rows,).
+        top_indices: the k most probable classes, most probable first, int32, shape (rows, k).
+        top_log_probs: their log-probabilities among all classes, float32, shape (rows, k).
+        tail_indices: m classes drawn from the others, independently and with replacement, each with its probability
+            divided by theirs, int32, shape (rows, m).
+        tail_log_probs: their log-probabilities among all classes, float32, shape (rows, m); -inf where the others have
+            no mass, and nothing was drawn.
+        tail_log_mass: the log of the mass of all classes but the k, float32, shape (rows,); -inf if there is none.
+        label_log_probs: the log-probabilities of the labels, float32, shape (rows,).
+        support_sizes: how many classes have a probability above 0, int32, shape (rows,); 0 where that is not known.
+
+    Example:
+        >>> import pathlib, tempfile, torch
+        >>> from kullback.io import Reference, ReferenceWriter, Windows
+        >>> windows = Windows(torch.tensor([0, 2]), torch.tensor([0, 2]), torch.tensor([False, True]))
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "base.klref"
+        >>> with ReferenceWriter(path, windows, top=2, tail_draws=4) as writer:
+        ...     writer.add(torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log())
+        >>> with Reference(path) as reference:
+        ...     block = reference.read(0, 1)
+        >>> block.top_log_probs.exp(), block.tail_log_mass.exp(), block.label_log_probs.exp()
+        (tensor([[0.5000, 0.2500]]), tensor([0.2500]), tensor([0.1250]))
+    """
+
+    start: int
+    classes: int
+    labels: Tensor
+    top_indices: Tensor
+    top_log_probs: Tensor
+    tail_indices: Tensor
+    tail_log_probs: Tensor
+    tail_log_mass: Tensor
+    label_log_probs: Tensor
+    support_sizes: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Reference(Closes):
+    """An open reference file: a model's predictions over windows of tokens, kept in less than a kilobyte a token.
+
+    Opening checks the structure and the windows, reading the values. Files are written by `ReferenceWriter`.
+
+    Arguments:
+        path: the ``.klref`` file.
+        name: the argument that the path was passed as, for error messages.
+
+    Attributes:
+        windows: the tokens, the windows they form, and which of them are scored.
+        classes: the number of classes.
+        rows: the number of scored tokens.
+        top: how many of the most probable classes are kept of each row.
+        tail_draws: how many classes are drawn from the others.
+        metadata: the names and texts of the header: how the windows were cut, the model, its tokenizer and so on.
+
+    Raises:
+        FileError: the file is missing, cut, altered, or no reference file.
+
+    Example:
+        >>> import pathlib, tempfile, torch
+        >>> from kullback.io import Reference, ReferenceWriter, Windows
+        >>> tokens = torch.tensor([0, 2, 1, 4])
+        >>> windows = Windows(tokens, torch.tensor([0, 4]), torch.tensor([False, True, True, True]))
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "base.klref"
+        >>> with ReferenceWriter(path, windows, top=2, tail_draws=3, metadata={"model": "tiny"}) as writer:
+        ...     writer.add(torch.eye(5)[:3])
+        >>> with Reference(path) as reference:
+        ...     block = reference.read(0, 2)
+        ...     reference.rows, reference.metadata["model"], block.top_indices.tolist()
+        (3, 'tiny', [[0, 1], [1, 0]])
+
+    References:
+        Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs (Anshumann and others, 2025)
+    """
+
+    def __init__(self, path: str | PathLike[str], *, name: str = "path") -> None:
+        self.ref = FileReference(Path(path), name)
+        with ExitStack() as stack:
+            file = stack.enter_context(self.ref.open())
+            stack.enter_context(self.ref.decoding("a reference file"))
+            self._layout, self.metadata, self._readers = read_header(self.ref, file)
+            self.classes = int(self.metadata["classes"])
+            if self.classes < self._layout.top:
+                raise self.ref.truncated(
+                    wanted=f"top_indices of no more than {self.classes} classes", got=f"{self._layout.top}"
+                )
+            self.windows = self._read_windows()
+            self._labels = self.windows.labels
+            stack.pop_all()
+            self._file = file
+        self.rows, self.top, self.tail_draws = self._layout.rows, self._layout.top, self._layout.draws
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __repr__(self) -> str:
+        size = f"rows={self.rows}, classes={self.classes}, top={self.top}, tail_draws={self.tail_draws}"
+        return f"Reference({str(self.ref.path)!r}, {size})"
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def describe(self) -> list[str]:
+        """Return the content of the file as lines of text: its sizes, then its metadata."""
+        size = self.ref.path.stat().st_size
+        lines = [
+            f"{self.rows:,} scored tokens of {self._layout.tokens:,}, in {len(self.windows):,} windows",
+            f"top {self.top} of {self.classes:,} classes and {self.tail_draws} drawn from the rest",
+            f"{size:,} bytes, {size / self.rows:.0f} a scored token",
+        ]
+        skipped = ("format", "version", "classes")
+        shown = (
+            f"{printable(key, 80)}: {printable(value, 200)}"
+            for key, value in self.metadata.items()
+            if key not in skipped
+        )
+        return [*lines, *shown]
+
+    def read(self, start: int, stop: int) -> ReferenceBlock:
+        """Return rows `start` to `stop` (not included), checked.
+
+        Arguments:
+            start: the first row.
+            stop: one past the last row.
+
+        Returns:
+            The rows, as a `ReferenceBlock`.
+
+        Raises:
+            ArgumentValueError: the range is empty or not within the file.
+            FileError: a row holds impossible values.
+        """
+        if not 0 <= start < stop <= self.rows:
+            raise invalid_value(
+                "Reference.read",
+                "start, stop",
+                wanted=f"0 <= start < stop <= rows = {self.rows}",
+                got=f"{start}, {stop}",
+                instead="reference.read(0, 1) for the first row",
+            )
+        shapes = self._layout.shapes
+        tensors = {
+            name: self._readers[name].read(start, stop).view(stop - start, *shapes[name][1:])
+            if name in self._readers
+            else torch.empty(
+                stop - start, 0, dtype=torch.int32 if name == "tail_indices" else torch.float32, device="cpu"
+            )
+            for name in ROW_TENSORS
+        }
+        block = ReferenceBlock(start, self.classes, self._labels[start:stop], **tensors)
+        self._check(block)
+        return block
+
+    def blocks(self, rows: int = BLOCK_ROWS) -> Iterator[ReferenceBlock]:
+        """Iterate over all rows in order, in blocks of `rows`; the last block may be shorter."""
+        for start in range(0, self.rows, max(1, rows)):
+            yield self.read(start, min(start + max(1, rows), self.rows))
+
+    def _read_windows(self) -> Windows:
+        whole = {
+            name: self._readers[name].read(0, self._layout.shapes[name][0]).view(-1)
+            for name in ("tokens", "offsets", "scored")
+        }
+        if bool((whole["scored"] > 1).any()):
+            raise self.ref.truncated(wanted="scored of 0 and 1", got=f"{int(whole['scored'].max())}")
+        windows = Windows(whole["tokens"].long(), whole["offsets"], whole["scored"].bool())
+        fault = windows_fault(windows, self.classes)
+        if fault is not None:
+            raise self.ref.truncated(wanted=fault[0], got=fault[1])
+        if windows.rows != self._layout.rows:
+            raise self.ref.truncated(
+                wanted=f"{self._layout.rows} scored tokens, one for each row", got=f"{windows.rows}"
+            )
+        return windows
+
+    def _check(self, block: ReferenceBlock) -> None:
+        """Raise for the first row with impossible values, naming the tensor."""
+        for name, wanted, wrong in _faults(block):
+            if bool(wrong.any()):
+                row = int(wrong.nonzero()[0])
+                values = ", ".join(f"{x:.6g}" for x in getattr(block, name)[row].reshape(-1)[:3].tolist())
+                dots = ", ..." if getattr(block, name)[row].numel() > 3 else ""
+                raise self.ref.truncated(
+                    wanted=f"{name} {wanted}", got=f"{values}{dots} in row {block.start + row}"
+                )
+
+
+def _faults(block: ReferenceBlock) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield the name of a tensor, a condition, and a mask of the rows that violate it."""
+    classes, top, tail = block.classes, block.top_log_probs, block.tail_log_probs
+    mass, label = block.tail_log_mass, block.label_log_probs
+    for name in ("top_indices", "tail_indices"):
+        indices: Tensor = getattr(block, name)
+        if indices.shape[-1]:
+            wrong = (indices.amin(-1) < 0) | (indices.amax(-1) >= classes)
+            yield name, f"from 0 to {classes - 1}", wrong
+    finite = "that are numbers of 0 or less"
+    # NaN fails every comparison.
+    falling = (top[:, 1:] <= top[:, :-1]).all(-1) & (top[:, 0] <= 0) & top[:, 0].isfinite()
+    yield "top_log_probs", f"{finite}, the largest first and not -inf", ~falling
+    some, least = mass > -torch.inf, top[:, -1]
+    fits = (mass <= 0) & (~some | (least > -torch.inf))
+    yield "tail_log_mass", f"{finite}, -inf where a top class has no mass", ~fits
+    # A class of the tail has no more than the last of the top, and than the tail.
+    most = torch.minimum(least, mass + MASS_TOLERANCE)
+    drawn = torch.where(some[:, None], tail.isfinite() & (tail <= most[:, None]), tail == -torch.inf).all(-1)
+    yield (
+        "tail_log_probs",
+        "not above the top's and the tail's mass, and -inf where that mass is 0",
+        ~drawn,
+    )
+    total = top.double().exp().sum(-1) + mass.double().exp()
+    yield "top_log_probs", "that sum to 1 with the tail's mass", ~((total - 1).abs() <= MASS_TOLERANCE)
+    yield "top_indices", "of distinct classes, none among those drawn", _repeated(block)
+    yield (
+        "tail_log_probs",
+        "that are equal for draws of one class",
+        _known_tail(block, with_label=False).differs,
+    )
+    at = block.top_indices == block.labels[:, None]
+    kept = torch.where(at, top, -torch.inf).amax(-1)
+    known = _known_tail(block, with_label=True)
+    agrees = torch.where(at.any(-1), _are_same(label, kept), (label <= most) & ~known.differs)
+    yield "label_log_probs", "that fit the other tensors", ~agrees
+    exceeds = known.log_mass > mass.double() * (1 - 2 * ROUNDING) + MASS_TOLERANCE
+    yield "tail_log_mass", "of at least the classes drawn and the label, each counted once", some & exceeds
+    sizes, counted = block.support_sizes, (top > -torch.inf).sum(-1)
+    without_mass = (~at.any(-1) & (label == -torch.inf)).long()
+    within = (sizes >= counted + known.classes) & (sizes <= classes - without_mass)
+    fits = torch.where(some, (sizes > counted) & within, sizes == counted) & (sizes <= classes)
+    yield "support_sizes", "that fit the other tensors", ~(fits | (sizes == 0))
+    # A class of the tail that is not known has no more than the last of the top.
+    others = torch.where(sizes > 0, sizes, classes - without_mass) - counted - known.classes
+    most_mass = known.log_mass.exp() + others * least.double().exp()
+    wanted = "that its classes can have, none of them above the last of the top"
+    yield "tail_log_mass", wanted, some & (mass.double().exp() > most_mass + MASS_TOLERANCE)
+
+
+class _KnownTail(NamedTuple):
+    """The classes of each row's tail whose log-probability is known: how many have mass, and its logarithm.
+
+    `differs` marks the rows where a class has two log-probabilities.
+    """
+
+    classes: Tensor
+    log_mass: Tensor
+    differs: Tensor
+
+
+def _known_tail(block: ReferenceBlock, *, with_label: bool) -> _KnownTail:
+    """Return the probabilities of the drawn classes, and of the label where it is not in the top."""
+    log_probs = block.tail_log_probs.double()
+    indices = torch.where(log_probs == -torch.inf, -1, block.tail_indices.long())  # -1: nothing was drawn
+    if with_label:
+        label = block.labels[:, None]
+        label = torch.where((block.top_indices == label).any(-1, keepdim=True), -1, label)
+        indices = torch.cat([indices, label], -1)
+        log_probs = torch.cat([log_probs, block.label_log_probs[:, None].double()], -1)
+    indices, order = indices.sort(dim=-1)
+    log_probs = log_probs.gather(-1, order)
+    repeated = (indices[:, 1:] == indices[:, :-1]) & (indices[:, 1:] >= 0)
+    differs = repeated & ~_are_same(log_probs[:, 1:], log_probs[:, :-1])
+    first = torch.nn.functional.pad(~repeated, (1, 0), value=True)[:, : indices.shape[-1]]
+    counted = first & (indices >= 0) & (log_probs > -torch.inf)
+    log_mass = torch.where(counted, log_probs, -torch.inf).logsumexp(-1)
+    return _KnownTail(counted.sum(-1), log_mass, differs.any(-1))
+
+
+def _are_same(a: Tensor, b: Tensor) -> Tensor:
+    """Tell where two log-probabilities of one class agree."""
+    return a.isclose(b, rtol=1e-5, atol=1e-6)
+
+
+def _repeated(block: ReferenceBlock) -> Tensor:
+    """Return the rows with a class twice among the top ones, or in the top and drawn."""
+    # Sorted, a class of the top (even) stands right before another of the same number, drawn (odd) or not.
+    kept = 2 * block.top_indices.numpy().astype(np.uint32)
+    drawn = 2 * block.tail_indices.numpy().astype(np.uint32) + 1
+    drawn[(block.tail_log_probs == -torch.inf).numpy()] = np.iinfo(np.uint32).max
+    ordered = np.sort(np.concatenate([kept, drawn], -1), -1)
+    here, after = ordered[:, :-1], ordered[:, 1:]
+    return torch.from_numpy((((here ^ after) <= 1) & (here % 2 == 0)).any(-1))

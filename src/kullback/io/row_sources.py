@@ -1,0 +1,309 @@
+"""Files of distributions as iterators over blocks of rows, and the blocks of two files side by side."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kullback.errors import FileError, invalid_value
+from kullback.io.row_checks import check_rows, describe, looks_like, pass_representation
+from kullback.io.source_files import Closes, dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kullback.io.reader import Reader, StoredMass
+    from kullback.io.source_files import FileReference
+from kullback.common.words import RepresentationName
+
+__all__ = ["BLOCK_BYTES", "RowSource", "paired_blocks"]
+
+BLOCK_BYTES = 64 * 1024 * 1024
+FIRST_ROWS = 16
+
+
+class RowSource(Closes):
+    """An open file of N distributions over V classes; opened by `open_rows`, closed by ``with`` or ``close()``.
+
+    Leading dimensions are flattened to rows in C order, and blocks have the dtype of the file. Every block is
+    validated as it is read, so `kullback.Logits(block, validate=False)` and the like are safe.
+
+    Arguments:
+        reader: the format's reader.
+        representation: the kind of values; integers are counts by default, other values need it.
+
+    Attributes:
+        path: the file.
+        format: ``"npy"``, ``"npz"``, ``"safetensors"``, ``"pt"``, ``"parquet"``, ``"csv"`` or
+            ``"llama.cpp"``.
+        key: the array inside the file, or None.
+        representation: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``.
+        shape: the shape as stored, or None for a format that tells only by being read (csv).
+        rows: N, or None likewise.
+        classes: V.
+        dtype: the dtype of the blocks.
+        labels: the true class of each row, int64 of shape (N,), where the file holds them (llama.cpp), else
+            None.
+
+    Raises:
+        FileError: `representation` is missing, or contradicts the file.
+
+    Example:
+        >>> import pathlib, tempfile, numpy, kullback.io
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "p.npy"
+        >>> numpy.save(path, numpy.array([[3, 1], [0, 4], [2, 2]]))
+        >>> with kullback.io.open_rows(path) as source:
+        ...     source.representation, source.rows, source.classes, [len(block) for block in source.blocks(rows=2)]
+        ('counts', 3, 2, [2, 1])
+    """
+
+    def __init__(self, reader: Reader, representation: RepresentationName | None = None) -> None:
+        self._reader = reader
+        self.path: Path = reader.ref.path
+        self.format = reader.format
+        self.key = reader.key
+        self.shape = reader.shape
+        self.rows = reader.rows
+        self.classes = reader.classes
+        self.dtype = reader.dtype
+        self.labels = reader.labels
+        self.representation: RepresentationName = self._settle_representation(representation)
+
+    def __repr__(self) -> str:
+        size = f"rows={self.rows}, classes={self.classes}, representation={self.representation!r}, dtype={self.dtype}"
+        return f"RowSource({str(self.path)!r}, {size})"
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
+
+    @property
+    def reader(self) -> Reader:
+        """The format's reader, with the attributes that only this format has (`LlamaBaseFile.tokens`)."""
+        return self._reader
+
+    @property
+    def ref(self) -> FileReference:
+        """The path and the argument it was passed as, for error messages."""
+        return self._reader.ref
+
+    @property
+    def stored_mass(self) -> StoredMass | None:
+        """The sums of the stored probabilities in the latest pass, for formats that round them; else None."""
+        return self._reader.stored_mass
+
+    def caveats(self) -> list[str]:
+        """Return remarks on the contents of this file that a report should repeat, as sentences; usually none.
+
+        Example:
+            >>> import pathlib, tempfile, numpy, kullback.io
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "p.npy"
+            >>> numpy.save(path, numpy.array([[0.25, 0.75]]))
+            >>> with kullback.io.open_rows(path, representation="logits") as source:
+            ...     source.caveats()
+            ['the first rows look like probs, and are read as logits, as asked']
+        """
+        sentences: list[str] = []
+        seen = looks_like(self._first_rows())
+        if self.representation == "logits" and seen == "probs":
+            sentences.append("the first rows look like probs, and are read as logits, as asked")
+        return sentences + self._reader.caveats()
+
+    def blocks(self, max_bytes: int = BLOCK_BYTES, *, rows: int | None = None) -> Iterator[Tensor]:
+        """Iterate over all rows in order, in blocks.
+
+        Arguments:
+            max_bytes: the most that one block may take (a single row is never cut).
+            rows: the number of rows in a block, instead of what fits `max_bytes`.
+
+        Returns:
+            An iterator over tensors of shape (rows, V), which the caller may modify in place.
+
+        Raises:
+            FileError: the file ends early, or a row is not what `representation` says.
+
+        Example:
+            >>> import pathlib, tempfile, numpy, kullback.io
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "p.npy"
+            >>> numpy.save(path, numpy.ones((5, 4), dtype="float32"))
+            >>> with kullback.io.open_rows(path, representation="logits") as source:
+            ...     [tuple(block.shape) for block in source.blocks(max_bytes=32)]
+            [(2, 4), (2, 4), (1, 4)]
+        """
+        start = 0
+        blocks = self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self]))
+        while True:
+            with self.ref.decoding(f"a {self.format} file"):
+                block = next(blocks, None)
+            if block is None:
+                return
+            check_rows(block, self.representation, start, self.ref)
+            start += len(block)
+            yield block
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return rows `start` to `stop` (not included).
+
+        A compressed ``.npz`` member and a ``.csv`` are read from the beginning up to `stop`, so increasing order is
+        fastest.
+
+        Arguments:
+            start: the first row.
+            stop: one past the last row.
+
+        Returns:
+            A tensor of shape (stop - start, V).
+
+        Raises:
+            ArgumentValueError: the range is empty or not within the file.
+            FileError: the file ends early, or a row is not what `representation` says.
+
+        Example:
+            >>> import pathlib, tempfile, numpy, kullback.io
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "p.npy"
+            >>> numpy.save(path, numpy.arange(6).reshape(3, 2))
+            >>> with kullback.io.open_rows(path) as source:
+            ...     source.read(1, 2)
+            tensor([[2, 3]])
+        """
+        with self.ref.decoding(f"a {self.format} file"):
+            block = self._reader.read(start, stop) if 0 <= start < stop <= (self.rows or stop) else None
+        if block is None or len(block) < stop - start:
+            raise invalid_value(
+                "RowSource.read",
+                "start, stop",
+                wanted="0 <= start < stop <= rows" + (f" = {self.rows}" if self.rows else ""),
+                got=f"{start}, {stop}",
+                instead="source.read(0, 1) for the first row",
+            )
+        check_rows(block, self.representation, start, self.ref)
+        return block
+
+    def _first_rows(self) -> Tensor:
+        with self.ref.decoding(f"a {self.format} file"):
+            return self._reader.read(0, min(FIRST_ROWS, self.rows or FIRST_ROWS))
+
+    def _settle_representation(self, representation: RepresentationName | None) -> RepresentationName:
+        known = self._reader.representation
+        if known is not None and representation is not None and representation not in (known, "log-probs"):
+            raise self.ref.error(
+                wanted=f"representation={known!r} or none: {self.format} files specify it",
+                got=f"representation={representation!r} (--as {representation})",
+                instead="leave it out for this file",
+            )
+        if known is not None:
+            return known
+        if self.dtype.is_floating_point:
+            return representation or self._unnamed()
+        if self._reader.stored is torch.uint16 and representation != "counts":
+            raise self.ref.error(
+                wanted="numbers of one possible meaning",
+                got="uint16, which may be counts or the bits of bfloat16",
+                instead=f"pass {pass_representation('counts')} for counts; write bfloat16 as float32 or .safetensors",
+            )
+        if representation not in (None, "counts"):
+            raise self.ref.error(
+                wanted=f"floating-point {representation}",
+                got=f"integers ({dtype_name(self.dtype)})",
+                instead=f"pass {pass_representation('counts')}, or write the file as floating point",
+            )
+        return "counts"
+
+    def _unnamed(self) -> RepresentationName:
+        first = self._first_rows()
+        seen = looks_like(first)
+        remedy = (
+            f"if so, pass {pass_representation(seen)}"
+            if seen
+            else "pass representation= (--as) logits, log-probs, probs or counts"
+        )
+        if self.format in ("csv", "parquet"):
+            remedy += "; if these are tables, compare them by --as table (kullback.compare_tables)"
+        raise self.ref.error(
+            wanted="representation= (--as), the kind of numbers",
+            got=f"none, and {describe(first)} in the first {len(first)} rows",
+            instead=remedy,
+        )
+
+
+def _rows_in_block(call: str, max_bytes: int, rows: int | None, sources: list[RowSource]) -> int:
+    """Return how many rows of each of these sources fit `max_bytes`."""
+    if rows is None and max_bytes > 0:
+        return max(1, max_bytes // max(source.classes * source.dtype.itemsize for source in sources))
+    if rows is not None and rows > 0:
+        return rows
+    argument, value = ("max_bytes", max_bytes) if rows is None else ("rows", rows)
+    raise invalid_value(
+        call, argument, wanted="a positive number", got=str(value), instead=f"{call}({argument}=...) above 0"
+    )
+
+
+def paired_blocks(
+    p: RowSource, q: RowSource, *, max_bytes: int = BLOCK_BYTES, rows: int | None = None
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Iterate over the same rows of two files, block by block.
+
+    Arguments:
+        p: the first file.
+        q: the second file, with as many rows and classes.
+        max_bytes: the most that one block of either may take (a single row is never cut).
+        rows: the number of rows in a block, instead of what fits `max_bytes`.
+
+    Returns:
+        An iterator over (start, p_block, q_block): the index of the first row, and two tensors of shape
+        (rows, V).
+
+    Raises:
+        FileError: the files differ in their number of rows or of classes, or one of them has a bad row.
+
+    Example:
+        >>> import pathlib, tempfile, numpy, kullback.io
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "p.npy"
+        >>> numpy.save(path, numpy.ones((5, 4), dtype="int64"))
+        >>> with kullback.io.open_rows(path) as p, kullback.io.open_rows(path) as q:
+        ...     [(start, len(a), len(b)) for start, a, b in kullback.io.paired_blocks(p, q, rows=3)]
+        [(0, 3, 3), (3, 2, 2)]
+    """
+    count = _rows_in_block("paired_blocks", max_bytes, rows, [p, q])
+    if p.classes != q.classes:
+        raise _different(
+            p,
+            q,
+            "classes",
+            (p.classes, q.classes),
+            "use one vocabulary, or cut both to the classes they share",
+        )
+    if p.rows is not None and q.rows is not None and p.rows != q.rows:
+        raise _different(p, q, "rows", (p.rows, q.rows), _align(p, q))
+    return _in_step(p, q, count)
+
+
+def _in_step(p: RowSource, q: RowSource, rows: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    start = 0
+    p_blocks, q_blocks = p.blocks(rows=rows), q.blocks(rows=rows)
+    while True:
+        p_block, q_block = next(p_blocks, None), next(q_blocks, None)
+        if p_block is None and q_block is None:
+            return
+        if p_block is None or q_block is None or len(p_block) != len(q_block):
+            p_rows = start + sum(map(len, chain([] if p_block is None else [p_block], p_blocks)))
+            q_rows = start + sum(map(len, chain([] if q_block is None else [q_block], q_blocks)))
+            raise _different(p, q, "rows", (p_rows, q_rows), _align(p, q))
+        yield start, p_block, q_block
+        start += len(p_block)
+
+
+def _different(p: RowSource, q: RowSource, what: str, counts: tuple[int, int], instead: str) -> FileError:
+    return FileError(
+        f"{p.ref.name} = {p.ref.shown} and {q.ref.name} = {q.ref.shown}: wanted as many {what} in both; "
+        f"got {counts[0]} and {counts[1]}; {instead}"
+    )
+
+
+def _align(p: RowSource, q: RowSource) -> str:
+    """Return the remedy for two files of different length; for a llama.cpp file it names the windows."""
+    return q.reader.alignment if q.format == "llama.cpp" else p.reader.alignment

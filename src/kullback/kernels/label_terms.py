@@ -1,0 +1,129 @@
+"""Cross-entropy with true classes, and its mixture with the divergences of the same rows of logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.common.dtypes import upcast
+from kullback.kernels.row_operation import Gradients, transformable
+
+__all__ = ["HardLabels", "cross_entropy", "cross_entropy_gradient", "cross_entropy_of_block", "row_blocks"]
+
+# Elements in a block of logits, so that temporaries stay small. GPUs need larger blocks.
+_BLOCK = {"cpu": 1 << 17}
+_LARGE_BLOCK = 1 << 24
+
+
+class HardLabels(NamedTuple):
+    """The value of a row is `soft` times its divergence plus `hard` times the cross-entropy of Q's logits.
+
+    The cross-entropy is computed at temperature 1.
+    """
+
+    classes: Tensor  # the true class of each row, int64
+    soft: float
+    hard: float
+
+    def of_rows(self, rows: slice | Tensor) -> HardLabels:
+        """Return the labels of some rows."""
+        return self._replace(classes=self.classes[rows])
+
+    def mixed_derivatives(self, derivatives: tuple[Tensor, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix the derivatives of the divergences with the derivative of the cross-entropy by Q's logits."""
+        by_p, by_q = (torch.zeros_like(x) if self.soft == 0 else self.soft * x for x in derivatives)
+        grad = torch.full_like(logits[..., 0], self.hard, dtype=by_q.dtype)
+        return by_p, by_q + cross_entropy_gradient(logits, self.classes, grad)
+
+    def mixed(self, values: Tensor, logits: Tensor) -> Tensor:
+        """Return the mixed values of rows from their divergences. If `soft` is 0, even +inf has no effect."""
+        return self.mixed_with(values, cross_entropy(logits, self.classes))
+
+    def mixed_with(self, values: Tensor, cross_entropies: Tensor) -> Tensor:
+        """Return the mixed values of rows from their divergences and cross-entropies."""
+        hard = self.hard * cross_entropies.to(values.dtype)
+        return hard if self.soft == 0 else self.soft * values + hard
+
+    def add(
+        self, values: Tensor, logits: Tensor, weights: Tensor | None, scale: float, gradient: Tensor | None
+    ) -> Tensor:
+        """Return the mixed values of rows, and add the gradient of the cross-entropy to `gradient`.
+
+        This is for kernels that do not handle labels. It reads the logits once more.
+        """
+        if gradient is None:
+            return self.mixed(values, logits)
+        for block in row_blocks(logits):
+            counted = torch.ones_like(values[block]) if weights is None else weights[block]
+            added = cross_entropy_gradient(logits[block], self.classes[block], counted * (scale * self.hard))
+            gradient[block] = (gradient[block] + added).to(gradient.dtype)
+        return self.mixed(values, logits)
+
+
+def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return -log softmax(logits) of each row's class, in float64. It is KL(one-hot || softmax(logits)).
+
+    It is +inf if the class has logit -inf. Its gradient is always the softmax minus the one-hot vector.
+    """
+    return transformable(_CrossEntropy(), logits, classes)
+
+
+def cross_entropy_of_block(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return `cross_entropy` by operations on the whole tensor, without support for autograd."""
+    accurate, index = upcast(logits), classes.unsqueeze(-1)
+    peak = accurate.amax(-1, keepdim=True)
+    # Logits far from 0 would leave no digits for the logarithm of a sum.
+    accurate = accurate - torch.where(peak.isfinite(), peak, 0)
+    others = accurate.scatter(-1, index, -torch.inf).logsumexp(-1)
+    margin = others - accurate.gather(-1, index).squeeze(-1)
+    return torch.logaddexp(torch.zeros_like(margin), margin)
+
+
+def cross_entropy_gradient(logits: Tensor, classes: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient by the logits of the sum of `grad` times the cross-entropies, by differentiable operations.
+
+    A row whose `grad` is 0 gets 0, even if it contains inf or NaN.
+    """
+    index = classes.unsqueeze(-1)
+    probs = torch.softmax(upcast(logits), -1)
+    # A row sums to zero. The entry of the class is computed from the others, because softmax minus 1 would cancel.
+    others = probs.scatter(-1, index, torch.zeros_like(probs[..., :1]))
+    by = others.scatter(-1, index, -others.sum(-1, keepdim=True))
+    grad = grad.unsqueeze(-1)
+    return torch.where(grad == 0, 0, grad * by)
+
+
+class _CrossEntropy:
+    """`cross_entropy` as a row operation; its gradient is in the dtype of the logits."""
+
+    def compute(self, logits: Tensor, classes: Tensor) -> tuple[Tensor]:
+        parts = [cross_entropy_of_block(logits[block], classes[block]) for block in row_blocks(logits)]
+        return (torch.cat(parts) if parts else upcast(logits.new_empty(0)),)
+
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        logits, classes, *_ = tensors
+        if not is_plain:
+            return cross_entropy_gradient(logits, classes, grad).to(logits.dtype), None
+        gradient = torch.empty_like(logits)
+        for block in row_blocks(logits):
+            gradient[block] = cross_entropy_gradient(logits[block], classes[block], grad[block])
+        return gradient, None
+
+    def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
+        logits, classes, *_ = tensors
+        ones = torch.ones_like(classes, dtype=upcast(logits[..., :0]).dtype)
+        by = cross_entropy_gradient(logits, classes, ones)
+        return (by * tangents[0]).sum(-1) if tangents[0] is not None else torch.zeros_like(ones)
+
+
+def row_blocks(rows: Tensor) -> Iterator[slice]:
+    """Split rows into blocks of bounded size; under torch.compile one block, because it fuses operations."""
+    n, classes = rows.shape
+    elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
+    step = n if torch.compiler.is_compiling() else max(1, elements // max(classes, 1))
+    return (slice(start, start + step) for start in range(0, n, max(step, 1)))

@@ -1,0 +1,140 @@
+"""Rows of logits at selected classes, for teachers that give only some classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.common.dtypes import upcast
+from kullback.kernels.label_terms import cross_entropy_gradient, cross_entropy_of_block, row_blocks
+from kullback.kernels.native import native_selected as native
+from kullback.kernels.row_operation import Gradients, transformable
+from kullback.representations import can_inspect_all
+
+__all__ = ["SelectedClasses", "origin_of"]
+
+
+class SelectedClasses(NamedTuple):
+    """The classes to read from rows of logits: ``indices[n]`` for row n. A negative index is padding.
+
+    `of` and `read` return these float64 columns for each row:
+
+    - the selected logits divided by the temperature, -inf for padding;
+    - the logsumexp at that temperature over all classes, or over the classes that are not selected;
+    - with labels, the cross-entropy with the label at temperature 1.
+
+    Logits are relative to the row's largest logit, because logits far from 0 would leave no digits for the logarithm of
+    a sum. Derivatives treat this shift as constant. They are exact for every function that the shift does not change.
+    """
+
+    indices: Any  # Tensor; None while torch transforms it
+    temperature: float
+    leaves_out: bool  # whether the logsumexp excludes the selected classes
+    labels: Tensor | None = None
+
+    def of(self, logits: Tensor) -> Tensor:
+        """Read the logits, differentiably."""
+        settings = self._replace(indices=None, labels=None)  # torch.func may transform these tensors too
+        return transformable(settings, logits, self.indices, self.labels)
+
+    def compute(self, logits: Tensor, indices: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the results of `read`, as a row operation."""
+        return self._replace(indices=indices, labels=labels).read(logits)
+
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        """Return the gradient by the logits."""
+        (logits, indices, labels), (result, sums) = tensors, kept
+        classes = self._replace(indices=indices, labels=labels)
+        if not is_plain:
+            return classes.gradient_of_block(logits, result, grad).to(logits.dtype), None
+        gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+        classes.write_gradient(logits, result, sums, grad, gradient)
+        return gradient, None
+
+    def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the logits. Return the result, and sums that `write_gradient` needs, which may be empty."""
+        if self._is_native(logits):
+            selected, sums = native.statistics(
+                logits, self.indices, self.labels, self.temperature, self.leaves_out
+            )
+            if self.temperature != 1:  # dividing logits far from 0 loses digits: subtract the origin first
+                selected = upcast(logits.gather(-1, self.indices.clamp(min=0)))
+                selected = torch.where(self.indices < 0, -torch.inf, selected)
+            peak, log_sum = sums[:, :1], sums[:, 1:2]
+            origin = origin_of(torch.maximum(peak, selected.amax(-1, keepdim=True)))
+            log_sum = (peak - origin) / self.temperature + log_sum
+            columns = [(selected - origin) / self.temperature, log_sum]
+            return torch.cat(columns if self.labels is None else [*columns, sums[:, 4:]], -1), sums
+        parts = [self._of_rows(block).read_block(logits[block]) for block in row_blocks(logits)]
+        width = self.indices.shape[-1] + (1 if self.labels is None else 2)
+        empty = upcast(logits.new_empty(0))
+        return torch.cat(parts) if parts else empty.new_empty(0, width), empty
+
+    def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
+        """Write the gradient by the logits to `out`, which may be the logits; `grad` is the gradient by the result."""
+        if sums.numel():
+            k = self.indices.shape[-1]
+            by_label = None if self.labels is None else grad[:, k + 1]
+            by = (grad[:, :k], grad[:, k], by_label)
+            native.gradient(
+                logits, self.indices, self.labels, self.temperature, self.leaves_out, sums, by, out
+            )
+            return
+        for block in row_blocks(logits):
+            out[block] = self._of_rows(block).gradient_of_block(logits[block], result[block], grad[block])
+
+    def gradient_of_block(self, logits: Tensor, result: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient by the logits in float64, by differentiable operations."""
+        k = self.indices.shape[-1]
+        padding, indices = self.indices < 0, self.indices.clamp(min=0)
+        by_selected, by_sum, log_sum = (
+            torch.where(padding, 0, grad[..., :k]),
+            grad[..., k : k + 1],
+            result[..., k : k + 1],
+        )
+        # A selected logit may exceed the logsumexp of the other classes; no other logit can.
+        shifted = self._relative(logits) - torch.where(log_sum == -torch.inf, 0, log_sum)
+        # A row whose gradient is 0 gets 0, even if its logits contain inf or NaN.
+        whole = torch.where(by_sum == 0, 0, by_sum * torch.exp(shifted.clamp(max=0)))
+        if self.leaves_out:  # set to exactly 0 before adding their own gradient
+            whole = whole.scatter_add(-1, indices, -torch.where(padding, 0, whole.gather(-1, indices)))
+        whole = whole.scatter_add(-1, indices, by_selected) / self.temperature
+        if self.labels is None:
+            return whole
+        return whole + cross_entropy_gradient(logits, self.labels, grad[..., k + 1])
+
+    def read_block(self, logits: Tensor) -> Tensor:
+        """Read the logits by operations on the whole tensor, without support for autograd."""
+        accurate = self._relative(logits)
+        padding, indices = self.indices < 0, self.indices.clamp(min=0)
+        selected = torch.where(padding, -torch.inf, accurate.gather(-1, indices))
+        if self.leaves_out:
+            # A minimum makes the result independent of the order of repeated indices, such as padding and class 0.
+            written = torch.where(padding, torch.inf, -torch.inf).to(accurate.dtype)
+            accurate = accurate.scatter_reduce(-1, indices, written, "amin")
+        columns = [selected, accurate.logsumexp(-1, keepdim=True)]
+        if self.labels is not None:
+            columns.append(cross_entropy_of_block(logits, self.labels).unsqueeze(-1))
+        return torch.cat(columns, -1)
+
+    def _relative(self, logits: Tensor) -> Tensor:
+        accurate = upcast(logits)
+        return (accurate - origin_of(accurate.amax(-1, keepdim=True).detach())) / self.temperature
+
+    def _of_rows(self, block: slice) -> SelectedClasses:
+        labels = None if self.labels is None else self.labels[block]
+        return self._replace(indices=self.indices[block], labels=labels)
+
+    def _is_native(self, logits: Tensor) -> bool:
+        tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
+        return can_inspect_all(tensors) and native.serves(logits)
+
+
+def origin_of(peak: Tensor) -> Tensor:
+    """Return the number to subtract from logits with this peak: the peak, or 0 where differences might overflow."""
+    return torch.where(peak.abs() <= torch.finfo(peak.dtype).max * 1e-8, peak, 0)

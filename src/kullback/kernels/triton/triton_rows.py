@@ -1,0 +1,183 @@
+"""The Triton kernel for GPUs: one program for each row sweeps its classes twice, or three times for a gradient.
+
+It supports logits of float32, bfloat16 or float16 with any strides. It computes in float32, sums in float64, and does
+not synchronize with the GPU. Triton is imported on first use. With ``TRITON_INTERPRET=1`` in the environment, Triton's
+interpreter runs the same kernel on the CPU, slowly, for tests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from kullback.common.optional import is_installed
+from kullback.generators import Divergence
+from kullback.kernels.codes import DivergenceCode
+from kullback.kernels.divergence_codes import Arguments, arguments_of
+from kullback.kernels.reference import RowDivergence
+
+__all__ = ["DTYPES", "devices", "missing", "serves", "value_and_gradient", "weighted_total"]
+
+NAME = "triton"
+SUMMARY = "for GPUs; computes in float32 and sums in float64"
+OPERATIONS = ("KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits", "first derivatives")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# A thread has eight classes of a block. The smallest block fills one warp, so that no two threads share a class.
+# Otherwise a thread might read a logit after another thread has overwritten it with a gradient.
+_CLASSES_IN_A_THREAD = 8
+_THREADS_IN_A_WARP = 32
+_SMALLEST_BLOCK = _CLASSES_IN_A_THREAD * _THREADS_IN_A_WARP
+_LARGEST_BLOCK = 16 * _SMALLEST_BLOCK
+# The gradients that need no sum over the row. If one is requested alone, the sweep for the value writes it.
+_EARLY = {DivergenceCode.KL: (False, True), DivergenceCode.REVERSE_KL: (True, False)}
+
+
+@cache
+def missing() -> str | None:
+    """Import the kernel. Return why it cannot run, or None if it can."""
+    if not is_installed("triton"):
+        return "not installed (pip install triton)"
+    if not torch.cuda.is_available() and not _is_interpreted():
+        return "torch finds no GPU"
+    try:
+        _kernel()
+    except ImportError as error:
+        return f"the kernel cannot be imported: {error}"
+    return None
+
+
+def devices() -> tuple[str, ...]:
+    """Return the kinds of device that the kernel runs on in this process."""
+    gpu = ("cuda",) if torch.cuda.is_available() else ()
+    return (*gpu, "cpu") if _is_interpreted() else gpu
+
+
+def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
+    """Return whether this kernel supports the divergence and the logits."""
+    return (
+        (p.is_cuda or (p.is_cpu and _is_interpreted()))
+        and p.device == q.device
+        and p.dtype in DTYPES
+        and q.dtype in DTYPES
+        and 0 < p.shape[-1] < 2**31 - _LARGEST_BLOCK
+        and (arguments := arguments_of(kind)) is not None
+        and arguments.code <= DivergenceCode.MIXTURE
+        and missing() is None
+    )
+
+
+def value_and_gradient(
+    rows: RowDivergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    wanted: Sequence[bool],
+    inplace: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the value of each row of logits, and the wanted gradients of their weighted sum."""
+    gradients = [
+        (x if inplace else torch.empty(x.shape, dtype=x.dtype, device=x.device)) if want else None
+        for x, want in zip((p, q), wanted, strict=True)
+    ]
+    values = _run(rows, p, q, _in_float64(weights), 1.0, gradients)
+    return values, gradients[0], gradients[1]
+
+
+def weighted_total(
+    rows: RowDivergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    wanted: Sequence[bool],
+    scale: float,
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return `scale` times the weighted sum of the rows' values, and its wanted gradients."""
+    weights = _in_float64(weights)
+    gradients = [
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) if want else None
+        for x, want in zip((p, q), wanted, strict=True)
+    ]
+    values = _run(rows, p, q, weights, scale, gradients)
+    if weights is not None:
+        values = torch.where(weights == 0, 0, weights * values)
+    return (values.sum() * scale).to(rows.dtype), gradients
+
+
+def _run(
+    divergence: RowDivergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Tensor | None,
+    scale: float,
+    gradients: list[Tensor | None],
+) -> Tensor:
+    """Launch the kernel; return the rows' values in float64.
+
+    Labels cost another pass over the logits, and a copy of Q's logits if their gradient overwrites them.
+    """
+    (rows, classes), labels = p.shape, divergence.labels
+    if labels is not None:
+        before = q.clone() if gradients[1] is q else q
+        values = _run(divergence._replace(labels=None), p, q, weights, scale * labels.soft, gradients)
+        return labels.add(values, before, weights, scale, gradients[1])
+    values = torch.empty(rows, dtype=torch.float64, device=p.device)
+    if rows == 0:
+        return values
+    code, mixture, _ = cast(Arguments, arguments_of(divergence.kind))
+    wanted = (gradients[0] is not None, gradients[1] is not None)
+    # Gradients that were not requested are not written, so any valid pointer serves.
+    by_p, by_q = (x if gradient is None else gradient for x, gradient in zip((p, q), gradients, strict=True))
+    block = _block(classes)
+    with torch.cuda.device_of(p):
+        _kernel().row_kernel[(rows,)](
+            p,
+            q,
+            values if weights is None else weights,
+            values,
+            by_p,
+            by_q,
+            *(stride for x in (p, q, by_p, by_q) for stride in x.stride()),
+            classes,
+            1 / divergence.temperature,
+            scale / divergence.temperature,
+            *_shares(*mixture),
+            KIND=code,
+            WEIGHTED=weights is not None,
+            WANT_P=wanted[0],
+            WANT_Q=wanted[1],
+            EARLY=wanted == _EARLY.get(DivergenceCode(code)),
+            BLOCK=block,
+            num_warps=block // _SMALLEST_BLOCK,
+            # The kernel fuses products and sums itself (`tl.fma`), in the same way for both sides.
+            enable_fp_fusion=False,
+        )
+    return values
+
+
+def _shares(weight_p: float, share_p: float, weight_q: float, share_q: float) -> tuple[float, ...]:
+    return weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q
+
+
+def _block(classes: int) -> int:
+    """Return the number of classes in a block, a power of 2."""
+    return min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, 1 << (classes - 1).bit_length()))
+
+
+def _in_float64(weights: Tensor | None) -> Tensor | None:
+    return None if weights is None else weights.to(torch.float64).contiguous()
+
+
+def _is_interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "true", "yes", "on", "y"}
+
+
+def _kernel() -> ModuleType:
+    from kullback.kernels.triton import kernel
+
+    return kernel

@@ -1,0 +1,450 @@
+"""Schedules and controllers: coefficients of a KL penalty and capacities that change during training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kullback.common.inputs import number_from, whole_from
+from kullback.errors import invalid_type, invalid_value, safe_repr
+
+__all__ = [
+    "AdaptiveCoefficient",
+    "AdaptiveKLController",
+    "CyclicalSchedule",
+    "FixedKLController",
+    "KLController",
+    "LinearSchedule",
+    "PIDKLController",
+    "Schedule",
+    "check_number",
+    "scheduled",
+]
+
+
+Schedule: TypeAlias = Callable[[int], float]
+"""A function from the number of completed steps to a number."""
+
+_LARGEST_ERROR = 0.2  # the limit of the relative error of an adaptive coefficient
+
+
+@dataclass(frozen=True)
+class LinearSchedule:
+    r"""A warm-up: a value that changes linearly from one number to another and then stays constant.
+
+    .. math:: c(t) = c_0 + (c_1 - c_0) \, \min(t / T, 1)
+
+    Arguments:
+        start: :math:`c_0`, the value before the first step.
+        stop: :math:`c_1`, the value from step `steps` on.
+        steps: :math:`T`, the number of steps of the change, at least 1.
+
+    Returns:
+        When called with the number of completed steps, the value.
+
+    Raises:
+        ArgumentValueError: an argument is invalid; at the call, the number of steps is negative.
+
+    Example:
+        >>> warm_up = LinearSchedule(0.0, 1.0, steps=4)
+        >>> [warm_up(step) for step in (0, 1, 2, 4, 9)]
+        [0.0, 0.25, 0.5, 1.0, 1.0]
+
+    References:
+        Generating Sentences from a Continuous Space (Bowman et al., 2016)
+    """
+
+    start: float
+    stop: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_number("LinearSchedule", "start", self.start)
+        check_number("LinearSchedule", "stop", self.stop)
+        object.__setattr__(self, "steps", _count("LinearSchedule", "steps", self.steps))
+
+    def __call__(self, step: int) -> float:
+        """Return the value after `step` steps."""
+        share = min(_taken("LinearSchedule", step) / self.steps, 1.0)
+        return self.stop if share == 1 else self.start + (self.stop - self.start) * share
+
+
+@dataclass(frozen=True)
+class CyclicalSchedule:
+    r"""A linear warm-up that restarts with every period.
+
+    .. math:: c(t) = c_0 + (c_1 - c_0) \, \min\Big(\frac{t \bmod T}{R\,T}, 1\Big)
+
+    Arguments:
+        start: :math:`c_0`, the value at the beginning of each period.
+        stop: :math:`c_1`, the value at the end of each period.
+        period: :math:`T`, the number of steps in a period, at least 1.
+        ramp: :math:`R`, the fraction of a period with a changing value; above 0, at most 1.
+        cycles: the number of periods, after which the value stays at `stop`; None for no end.
+
+    Returns:
+        When called with the number of completed steps, the value.
+
+    Raises:
+        ArgumentValueError: an argument is invalid; at the call, the number of steps is negative.
+
+    Example:
+        >>> schedule = CyclicalSchedule(0.0, 1.0, period=4, ramp=0.5, cycles=2)
+        >>> [schedule(step) for step in range(10)]
+        [0.0, 0.5, 1.0, 1.0, 0.0, 0.5, 1.0, 1.0, 1.0, 1.0]
+
+    References:
+        Cyclical Annealing Schedule: A Simple Approach to Mitigating KL Vanishing (Fu et al., 2019)
+    """
+
+    start: float
+    stop: float
+    period: int
+    ramp: float = 0.5
+    cycles: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("CyclicalSchedule", "start", self.start)
+        check_number("CyclicalSchedule", "stop", self.stop)
+        object.__setattr__(self, "period", _count("CyclicalSchedule", "period", self.period))
+        if not 0 < number_from(self.ramp) <= 1:
+            got = safe_repr(self.ramp)
+            raise invalid_value(
+                "CyclicalSchedule", "ramp", wanted="a share above 0, at most 1", got=got, instead="ramp=0.5"
+            )
+        if self.cycles is not None:
+            object.__setattr__(self, "cycles", _count("CyclicalSchedule", "cycles", self.cycles))
+
+    def __call__(self, step: int) -> float:
+        """Return the value after `step` steps."""
+        cycle, within = divmod(_taken("CyclicalSchedule", step), self.period)
+        share = min(within / self.period / self.ramp, 1.0)
+        if share == 1 or (self.cycles is not None and cycle >= self.cycles):
+            return self.stop
+        return self.start + (self.stop - self.start) * share
+
+
+@dataclass(frozen=True)
+class AdaptiveCoefficient:
+    r"""A coefficient that grows while the KL is above a target and shrinks while it is below it.
+
+    .. math:: \beta \leftarrow \beta \, \Big(1 + \frac{1}{H}
+        \operatorname{clip}\big(\mathrm{KL} / \mathrm{target} - 1,\; -0.2,\; 0.2\big)\Big)
+
+    once at each call of `KLRegularizer.step`, with the mean KL since the last call. The coefficient does not change if
+    there was no example, or if the KL is NaN, for example after an overflow under a `torch.amp.GradScaler`.
+
+    Arguments:
+        target: the target KL in nats, summed over the latent dimensions and averaged over the examples; above 0.
+        initial: the initial coefficient; above 0.
+        horizon: :math:`H`, in steps, at least 1. Far from the target, the coefficient changes by a factor of about e in
+            :math:`5 H` steps.
+
+    Raises:
+        ArgumentValueError: an argument is invalid.
+
+    Example:
+        >>> AdaptiveCoefficient(target=10.0, initial=0.1)
+        AdaptiveCoefficient(target=10.0, initial=0.1, horizon=20.0)
+
+    References:
+        Fine-Tuning Language Models from Human Preferences (Ziegler et al., 2019), section 2.2
+    """
+
+    target: float
+    initial: float = 1.0
+    horizon: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("target", 0.0), ("initial", 0.0), ("horizon", 1.0)):
+            value = getattr(self, name)
+            if not (least <= number_from(value) < math.inf and value > 0):
+                wanted = "a finite number above 0" if least == 0 else "a finite number, 1 or more"
+                raise invalid_value(
+                    "AdaptiveCoefficient", name, wanted=wanted, got=safe_repr(value), instead=f"{name}=10.0"
+                )
+
+    def after(self, coefficient: Tensor, kl: Tensor) -> Tensor:
+        """Return the coefficient after a step with the mean divergence `kl`."""
+        error = (kl / self.target - 1).clamp(-_LARGEST_ERROR, _LARGEST_ERROR)
+        return torch.where(error.isnan(), coefficient, coefficient * (1 + error / self.horizon))
+
+
+def scheduled(name: str, given: float | Schedule, step: int) -> float:
+    """Return the value of a number or a schedule after `step` steps, or raise."""
+    value = given(step) if callable(given) else given
+    if not 0 <= number_from(value) < math.inf:
+        got = safe_repr(value) + (f" after {step} steps" if callable(given) else "")
+        wanted = "a finite number of 0 or more, or a schedule of such numbers"
+        raise invalid_value("KLRegularizer", name, wanted=wanted, got=got, instead=f"{name}=1.0")
+    return float(value)
+
+
+def check_number(call: str, name: str, value: object) -> None:
+    """Raise unless a value is a finite number of 0 or more."""
+    if not 0 <= number_from(value) < math.inf:
+        raise invalid_value(
+            call, name, wanted="a finite number of 0 or more", got=safe_repr(value), instead=f"{name}=0.5"
+        )
+
+
+def _taken(call: str, step: int) -> int:
+    """Return a number of steps; raise if it is negative."""
+    if not step >= 0:
+        wanted, got = "the number of completed steps, 0 or more", safe_repr(step)
+        raise invalid_value(f"{call}.__call__", "step", wanted=wanted, got=got, instead="step=0")
+    return step
+
+
+def _count(call: str, name: str, value: object) -> int:
+    """Return a positive number of steps or periods, or raise."""
+    number = whole_from(value)
+    if number is None or number < 1:
+        raise invalid_value(
+            call, name, wanted="an integer, 1 or more", got=safe_repr(value), instead=f"{name}=1000"
+        )
+    return number
+
+
+class KLController(Protocol):
+    """The interface of the controllers of a KL penalty: `coefficient`, `update` and a state to save.
+
+    Example:
+        >>> from kullback.policy import FixedKLController, KLController
+        >>> def penalized(reward: float, kl: float, controller: KLController) -> float:
+        ...     return reward - controller.coefficient * kl
+        >>> penalized(1.0, 2.0, FixedKLController(0.1))
+        0.8
+    """
+
+    coefficient: float
+    """The factor of the divergence in the penalty."""
+
+    def update(self, kl: float | Tensor, steps: float = 1) -> float:
+        """Update the controller with a measured divergence, and return the new coefficient."""
+        ...
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the state to save."""
+        ...
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restore a saved state."""
+        ...
+
+
+class FixedKLController:
+    """A constant coefficient.
+
+    Arguments:
+        coefficient: a number that is not negative.
+
+    Raises:
+        ArgumentValueError: it is negative, infinite or not a number.
+
+    Example:
+        >>> from kullback.policy import FixedKLController
+        >>> FixedKLController(0.1).update(kl=7.0, steps=256)
+        0.1
+    """
+
+    def __init__(self, coefficient: float) -> None:
+        self.coefficient = _number("FixedKLController", "coefficient", coefficient, least=0.0)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(coefficient={self.coefficient:.6g})"
+
+    def update(self, kl: float | Tensor, steps: float = 1) -> float:
+        """Return the coefficient, which does not change."""
+        _measured(f"{type(self).__name__}.update", kl)
+        return self.coefficient
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the state to save."""
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restore a saved state."""
+        wanted = sorted(self.state_dict())
+        numbers = (
+            {name: number_from(value) for name, value in state.items()} if isinstance(state, dict) else {}
+        )
+        if sorted(numbers) != wanted or any(map(math.isnan, numbers.values())):
+            raise invalid_value(
+                f"{type(self).__name__}.load_state_dict",
+                "state",
+                wanted=f"the numbers {', '.join(wanted)}",
+                got=safe_repr(state),
+                instead=f"state={type(self).__name__}(...).state_dict()",
+            )
+        vars(self).update(numbers)
+
+
+class AdaptiveKLController(FixedKLController):
+    r"""A coefficient that grows while the divergence is above its target and shrinks while it is below it.
+
+    .. math:: e = \operatorname{clip}\Bigl(\frac{\mathrm{KL}}{\mathrm{target}} - 1,\, -c,\, c\Bigr), \qquad
+        \beta \leftarrow \beta \Bigl(1 + e\,\frac{\mathrm{steps}}{\mathrm{horizon}}\Bigr)
+
+    In distributed training, pass the same divergence on every process: the average over all of them.
+
+    Arguments:
+        coefficient: the initial beta, positive.
+        target: the target of the divergence in nats, positive. It may be per token or per sequence; pass the same kind
+            of divergence to `update`.
+        horizon: the number of steps for a change of beta by the fraction c, if the divergence is far from its target.
+        clip: c, the limit of the relative error.
+
+    Raises:
+        ArgumentValueError: a number is not positive and finite.
+
+    Example:
+        >>> from kullback.policy import AdaptiveKLController
+        >>> controller = AdaptiveKLController(coefficient=0.2, target=6.0, horizon=10_000)
+        >>> controller.update(kl=9.0, steps=256)  # above the target: 0.2 * (1 + 0.2 * 256 / 10_000)
+        0.201024
+
+    References:
+        Fine-Tuning Language Models from Human Preferences (Ziegler and others, 2019)
+    """
+
+    def __init__(
+        self, coefficient: float = 0.2, *, target: float = 6.0, horizon: float = 10_000, clip: float = 0.2
+    ) -> None:
+        call = "AdaptiveKLController"
+        self.coefficient = _number(call, "coefficient", coefficient, least=None)
+        self.target = _number(call, "target", target, least=None)
+        self.horizon = _number(call, "horizon", horizon, least=None)
+        self.clip = _number(call, "clip", clip, least=None)
+
+    def __repr__(self) -> str:
+        return f"AdaptiveKLController(coefficient={self.coefficient:.6g}, target={self.target:g})"
+
+    def update(self, kl: float | Tensor, steps: float = 1) -> float:
+        """Adjust the coefficient by a measured divergence, and return it.
+
+        Arguments:
+            kl: the divergence measured since the last update, in nats: a number or a tensor with one element.
+            steps: the number of steps since the last update, in the unit of `horizon`, such as samples.
+
+        Returns:
+            the new coefficient.
+
+        Raises:
+            ArgumentValueError: `kl` is NaN, or `steps` is so large that the coefficient would not stay positive.
+        """
+        measured = _measured("AdaptiveKLController.update", kl)
+        n_steps = number_from(steps)
+        if not 0 <= n_steps * self.clip < self.horizon:
+            raise invalid_value(
+                "AdaptiveKLController.update",
+                "steps",
+                wanted=f"a number from 0 to less than horizon / clip, {self.horizon / self.clip:g}",
+                got=safe_repr(steps),
+                instead=f"AdaptiveKLController(horizon=...) with a horizon above {max(n_steps, 1) * self.clip:g}"
+                if n_steps > 0
+                else "steps=1",
+            )
+        error = min(max(measured / self.target - 1, -self.clip), self.clip)
+        self.coefficient *= 1 + error * n_steps / self.horizon
+        return self.coefficient
+
+
+class PIDKLController(FixedKLController):
+    r"""A coefficient set by the error of the divergence, the sum of all errors, and the growth of the divergence.
+
+    .. math:: \Delta = \mathrm{KL} - \mathrm{target}, \quad I \leftarrow (I + \Delta)_+, \quad
+        \beta = \bigl(K_P \Delta + K_I I + K_D (\mathrm{KL} - \mathrm{KL}_{\mathrm{previous}})_+\bigr)_+
+
+    The integral term moves the divergence to the target. Alone, it is gradient ascent on a Lagrange multiplier, and
+    oscillates. The proportional and the derivative term damp these oscillations.
+
+    Arguments:
+        coefficient: the initial beta, not negative. The integral starts at beta / K_I.
+        target: the upper limit of the divergence, in nats.
+        proportional: K_P.
+        integral: K_I, positive.
+        derivative: K_D.
+
+    Raises:
+        ArgumentValueError: a number is negative or infinite, or `integral` is 0.
+
+    Example:
+        >>> from kullback.policy import PIDKLController
+        >>> controller = PIDKLController(0.1, target=0.5, proportional=0.05, integral=0.01)
+        >>> [round(controller.update(kl), 4) for kl in (0.7, 0.6, 0.5, 0.4)]
+        [0.112, 0.108, 0.103, 0.097]
+
+    References:
+        Responsive Safety in Reinforcement Learning by PID Lagrangian Methods (Stooke, Achiam and Abbeel, 2020)
+    """
+
+    def __init__(
+        self,
+        coefficient: float = 0.0,
+        *,
+        target: float,
+        proportional: float = 0.1,
+        integral: float = 0.01,
+        derivative: float = 0.0,
+    ) -> None:
+        call = "PIDKLController"
+        super().__init__(_number(call, "coefficient", coefficient, least=0.0))
+        self.target = _number(call, "target", target, least=0.0)
+        self.proportional = _number(call, "proportional", proportional, least=0.0)
+        self.integral = _number(call, "integral", integral, least=None)
+        self.derivative = _number(call, "derivative", derivative, least=0.0)
+        self.sum_of_errors = self.coefficient / self.integral
+        self.previous = math.inf  # the first divergence does not count as growth
+
+    def __repr__(self) -> str:
+        return f"PIDKLController(coefficient={self.coefficient:.6g}, target={self.target:g})"
+
+    def update(self, kl: float | Tensor, steps: float = 1) -> float:
+        """Set the coefficient from a measured divergence, which must be finite, and return it."""
+        measured = _measured("PIDKLController.update", kl, finite=True)
+        error = measured - self.target
+        growth = max(measured - self.previous, 0.0)
+        self.sum_of_errors = max(self.sum_of_errors + error, 0.0)
+        self.previous = measured
+        self.coefficient = max(
+            self.proportional * error + self.integral * self.sum_of_errors + self.derivative * growth, 0.0
+        )
+        return self.coefficient
+
+    def state_dict(self) -> dict[str, float]:
+        return {
+            "coefficient": self.coefficient,
+            "previous": self.previous,
+            "sum_of_errors": self.sum_of_errors,
+        }
+
+
+def _number(call: str, name: str, given: object, *, least: float | None) -> float:
+    """Return a finite number of at least `least`, or above 0 if `least` is None; else raise."""
+    value = number_from(given)
+    if not (value > 0 if least is None else value >= least) or value == math.inf:
+        wanted = "a positive number" if least is None else "a number that is not negative"
+        raise invalid_value(call, name, wanted=wanted, got=safe_repr(given), instead=f"{name}=0.1")
+    return value
+
+
+def _measured(call: str, kl: object, *, finite: bool = False) -> float:
+    """Return a measured divergence as a number, or raise."""
+    is_one = isinstance(kl, Tensor) and kl.numel() == 1 and not kl.is_complex()
+    value = float(kl.detach()) if isinstance(kl, Tensor) and is_one else number_from(kl)
+    if math.isnan(value) or (finite and math.isinf(value)):
+        is_number = is_one or isinstance(kl, float | int)
+        raise (invalid_value if is_number else invalid_type)(
+            call,
+            "kl",
+            wanted=f"the measured divergence, a {'finite ' if finite else ''}number",
+            got=f"shape {tuple(kl.shape)}" if isinstance(kl, Tensor) and not is_one else safe_repr(kl),
+            instead="kl=kl_from_log_probs(log_p, log_q, reduction='mean')",
+        )
+    return value

@@ -1,0 +1,577 @@
+"""Training losses: the divergence of a student's predictions from a teacher's, by logits or by hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from kullback.common.dtypes import accurate_dtype
+from kullback.common.inputs import check_flag, recordable
+from kullback.errors import invalid_type, invalid_value
+from kullback.generators import KL, Divergence
+from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
+from kullback.kernels.row_operation import RowTotal, RowValueFunction
+from kullback.losses.head import (
+    CALL,
+    NAMES,
+    Head,
+    HeadRows,
+    StoredTeacher,
+    check_heads,
+    in_autocast_dtype,
+    may_overflow,
+)
+from kullback.losses.positions import Positions, positions_of
+from kullback.losses.reduction import Reduction
+from kullback.losses.settings import EachSide, HeadSettings, LossSettings, Vocabulary, check_classes
+from kullback.losses.sharded import agreed, checked_on_every_rank, local_tensors, requires_gradient
+from kullback.losses.teachers import LogitTeacher, PartialTeacher, check_any_class
+from kullback.parallel.collectives import Ranks
+from kullback.parallel.rows import ShardedRows
+from kullback.parallel.shards import Sides, has_dtensor
+from kullback.representations import can_inspect, can_inspect_all
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["distillation_loss", "linear_distillation_loss"]
+
+_CALL = "distillation_loss"
+_KL = KL()
+
+
+def distillation_loss(
+    *,
+    student: Tensor,
+    teacher: Tensor | PartialTeacher,
+    kind: Divergence | str = _KL,
+    temperature: float = 1.0,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    labels: Tensor | None = None,
+    label_weight: float = 0.0,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    temperature_squared: bool = False,
+    normalizer: Tensor | float | None = None,
+    vocabulary: Vocabulary = "error",
+    inplace_backward: bool = False,
+    group: ProcessGroup | None = None,
+    classes: int | None = None,
+) -> Tensor:
+    r"""Compute how far a student's next-class distributions are from a teacher's, both given as logits.
+
+    .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
+        P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T)
+
+    P is the teacher and Q the student, so ``kind=KL()`` is KL(teacher || student). A position that `mask` or `labels`
+    excludes has no effect, even if its logits are NaN.
+
+    Arguments:
+        student: logits s, shape (..., classes), floating point.
+        teacher: logits t, the same leading shape; the dtype may differ. Or a `TopK`, which has only the most probable
+            classes of each position, or a `SampledTail`, which also has draws from the other classes. D is then
+            computed by `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` is ignored. Or another
+            `PartialTeacher`, which computes D itself.
+        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
+        temperature: T, which divides both.
+        mask: which positions count, boolean, the leading shape. A mask that is False everywhere raises a warning, on
+            the CPU only.
+        weight: w, a non-negative number for each position, the leading shape.
+        labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
+        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`. The value of a position
+            is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
+            probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
+        ignore_index: the label of positions that do not count.
+        reduction: ``"none"`` returns w D for each position, 0 where it does not count. ``"sum"`` returns the sum,
+            ``"mean"`` the weighted mean over counted positions, ``"batchmean"`` the sum divided by
+            ``student.shape[0]``.
+        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
+        normalizer: divide the sum by this number instead. With the number of counted positions of all micro-batches of
+            a step, the accumulated gradients equal the gradient of the whole batch.
+        vocabulary: how to handle different numbers of classes: raise an error (``"error"``), keep only the first
+            classes, which both have, and normalize again (``"truncate"``), or give no mass to the classes that a side
+            lacks (``"mask"``). With ``"mask"``, KL is +inf wherever the teacher has more classes than the student.
+        inplace_backward: let the backward pass overwrite `student` with its gradient, which saves memory. Use it only
+            for logits that are not read afterwards, are not a parameter or a view of one, and share no memory with
+            `teacher`. Not available with ``reduction="none"``.
+        group: the process group over which the classes are sharded. `student` and `teacher` hold this rank's classes;
+            the shards of all ranks, joined in rank order, are the logits. All other arguments are equal on all ranks.
+        classes: the number of classes without padding. Logits of later classes count as -inf on both sides. With
+            several shards, the number for all shards together.
+
+    Returns:
+        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
+        argument is, and 0 if no position counts.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit, or a label is not a class
+            (checked on the CPU only). With `group`, every rank raises it if the arguments of one rank are invalid, or
+            if the arguments of two ranks disagree.
+
+    Gradient:
+        to the student, and to the teacher if it requires one; as stated by `kind`. It is 0 at positions that do not
+        count. The cross-entropy has gradient q - 1 at the label and q elsewhere, even if the label's logit is -inf and
+        the loss +inf. The CPU computes it in the same pass over the logits; a GPU reads the logits again.
+
+    Sharded classes:
+        With `group`, a shard may have any size, even 0. Every rank returns the same loss. The gradient of a shard is
+        the gradient of this single loss, not multiplied by the number of ranks. A DTensor with ``Shard(-1)`` in one
+        dimension of its mesh and ``Replicate()`` in the others needs no `group`. A plain tensor next to a DTensor is
+        taken as replicated on every rank, and the result is a plain tensor.
+
+        The forward pass has three collectives. First, the ranks compare a few integers that describe their arguments;
+        ranks that disagree raise the same error instead of waiting for each other. Then an all-gather of 4 numbers a
+        row exchanges the largest logit and the sum of exponentials of both sides. Finally, an all-reduce sums the terms
+        and the sums that the gradient needs: 1, 4 or 7 numbers a row if no side, one or both require a gradient. For
+        `Renyi` it is an all-gather of at most 12 numbers. A `TopK` or `SampledTail` is whole on every rank: the two are
+        then an all-reduce of the logits of its classes and an all-gather of 2 numbers. `label_weight` adds 3 numbers a
+        row to the same two collectives. The backward pass communicates nothing.
+
+        Logits are sent only if the teacher's shards have other boundaries than the student's. The ranks then exchange
+        the teacher's missing logits by an all-to-all, and by another one backward if the teacher requires a gradient.
+        The arithmetic is float64. CPU logits in float32 or less use the native kernels, except for `Renyi` and
+        `TotalVariation`; all others use plain torch. Only first derivatives exist, outside `torch.compile` and
+        `torch.func`.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import distillation_loss
+        >>> teacher = torch.tensor([[2.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
+        >>> student = torch.tensor([[1.0, 0.5, -1.0], [9.0, 9.0, 0.0]])
+        >>> distillation_loss(student=student, teacher=teacher, mask=torch.tensor([True, False]))
+        tensor(0.1718)
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+    settings = LossSettings(
+        kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
+    )
+    ranks = None
+    if group is not None or has_dtensor((student, teacher)):
+        named = {"student": student, "teacher": teacher}
+        (student, teacher), ranks = local_tensors(_CALL, named, (-1, -1), group)
+    source = teacher if isinstance(teacher, PartialTeacher) else LogitTeacher(teacher)
+
+    def check() -> Positions:
+        checked = settings.checked(_CALL)
+        dtype = source.check(_CALL, student, checked)
+        if inplace_backward is not False:
+            _check_inplace(inplace_backward, student, teacher, checked.reduction)
+        return positions_of(_CALL, checked, student, dtype, mask, weight, labels, normalizer)
+
+    if ranks is None or ranks.size == 1:
+        return source.loss(student, check(), inplace_backward)
+    positions = checked_on_every_rank(ranks, check, (student, teacher))
+    logits = [x if isinstance(x, Tensor) else None for x in (student, teacher)]
+    sizes = {
+        name: 0 if x is None else x.shape[-1] for name, x in zip(("student", "teacher"), logits, strict=True)
+    }
+    learn = {"to student": requires_gradient(logits[0]), "to teacher": requires_gradient(logits[1])}
+    tensors = {"student": student, "teacher": teacher}
+    numbers = agreed(positions, ranks, tensors, same={}, own=sizes | learn)
+    sides = Sides.between(
+        ranks,
+        numbers["student"],
+        None if logits[1] is None else numbers["teacher"],
+        classes=positions.settings.classes,
+        vocabulary=vocabulary,
+    )
+    check_any_class(_CALL, "student", sides.student[-1][1])
+    positions.check_labels(sides.student[-1][1])
+    student = sides.padded(sides.student_part(recordable(student)))
+    needed = any(numbers["to teacher"]), any(numbers["to student"])
+    return positions.reduce(source.sharded_values(student, positions, sides, needed, inplace_backward))
+
+
+class _HeadArguments(TypedDict, total=False):
+    """The arguments of `linear_distillation_loss` with a default, except `return_entropy`."""
+
+    teacher_weight: Tensor | None
+    student_bias: Tensor | None
+    teacher_bias: Tensor | None
+    softcap: EachSide
+    logit_scale: EachSide
+    kind: Divergence | str
+    temperature: float
+    mask: Tensor | None
+    weight: Tensor | None
+    labels: Tensor | None
+    label_weight: float
+    ignore_index: int
+    reduction: Reduction
+    temperature_squared: bool
+    normalizer: Tensor | float | None
+    vocabulary: Vocabulary
+    chunk_bytes: int | None
+    float32_logits: bool
+    group: ProcessGroup | None
+    classes: int | None
+
+
+@overload
+def linear_distillation_loss(
+    *,
+    student: Tensor,
+    student_weight: Tensor,
+    teacher: Tensor | PartialTeacher,
+    return_entropy: Literal[False] = False,
+    **others: Unpack[_HeadArguments],
+) -> Tensor: ...
+
+
+@overload
+def linear_distillation_loss(
+    *,
+    student: Tensor,
+    student_weight: Tensor,
+    teacher: Tensor | PartialTeacher,
+    return_entropy: Literal[True],
+    **others: Unpack[_HeadArguments],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def linear_distillation_loss(
+    *,
+    student: Tensor,
+    student_weight: Tensor,
+    teacher: Tensor | PartialTeacher,
+    teacher_weight: Tensor | None = None,
+    student_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    softcap: EachSide = None,
+    logit_scale: EachSide = 1.0,
+    kind: Divergence | str = _KL,
+    temperature: float = 1.0,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    labels: Tensor | None = None,
+    label_weight: float = 0.0,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    temperature_squared: bool = False,
+    normalizer: Tensor | float | None = None,
+    vocabulary: Vocabulary = "error",
+    chunk_bytes: int | None = None,
+    float32_logits: bool = False,
+    group: ProcessGroup | None = None,
+    classes: int | None = None,
+    return_entropy: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Compute `distillation_loss` from the hidden states and heads of two language models, without storing all logits.
+
+    .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
+        P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T), \quad
+        s_n = c \tanh\bigl(a\,(W h_n + b) / c\bigr)
+
+    and t likewise with the teacher's head. P is the teacher and Q the student. The logits are computed for a chunk of
+    positions at a time, and only for positions that count. Their gradient overwrites them and is immediately added to
+    the gradients of the hidden states and the head.
+
+    Arguments:
+        student: hidden states h, shape (..., hidden size), floating point.
+        student_weight: the head W, shape (classes, hidden size), of the dtype of the hidden states.
+        teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ. Or a
+            stored teacher: a `TopK`, a `SampledTail` or another `PartialTeacher`. D is then computed by
+            `top_k_divergence`, by `sampled_tail_divergence` or by the teacher. A stored teacher has no head, and
+            `vocabulary` is ignored.
+        teacher_weight: the teacher's head, shape (classes, its hidden size); None for a stored teacher.
+        student_bias: b, shape (classes,).
+        teacher_bias: the teacher's, shape (classes,).
+        softcap: c, the largest absolute value of a logit; None for no cap. A pair is (student's, teacher's). Stored
+            log-probabilities are not changed.
+        logit_scale: a, the factor of the products before the cap. A pair is (student's, teacher's).
+        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
+        temperature: T, which divides the logits of both.
+        mask: which positions count, boolean, the leading shape. Finding the counted positions
+            synchronizes an accelerator. A mask that is False everywhere raises a warning, on the CPU only.
+        weight: w, a non-negative number for each position, the leading shape.
+        labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
+        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`. The value of a position
+            is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
+            probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
+        ignore_index: the label of positions that do not count.
+        reduction: ``"none"`` returns w D for each position, 0 where it does not count. ``"sum"`` returns the sum,
+            ``"mean"`` the weighted mean over counted positions, ``"batchmean"`` the sum divided by
+            ``student.shape[0]``.
+        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
+        normalizer: divide the sum by this number instead, such as the number of counted positions of all micro-batches.
+        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``, as in
+            `distillation_loss`.
+        chunk_bytes: the memory for the logits of a chunk of positions, both sides together. By default, 32 MiB or a
+            quarter of the head's bytes, whichever is more. Products with few rows are slow, so the default is at least
+            512 positions (256 on a single thread; twice as many in half precision). The size of a chunk changes the
+            result only by rounding.
+        float32_logits: keep the logits of half-precision heads in float32. This doubles the size of a chunk. Without
+            it, rounding to bfloat16 changes the gradient by some percent.
+        group: the process group over which the classes are sharded. Weights and biases hold the rows of this rank's
+            classes; the shards of all ranks, joined in rank order, are the heads. All other arguments, including the
+            hidden states, are equal on all ranks.
+        classes: the number of classes without padding, for all shards together. Later classes count as -inf.
+        return_entropy: also return the student's entropy, computed in the same pass over the chunks.
+
+    Returns:
+        the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
+        argument is, and 0 if no position counts. With `return_entropy`, a pair: the loss, and the entropy of Q at each
+        position in nats, the leading shape. The entropies are at the given temperature, accurate to about 1e-6 for
+        logits of float32 or less. They are 0 at positions that do not count, and have no gradient.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: shapes, devices, `reduction`, `temperature`, `vocabulary` or a number do not fit, or a label
+            is not a class (checked on the CPU only). With `group`, every rank raises it if the arguments of one rank
+            are invalid, or if the arguments of two ranks disagree.
+
+    Gradient:
+        to hidden states, weights and biases of either side, where they require one; products for tensors that require
+        none are skipped. A reduced loss computes it in the forward pass; with ``"none"``, and in float16, the backward
+        pass computes the logits again. With more than 16 chunks, the gradient of a half-precision weight is summed in
+        float32, in a buffer of twice its size. Higher and forward-mode derivatives, `torch.func` and `torch.compile`
+        use all logits at once. The gradient is 0 at positions that do not count. The gradient of the cross-entropy is
+        the same as in `distillation_loss`. Under autocast the products are in the autocast dtype. Positions whose
+        gradient overflows the dtype of the logits are computed again in float64. A gradient that is too large for its
+        own dtype is infinite.
+
+    Sharded classes:
+        As in `distillation_loss`, shards may have any size, and the gradient is the gradient of the single loss that
+        all ranks return. DTensors with ``Shard(0)`` in one dimension of their mesh need no `group`. In the forward
+        pass, the ranks first exchange a few integers. Then each chunk of positions needs an all-gather of 4 numbers a
+        row and an all-reduce of at most 7; `distillation_loss` gives the numbers for a stored teacher and for
+        `label_weight`. If all logits of a rank fit in `chunk_bytes`, there is one chunk. In the backward pass, the
+        gradient of the hidden states is summed over the ranks in float32 or better: one all-reduce for each side that
+        requires one. If the teacher's shards have other boundaries than the student's, the other ranks send the missing
+        rows of its weight. Only first derivatives exist.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import linear_distillation_loss
+        >>> head = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> hidden = torch.tensor([[1.0, 2.0], [0.5, 0.0]])
+        >>> linear_distillation_loss(student=hidden, student_weight=head, teacher=hidden, teacher_weight=2 * head)
+        tensor(0.0670)
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+    tensors: list[Any] = [student, student_weight, student_bias, teacher, teacher_weight, teacher_bias]
+    ranks = None
+    if group is not None or has_dtensor(tensors):
+        tensors, ranks = local_tensors(CALL, dict(zip(NAMES, tensors, strict=True)), (None, 0, 0) * 2, group)
+        student = tensors[0]
+    settings = LossSettings(
+        kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
+    )
+    of_heads = HeadSettings(softcap, logit_scale, chunk_bytes, float32_logits, return_entropy)
+    stored = teacher if isinstance(teacher, PartialTeacher) else None
+
+    def check() -> tuple[Positions, HeadSettings, bool]:
+        checked, checked_heads = settings.checked(CALL), of_heads.checked(CALL)
+        overflows = may_overflow(checked.kind)
+        dtype = check_heads(tensors, stored, checked)
+        positions = positions_of(CALL, checked, student, dtype, mask, weight, labels, normalizer)
+        return positions, checked_heads, overflows
+
+    sides = None
+    if ranks is None or ranks.size == 1:
+        positions, (softcaps, scales, chunk_bytes, *_), overflows = check()
+    else:
+        positions, (softcaps, scales, chunk_bytes, *_), overflows = checked_on_every_rank(
+            ranks, check, tensors
+        )
+        sides = _agreed_sides(ranks, positions, tensors, stored, of_heads)
+    settings, weights, mixed = positions.settings, positions.weights, positions.labels
+    tensors = in_autocast_dtype(tensors if stored is None else tensors[:3])
+    if sides is None:
+        tensors = _same_vocabulary(tensors, settings)
+        n_classes = tensors[1].shape[0]
+    else:
+        tensors = sides.parts_of_heads(tensors)
+        n_classes = sides.student[-1][1]
+    if mixed is not None:
+        positions.check_labels(n_classes)
+    student_head = Head(softcaps[0], scales[0], float32_logits)
+    teacher_head = Head(softcaps[1], scales[1], float32_logits)
+    inspected = [*tensors, weights, None if mixed is None else mixed.classes]
+    if stored is not None:
+        stored.check_indices(CALL, n_classes)
+        rows = stored.rows(settings.kind, n_classes, temperature, accurate_dtype(student.device))
+        tensors.append(rows.log_probs)
+        inspected += [rows.log_probs, rows.indices]
+        # Autograd differentiates the log-probabilities in `tensors`.
+        teacher_head = StoredTeacher(replace(rows, log_probs=rows.log_probs.detach()))
+    for i in range(0, len(tensors), 3):  # the hidden states; stored log-probabilities are rows already
+        tensors[i] = tensors[i].reshape(positions.shape.numel(), tensors[i].shape[-1])
+    inspected = [x for x in inspected if x is not None]
+    is_chunked = _are_ordinary(inspected)
+    operation = HeadRows(
+        student_head,
+        teacher_head,
+        settings.kind,
+        temperature,
+        positions.dtype,
+        overflows,
+        chunk_bytes,
+        _counted(weights) if is_chunked and weights is not None else None,
+        mixed,
+    )
+    if sides is not None:
+        operation = _sharded(operation, sides, tensors, is_chunked)
+    return _loss_of_heads(operation, tensors, positions, is_chunked, return_entropy)
+
+
+def _loss_of_heads(
+    operation: HeadRows, tensors: list[Any], positions: Positions, is_chunked: bool, return_entropy: bool
+) -> Any:
+    """Return the loss, and the student's entropies if they are requested."""
+    excluded = None if positions.weights is None else (positions.weights == 0).reshape(-1)
+    entropies = None
+    if return_entropy and is_chunked:
+        n = positions.shape.numel()
+        entropies = torch.zeros(n, dtype=positions.dtype, device=positions.device)
+        operation = operation._replace(entropies=entropies)
+    elif return_entropy:
+        entropies = operation.reference_entropies(tensors, excluded)
+    if is_chunked:
+        loss = _chunked_loss(operation, tensors, positions)
+    else:
+        values = operation.reference_rows(tensors, excluded)
+        loss = positions.reduce(values.reshape(positions.shape))
+    return loss if entropies is None else (loss, entropies.reshape(positions.shape))
+
+
+def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Tensor:
+    """Return the weighted total of the operation, or its values if a weight requires a gradient."""
+    if positions.settings.reduction != "none":
+        # In float16 small gradients underflow without the loss scale, which only the backward pass knows.
+        is_half = torch.float16 in [x.dtype for x in tensors if x is not None]
+        shares, scale = positions.shares()
+        if shares is None or not shares.requires_grad:
+            shares = None if shares is None else shares.reshape(-1)
+            operation = operation._replace(weights=shares, scale=scale)
+            return RowTotal.apply(operation, torch.is_grad_enabled() and not is_half, *tensors)
+    return positions.reduce(RowValueFunction.apply(operation, *tensors).reshape(positions.shape))
+
+
+def _agreed_sides(
+    ranks: Ranks,
+    positions: Positions,
+    tensors: list[Any],
+    stored: PartialTeacher | None,
+    of_heads: HeadSettings,
+) -> Sides:
+    """Return the shards of the heads; raise on every rank if the ranks' arguments disagree."""
+    learn = tensors if stored is None else [*tensors[:3], stored.kept_log_probs]
+    same = of_heads._asdict()
+    same["student_weight gradients that are required"] = [requires_gradient(x) for x in learn]
+    own = {name: len(x) for name, x in zip(NAMES[1::3], tensors[1::3], strict=True) if x is not None}
+    numbers = agreed(positions, ranks, dict(zip(NAMES, tensors, strict=True)), same=same, own=own)
+    settings, of_teacher = positions.settings, numbers.get("teacher_weight")
+    return Sides.between(
+        ranks,
+        numbers["student_weight"],
+        of_teacher,
+        classes=settings.classes,
+        vocabulary=settings.vocabulary,
+        names=("student_weight", "teacher_weight"),
+    )
+
+
+def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is_chunked: bool) -> HeadRows:
+    """Add the shards of the group's ranks to `operation`."""
+    if not is_chunked:
+        raise invalid_type(
+            CALL,
+            "group",
+            wanted="tensors with values, outside torch.compile, torch.func and forward-mode differentiation",
+            got="others",
+            instead="the call outside the compiled or transformed function",
+        )
+    needed = requires_gradient(*tensors[3:]) > 0, requires_gradient(*tensors[:3]) > 0
+    kind, temperature = operation.kind, float(operation.temperature)
+    rows = ShardedRows(sides.ranks, kind, temperature, sides.classes, needed, sides.own[0])
+    return operation._replace(shards=rows, widest=max(stop - start for start, stop in sides.meeting))
+
+
+def _counted(weights: Tensor) -> Tensor | None:
+    """Return the indices of the positions that count, None if all count."""
+    indices = weights.detach().reshape(-1).nonzero().squeeze(-1)
+    return None if indices.numel() == weights.numel() else indices
+
+
+def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeacher, word: Reduction) -> None:
+    """Raise if `inplace` is set and the gradient must not overwrite the student's logits."""
+    check_flag(_CALL, "inplace_backward", inplace)
+    is_top_k = isinstance(teacher, PartialTeacher)
+    # Tensors of other types, such as torch's fake ones, may have no addresses.
+    has_memory = all(
+        type(x) is Tensor and can_inspect(x) for x in (student, teacher) if isinstance(x, Tensor)
+    )
+    shares = has_memory and not is_top_k and may_overlap(student, teacher)
+    # An expanded tensor is not overwritten.
+    overlaps = has_memory and may_overlap_itself(student) and not is_expanded(student)
+    for refused, wanted, got in (
+        (is_top_k, "a teacher of all classes", f"a {type(teacher).__name__}"),
+        (
+            word == "none",
+            "a reduction, because the gradient of each position is unknown until the backward pass",
+            "reduction='none'",
+        ),
+        (
+            student.requires_grad and student.is_leaf,
+            "a student that is not a leaf, because its values are overwritten",
+            "a leaf",
+        ),
+        (
+            student._base is not None and student._base.is_leaf,  # noqa: SLF001
+            "a student that is not a view of a leaf, because its values are overwritten",
+            "a view of a leaf",
+        ),
+        (shares, "a student that shares no memory with the teacher", "two that overlap"),
+        (overlaps, "a student whose rows do not overlap in memory", f"strides {student.stride()}"),
+        (
+            not is_top_k and teacher.requires_grad,
+            "a teacher that requires no gradient",
+            "one that does",
+        ),
+    ):
+        if refused:
+            raise invalid_value(
+                _CALL, "inplace_backward", wanted=wanted, got=got, instead="inplace_backward=False"
+            )
+
+
+def _are_ordinary(tensors: list[Tensor]) -> bool:
+    """Return whether the chunked pass accepts these tensors: they have values and no forward-mode tangent."""
+    if not can_inspect_all(tensors):
+        return False
+    is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return not is_forward or all(forward_ad.unpack_dual(x).tangent is None for x in tensors)
+
+
+def _same_vocabulary(tensors: list[Any], settings: LossSettings) -> list[Any]:
+    """Return the tensors with as many classes as the settings and the other side allow."""
+    classes, vocabulary = settings.classes, settings.vocabulary
+    sizes = [x.shape[0] for x in tensors[1::3] if x is not None]
+    if 0 in sizes:
+        check_any_class(CALL, NAMES[1::3][sizes.index(0)], 0)
+    if classes is not None:
+        shared = check_classes(CALL, classes, min(sizes))
+    elif min(sizes) == max(sizes) or vocabulary == "mask":
+        return tensors
+    elif vocabulary == "error":
+        raise invalid_value(
+            CALL,
+            "student_weight",
+            wanted=f"as many classes as teacher_weight, {sizes[1]}",
+            got=f"{sizes[0]}",
+            instead="vocabulary='truncate' if the first classes of both mean the same",
+        )
+    else:
+        shared = min(sizes)
+    return [x if x is None or i % 3 == 0 else x[:shared] for i, x in enumerate(tensors)]

@@ -1,0 +1,643 @@
+"""The divergence of two language-model heads as a row operation, by chunks of positions, without storing all logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.common.dtypes import accurate_dtype, upcast
+from kullback.common.inputs import all_recordable, are_logits, check_dense
+from kullback.errors import invalid_type, invalid_value
+from kullback.generators import KL, Divergence
+from kullback.generators.growth import growth_of, is_own
+from kullback.kernels import RowDivergence, logit_divergence, value_and_gradient
+from kullback.kernels.label_terms import HardLabels
+from kullback.kernels.native import library
+from kullback.kernels.row_operation import Gradients, row_weights
+from kullback.losses.settings import LossSettings, remembered
+from kullback.losses.teachers import PartialRows, PartialTeacher, check_positions
+from kullback.parallel.collectives import check_first_derivative
+from kullback.parallel.rows import ShardedRows
+from kullback.parallel.selected import Shard
+
+__all__ = [
+    "CALL",
+    "NAMES",
+    "Head",
+    "HeadRows",
+    "StoredTeacher",
+    "check_heads",
+    "in_autocast_dtype",
+    "may_overflow",
+]
+
+CALL = "linear_distillation_loss"
+NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
+
+# The default size of a chunk. Each chunk reads the head, and reads and writes its gradient, so a chunk has at least
+# this many rows. With several threads it has more, because they synchronize some hundred times in each chunk's
+# products. Half precision doubles the minimum, because its products are faster ...
+_ROWS_OF_ONE_THREAD = 256
+_ROWS = 512
+# ... and has at most as many as fit in these bytes, or in this fraction of the head's bytes if that is more.
+_BYTES = 32 << 20
+_PART_OF_HEAD = 4
+# Bytes of a weight's tile in float32. A tile should fit in a core's cache; several threads synchronize after each one.
+_TILE_BYTES = 8 << 20
+_TILE_BYTES_OF_SEVERAL_THREADS = 32 << 20
+# Up to this number of chunks are summed in half precision: the sum then rounds no more than one product does.
+_HALF_SUMS = 16
+# Derivatives by logits that may overflow are at most this many times the weighted value.
+_PER_VALUE = 1e6
+
+
+class Head(NamedTuple):
+    """The settings of one side's logits, softcap * tanh(scale * (W h + b) / softcap)."""
+
+    softcap: float | None
+    scale: float | None  # None is 1
+    float32_logits: bool
+
+    def logits_dtype(self, weight: Tensor) -> torch.dtype:
+        """Return the dtype of the logits."""
+        return torch.promote_types(weight.dtype, torch.float32) if self.float32_logits else weight.dtype
+
+    def reference(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return all logits, by differentiable operations."""
+        dtype = self.logits_dtype(weight)
+        bias = None if bias is None else bias.to(dtype)
+        logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype), bias)
+        logits = logits if self.scale is None else logits * self.scale
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def reference_values(self, rows: HeadRows, student: Tensor, tensors: Sequence[Any]) -> Tensor:
+        """Return the divergence of each row of the student's logits, for a teacher with this head."""
+        teacher = self.reference(*tensors)
+        classes = max(student.shape[-1], teacher.shape[-1])
+        p, q = (
+            torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
+            for x in (teacher, student)
+        )
+        return logit_divergence(RowDivergence(rows.kind, rows.temperature, rows.dtype, rows.labels), p, q)
+
+    def side(self, tensors: Sequence[Any], wanted: Sequence[bool], classes: int) -> _TeacherSide:
+        """Return the buffers of a pass, for a teacher with this head."""
+        return _TeacherSide(self, tensors, wanted, classes)
+
+    def write(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """Write the logits to `out`."""
+        if _is_slow_to_multiply(weight) or (out.dtype != weight.dtype and not weight.is_cuda):
+            hidden32 = hidden.float()
+            for tile, part in _float32_tiles(weight):
+                out[:, tile].copy_(hidden32 @ part.t())
+        elif out.dtype != weight.dtype:
+            out.copy_(torch.mm(hidden, weight.t(), out_dtype=out.dtype))
+        elif weight.is_cpu and weight.dtype == torch.float32 and torch.get_num_threads() == 1:
+            # Tiles make a product of few positions up to a third faster. Several threads would wait after each tile.
+            for tile in _tiles(weight):
+                torch.mm(hidden, weight[tile].t(), out=out[:, tile])
+        else:
+            torch.mm(hidden, weight.t(), out=out)
+        if bias is not None:
+            out.add_(bias)
+        if self.scale not in (None, 1):
+            out.mul_(self.scale)
+        if self.softcap is not None:
+            out.div_(self.softcap).tanh_().mul_(self.softcap)
+
+
+class StoredTeacher(NamedTuple):
+    """A teacher with the rows of a `PartialTeacher` in place of a head."""
+
+    rows: PartialRows
+
+    def reference_values(self, rows: HeadRows, student: Tensor, tensors: Sequence[Any]) -> Tensor:
+        """Return the divergence of each row of the student's logits."""
+        selected = self.rows.classes(rows.labels).of(student)
+        return self.rows.values(upcast(tensors[0]), selected, rows.labels).to(rows.dtype)
+
+    def side(self, tensors: Sequence[Any], wanted: Sequence[bool], classes: int) -> _StoredSide:
+        """Return the sums of a pass."""
+        return _StoredSide(self.rows, tensors[0], wanted[0])
+
+
+class HeadRows(NamedTuple):
+    """A row operation over two heads, or over one head and a stored teacher.
+
+    Its tensors are the student's hidden states, weight and bias, and the same of the teacher or its log-probabilities.
+
+    Attributes:
+        student: the student's head.
+        teacher: the teacher's head, or its stored rows.
+        kind: the divergence.
+        temperature: the divisor of the logits.
+        dtype: the dtype of the values.
+        overflows: whether the gradient by the logits may overflow.
+        chunk_bytes: the memory for the logits of a chunk; None to choose it.
+        counted: the indices of the positions that count; None for all.
+        labels: the labels that are mixed in, if any.
+        weights: the weight of each position in the total, a constant.
+        scale: the factor of the total.
+        shards: the operation on shards, if the classes of the heads are sharded.
+        widest: the largest number of classes of a rank.
+        entropies: the student's entropy at each position, which the forward pass writes.
+    """
+
+    student: Head
+    teacher: Head | StoredTeacher
+    kind: Divergence
+    temperature: float
+    dtype: torch.dtype
+    overflows: bool
+    chunk_bytes: int | None
+    counted: Tensor | None
+    labels: HardLabels | None
+    weights: Tensor | None = None
+    scale: float = 1.0
+    shards: ShardedRows | None = None
+    widest: int = 0
+    entropies: Tensor | None = None
+
+    def compute(self, *tensors: Any) -> tuple[Tensor]:
+        """Return the divergence of each position, as a row operation."""
+        return (sweep(self, tensors, None, (False,) * len(tensors))[0].to(self.dtype),)
+
+    def total(self, tensors: Any, wanted: Sequence[bool]) -> tuple[Tensor, Gradients]:
+        """Return the weighted sum of the divergences, and its gradients."""
+        weights = row_weights(self.weights, tensors[0], self.scale)
+        values, gradients = sweep(self, tensors, weights, wanted)
+        return torch.where(weights == 0, 0, weights * values).sum().to(self.dtype), gradients
+
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        """Return the gradients of the sum of `grad` times the divergences. They compute the logits again, by chunks.
+
+        A differentiated or batched backward pass uses all logits at once.
+        """
+        if self.shards is not None:
+            check_first_derivative(self.shards.ranks, grad)
+        if not is_plain:
+            return self._through_whole_logits(tensors, grad, wanted)
+        return self.complete(sweep(self._replace(entropies=None), tensors, upcast(grad), wanted)[1])
+
+    def complete(self, gradients: list[Tensor | None]) -> Gradients:
+        """Sum the gradients of hidden states over the ranks. Autograd casts the sums to their dtypes."""
+        for i in _hidden_states(gradients) if self.shards is not None else ():
+            part = gradients[i]
+            if part is not None and self.shards is not None:
+                gradients[i] = self.shards.ranks.sum(part)
+        return gradients
+
+    def _through_whole_logits(self, tensors: Any, grad: Tensor, wanted: Sequence[bool]) -> Gradients:
+        """Compute the gradients by differentiable operations on all logits at once."""
+        excluded = self._excluded(tensors[0])
+        with torch.enable_grad():
+            # Both sides may share a tensor; the aliases have separate gradients.
+            aliases = [x if x is None else x.view_as(x) for x in tensors]
+            chosen = [x for x, want in zip(aliases, wanted, strict=True) if want and x is not None]
+            values = self.reference_rows(aliases, excluded)
+            gradients = iter(torch.autograd.grad(values, chosen, grad.to(values.dtype), create_graph=True))
+        return [
+            next(gradients) if want and x is not None else None
+            for x, want in zip(aliases, wanted, strict=True)
+        ]
+
+    def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
+        """Compute the divergence of each position from all logits at once, by differentiable operations."""
+        if excluded is not None:  # NaN at an excluded position must not reach a gradient
+            tensors = [
+                torch.where(excluded.unsqueeze(-1), 0, x) if i % 3 == 0 else x for i, x in enumerate(tensors)
+            ]
+        if self.overflows:  # inf - inf in the products of a gradient by logits
+            tensors = [x if x is None else upcast(x) for x in tensors]
+        student = self.student.reference(*tensors[:3])
+        values = self.teacher.reference_values(self, student, tensors[3:])
+        return values if excluded is None else torch.where(excluded, 0, values)
+
+    def entropy(self, logits: Tensor) -> Tensor:
+        """Return the entropy of each row of the student's logits: log(classes) - KL to the uniform distribution."""
+        uniform = logits.new_zeros(1, logits.shape[-1]).expand_as(logits)
+        compute, classes = value_and_gradient, logits.shape[-1]
+        if self.shards is not None:
+            compute, classes = self.shards.value_and_gradient, self.shards.classes
+        values, *_ = compute(RowDivergence(KL(), self.temperature), logits, uniform, None, (False, False))
+        return (math.log(classes) - values).clamp(min=0)
+
+    def reference_entropies(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
+        """Compute the student's entropy at each position from all logits at once, 0 where it does not count."""
+        constants: list[Any] = [x if x is None else x.detach() for x in tensors[:3]]
+        logits = self.student.reference(*constants)
+        uniform = torch.zeros_like(logits)
+        values = logit_divergence(RowDivergence(KL(), self.temperature, self.dtype), logits, uniform)
+        values = (math.log(logits.shape[-1]) - values).clamp(min=0)
+        return values if excluded is None else torch.where(excluded, 0, values)
+
+    def _excluded(self, rows: Tensor) -> Tensor | None:
+        """Return a mask of the positions that do not count; None if all count."""
+        if self.counted is None:
+            return None
+        return torch.ones(rows.shape[0], dtype=torch.bool, device=rows.device).index_fill(
+            0, self.counted, False
+        )
+
+    def chunk_rows(
+        self, positions: int, row_bytes: int, head_bytes: int, item_bytes: int, device: str
+    ) -> int:
+        """Return the number of positions in a chunk; chunks are of nearly equal size."""
+        if self.chunk_bytes is None:
+            is_alone = device == "cpu" and torch.get_num_threads() == 1
+            least = (_ROWS_OF_ONE_THREAD if is_alone else _ROWS) * 4 // min(item_bytes, 4)
+            most = max(least, max(_BYTES, head_bytes // _PART_OF_HEAD) // row_bytes)
+        else:
+            most = max(1, self.chunk_bytes // row_bytes)
+        return -(-positions // max(1, -(-positions // most)))
+
+
+def _hidden_states(tensors: Sequence[Any]) -> Sequence[int]:
+    """Return the places of the hidden states: of both sides, or of the student only if the teacher is stored."""
+    return (0, 3) if len(tensors) == len(NAMES) else (0,)
+
+
+@remembered
+def may_overflow(kind: Divergence) -> bool:
+    """Return whether derivatives by logits can be far larger than the position's weight, like powers of p/q."""
+    return is_own(kind) or (kind.additive and max(end.rate for end in growth_of(kind)[:2]) > 0)
+
+
+def sweep(
+    spec: HeadRows, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return the divergence of each position, 0 where it does not count, and the gradient of their weighted sum.
+
+    If the gradient of the logits overflows their dtype, the products with it become NaN. These positions are computed
+    again in float64.
+
+    Arguments:
+        spec: the settings.
+        tensors: hidden states, weight and bias of the student, then of the teacher; or a teacher's log-probabilities.
+        weights: the weight of each position in the sum, in the most accurate dtype; None without gradients.
+        wanted: for each tensor, whether its gradient is needed.
+    """
+    values, gradients = _sweep(spec, tensors, weights, wanted)
+    accurate = values.dtype
+    if weights is None or not spec.overflows:
+        return values, gradients
+    ranges = [torch.finfo(x.dtype).max for x in tensors if x is not None]
+    if min(ranges) == torch.finfo(accurate).max:
+        return values, gradients
+    is_finite = all(x is None or bool(x.isfinite().all()) for x in gradients)
+    if is_finite and spec.shards is None:  # with shards, another rank's gradients may be infinite
+        return values, gradients
+    is_far = (weights * values).abs() > min(ranges) / _PER_VALUE
+    if not bool(is_far.any()):
+        return values, gradients
+    spec, counts = spec._replace(entropies=None), ~is_far
+    if spec.counted is not None:
+        counts &= torch.zeros_like(is_far).index_fill(0, spec.counted, True)
+    near, far = (spec._replace(counted=x.nonzero().squeeze(-1)) for x in (counts, is_far))
+    _, gradients = _sweep(near, tensors, weights, wanted)
+    _, added = _sweep(far, [x if x is None else x.to(accurate) for x in tensors], weights, wanted)
+    summed = _hidden_states(tensors) if spec.shards is not None else ()  # and rounded afterwards
+    return values, [
+        x if x is None or y is None else x + y if i in summed else (x + y).to(x.dtype)
+        for i, (x, y) in enumerate(zip(gradients, added, strict=True))
+    ]
+
+
+def _sweep(
+    spec: HeadRows, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return the results of `sweep`, with the gradients of logits in the dtype of the logits."""
+    student, teacher = tensors[:3], tensors[3:]
+    dtype = accurate_dtype(student[0].device) if weights is None else weights.dtype
+    values = student[0].new_zeros(student[0].shape[0], dtype=dtype)
+    with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
+        positions = values.shape[0] if spec.counted is None else spec.counted.shape[0]
+        classes = max(map(len, tensors[1::3]))  # of the weights
+        q_side = _Side(spec.student, student, wanted[:3], classes)
+        p_side = spec.teacher.side(teacher, wanted[3:], classes)
+        width = spec.widest or classes
+        row_bytes = max(1, (q_side.class_bytes + p_side.class_bytes) * width)
+        head_bytes = width * q_side.weight.shape[1] * q_side.weight.dtype.itemsize
+        rows = spec.chunk_rows(positions, row_bytes, head_bytes, q_side.dtype.itemsize, values.device.type)
+        q_side.prepare(rows, positions, spec.shards is not None)
+        p_side.prepare(rows, positions, spec.shards is not None)
+        for start in range(0, positions, max(rows, 1)):
+            chunk = slice(start, min(start + rows, positions))
+            where = chunk if spec.counted is None else spec.counted[chunk]
+            weighted = None if weights is None else weights[where]
+            labels = None if spec.labels is None else spec.labels.of_rows(where)
+            q = q_side.logits(where)
+            if spec.entropies is not None:
+                spec.entropies[where] = spec.entropy(q).to(spec.entropies.dtype)
+            values[where], by_p, by_q = p_side.compare(spec, q, where, weighted, q_side.is_wanted, labels)
+            if by_p is not None:
+                p_side.add(by_p, where)
+            if by_q is not None:
+                q_side.add(by_q, where)
+        return values, q_side.gradients() + p_side.gradients()
+
+
+class _Side:
+    """One head during the pass: the buffers for its logits, and the sums of its gradients."""
+
+    def __init__(self, head: Head, tensors: Sequence[Any], wanted: Sequence[bool], classes: int) -> None:
+        self.head = head
+        self.hidden: Tensor = tensors[0]
+        self.weight: Tensor = tensors[1]
+        self.bias: Tensor | None = tensors[2]
+        self.wanted = wanted
+        self.is_wanted = any(wanted)
+        self.classes = classes
+        self.dtype = head.logits_dtype(self.weight)
+        self.buffers = 2 if self.is_wanted and head.softcap is not None else 1
+        self.class_bytes = self.buffers * self.dtype.itemsize
+
+    def prepare(self, rows: int, positions: int, is_sharded: bool) -> None:
+        """Allocate the buffers for chunks of `rows` positions."""
+        half = self.dtype.itemsize < 4 or self.weight.dtype.itemsize < 4
+        chunk = self.weight.new_empty(1, 1).expand(rows, self.classes)
+        self.buffer = library.empty_like(chunk, dtype=self.dtype)
+        self.spare = library.empty_like(chunk, dtype=self.dtype) if self.buffers > 1 else None
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        sums = dtype if half and positions > _HALF_SUMS * rows else self.weight.dtype
+        # With sharded classes, the gradient of the hidden states is summed over the ranks, and rounded afterwards.
+        summed = dtype if is_sharded else self.hidden.dtype
+        self.by_hidden = torch.zeros_like(self.hidden, dtype=summed) if self.wanted[0] else None
+        self.by_weight = library.empty_like(self.weight, dtype=sums) if self.wanted[1] else None
+        self.is_first = True  # the first chunk writes the weight's gradient, the others add to it
+        self.by_bias = (
+            torch.zeros_like(self.bias, dtype=dtype) if self.wanted[2] and self.bias is not None else None
+        )
+
+    def logits(self, where: slice | Tensor) -> Tensor:
+        """Write the logits of some positions to the buffer and return it; -inf for classes that this side lacks."""
+        hidden, own = self.hidden[where], self.weight.shape[0]
+        logits = self.buffer[: hidden.shape[0]]
+        self.head.write(hidden, self.weight, self.bias, logits[:, :own])
+        logits[:, own:] = -torch.inf
+        if self.spare is not None:
+            self.spare[: hidden.shape[0]].copy_(logits)
+        return logits
+
+    def add(self, gradient: Tensor, where: slice | Tensor) -> None:
+        """Add the gradient of the logits of some positions to the sums; this overwrites `gradient`."""
+        gradient = gradient[:, : self.weight.shape[0]]
+        if self.head.softcap is not None and self.spare is not None:
+            derivative = self.spare[: gradient.shape[0], : gradient.shape[1]]
+            gradient.mul_(derivative.div_(self.head.softcap).square_().neg_().add_(1))
+        if self.head.scale not in (None, 1):
+            gradient.mul_(self.head.scale)
+        if self.by_bias is not None:
+            self.by_bias += gradient.sum(0, dtype=self.by_bias.dtype)
+        if _is_slow_to_multiply(self.weight):
+            self._add_in_float32(gradient, where)
+        else:
+            self._add(gradient.to(self.weight.dtype), where)
+        self.is_first = False
+
+    def _add(self, gradient: Tensor, where: slice | Tensor) -> None:
+        if self.by_hidden is not None:
+            self.by_hidden[where] = (gradient @ self.weight).to(self.by_hidden.dtype)
+        if self.by_weight is None:
+            return
+        hidden = self.hidden[where]
+        if self.by_weight.dtype != gradient.dtype:
+            for tile in _tiles(self.weight):
+                self._add_to_tile(tile, gradient[:, tile].t() @ hidden)
+        elif self.is_first:
+            torch.mm(gradient.t(), hidden, out=self.by_weight)
+        else:
+            self.by_weight.addmm_(gradient.t(), hidden)
+
+    def _add_to_tile(self, tile: slice, part: Tensor) -> None:
+        if self.by_weight is not None:
+            written = self.by_weight[tile]
+            written.copy_(part) if self.is_first else written.add_(part)
+
+    def _add_in_float32(self, gradient: Tensor, where: slice | Tensor) -> None:
+        hidden = self.hidden[where].float()
+        if self.by_hidden is not None:
+            total = torch.zeros_like(hidden)
+            for tile, part in _float32_tiles(self.weight):
+                total.addmm_(gradient[:, tile].float(), part)
+            self.by_hidden[where] = total.to(self.by_hidden.dtype)
+        if self.by_weight is not None:
+            for tile in _tiles(self.weight):
+                self._add_to_tile(tile, gradient[:, tile].float().t() @ hidden)
+
+    def gradients(self) -> list[Tensor | None]:
+        """Return the gradients of hidden states, in the dtype of the sum, and of weight and bias, in their dtypes."""
+        if self.is_first and self.by_weight is not None:
+            self.by_weight.zero_()
+        by_weight, by_bias = self.by_weight, self.by_bias
+        return [
+            self.by_hidden,
+            None if by_weight is None else by_weight.to(self.weight.dtype),
+            None if by_bias is None or self.bias is None else by_bias.to(self.bias.dtype),
+        ]
+
+
+class _TeacherSide(_Side):
+    """A teacher with hidden states and a head."""
+
+    def compare(
+        self,
+        spec: HeadRows,
+        q: Tensor,
+        where: slice | Tensor,
+        weights: Tensor | None,
+        q_is_wanted: bool,
+        labels: HardLabels | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the values of some positions and the gradients of both sides' logits; these overwrite the logits."""
+        compute = value_and_gradient if spec.shards is None else spec.shards.value_and_gradient
+        rows = RowDivergence(spec.kind, spec.temperature, labels=labels)
+        return compute(rows, self.logits(where), q, weights, (self.is_wanted, q_is_wanted), True)
+
+
+class _StoredSide:
+    """A teacher that has only some classes, and no logits."""
+
+    class_bytes = 0
+
+    def __init__(self, rows: PartialRows, log_probs: Tensor, is_wanted: bool) -> None:
+        self.rows = rows
+        self.log_probs = log_probs
+        self.by_log_probs = torch.zeros_like(log_probs) if is_wanted else None
+
+    def prepare(self, rows: int, positions: int, is_sharded: bool) -> None:
+        """Do nothing: the teacher needs no buffer."""
+
+    def compare(
+        self,
+        spec: HeadRows,
+        q: Tensor,
+        where: slice | Tensor,
+        weights: Tensor | None,
+        q_is_wanted: bool,
+        labels: HardLabels | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the values of some positions and the gradients of log-probabilities and the student's logits."""
+        rows = self.rows.of_rows(where)
+        shards = spec.shards
+        shard = None if shards is None else Shard(shards.ranks, shards.start, shards.classes)
+        classes = rows.classes(labels, shard)
+        selected, sums = classes.read(q)
+        log_probs = self.log_probs[where].detach()
+        by_p = by_q = None
+        if weights is None or not (q_is_wanted or self.by_log_probs is not None):
+            return rows.values(log_probs, selected, labels), by_p, by_q
+        with torch.enable_grad():
+            values = rows.values(log_probs.requires_grad_(), selected.requires_grad_(), labels)
+        by_p, by_selected = torch.autograd.grad(
+            values, [log_probs, selected], weights.to(values.dtype), allow_unused=True
+        )
+        if q_is_wanted:
+            classes.write_gradient(q, selected.detach(), sums, by_selected, q)
+            by_q = q
+        return values.detach(), by_p if self.by_log_probs is not None else None, by_q
+
+    def add(self, gradient: Tensor, where: slice | Tensor) -> None:
+        """Store the gradient of the log-probabilities of some positions."""
+        if self.by_log_probs is not None:
+            self.by_log_probs[where] = gradient.to(self.by_log_probs.dtype)
+
+    def gradients(self) -> list[Tensor | None]:
+        """Return the gradient of the log-probabilities; the rest of the teacher has none."""
+        return [self.by_log_probs]
+
+
+def _is_slow_to_multiply(weight: Tensor) -> bool:
+    """Return whether casting to float32 before a matrix product is faster than multiplying in this dtype."""
+    if weight.dtype.itemsize >= 4 or not weight.is_cpu:
+        return False
+    return weight.dtype == torch.float16 or "AVX512" not in torch.backends.cpu.get_cpu_capability()
+
+
+def _tiles(weight: Tensor) -> Iterator[slice]:
+    most = _TILE_BYTES if torch.get_num_threads() == 1 else _TILE_BYTES_OF_SEVERAL_THREADS
+    step = max(1, most // (4 * max(1, weight.shape[1])))
+    return (slice(start, start + step) for start in range(0, weight.shape[0], step))
+
+
+def _float32_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield tiles of a weight's rows in float32; each overwrites the one before."""
+    buffer = None
+    for tile in _tiles(weight):
+        part = weight[tile]
+        if buffer is None:
+            buffer = torch.empty_like(part, dtype=torch.float32, memory_format=torch.contiguous_format)
+        yield tile, buffer[: part.shape[0]].copy_(part)
+
+
+def _is_autocast_on(device: str) -> bool:
+    """Return whether autocast chooses the dtype of matrix products."""
+    # torch 2.10 cannot compile `is_autocast_available`; all devices that it compiles for have autocast.
+    is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    return is_available and torch.is_autocast_enabled(device)
+
+
+def check_heads(tensors: Sequence[Any], stored: PartialTeacher | None, settings: LossSettings) -> torch.dtype:
+    """Return the dtype of the loss; raise unless hidden states, weights and biases of both sides fit together.
+
+    Arguments:
+        tensors: the arguments called `NAMES`.
+        stored: the teacher, if it is stored and has no head.
+        settings: the settings of the loss.
+    """
+    sides = list(tensors if stored is None else tensors[:3])
+    present = [x for x in sides if x is not None]
+    are_plain = are_logits(*present)
+    for name, x, ndim in zip(NAMES, sides, (None, 2, 1) * 2, strict=False):
+        if (x is not None or ndim != 1) and not (are_plain and x is not None and ndim in (None, x.ndim)):
+            _check_tensor(name, x, ndim)
+    student = tensors[0]
+    _check_head("student", *tensors[:3])
+    dtypes = [x.dtype for x in present]
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    teacher = tensors[3]
+    if stored is not None:
+        for name, x in zip(NAMES[4:], tensors[4:], strict=True):
+            if x is not None:
+                wanted, instead = f"none with a {type(stored).__name__}, which has no head", f"{name}=None"
+                raise invalid_value(CALL, name, wanted=wanted, got=type(x).__name__, instead=instead)
+        stored.check_settings(CALL, settings.kind, settings.temperature)
+        teacher, dtype = stored.kept_indices, stored.result_dtype(dtype)
+    else:
+        _check_head("teacher", *tensors[3:])
+    if student.shape[:-1] != teacher.shape[:-1]:
+        check_positions(CALL, student, teacher, "", last="hidden size", rows="hidden states")
+    for name, x in zip(NAMES, [*sides[:3], teacher, *sides[4:]], strict=False):
+        if x is not None and x.device != student.device:
+            wanted, got = f"a tensor on {student.device}, where the student is", f"one on {x.device}"
+            raise invalid_value(
+                CALL, name, wanted=wanted, got=got, instead=f"{name}={name}.to(student.device)"
+            )
+    return dtype
+
+
+def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
+    if isinstance(x, Tensor):
+        check_dense(CALL, name, x)
+    if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
+        return
+    remedy = f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
+    if name == "teacher" and isinstance(x, list | tuple):
+        remedy = (
+            f"sum({CALL}(student=student, student_weight=student_weight, teacher=h, teacher_weight=w) for h, w in "
+            "zip(teacher, teacher_weight)) / len(teacher), with a head for each"
+        )
+    shape = {None: "(..., hidden size)", 1: "(classes,)", 2: "(classes, hidden size)"}[ndim]
+    raise invalid_type(
+        CALL,
+        name,
+        wanted=f"a floating-point tensor, shape {shape}",
+        got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
+        instead=remedy if ndim is None else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}",
+    )
+
+
+def _check_head(side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if weight.shape[1] != hidden.shape[-1]:
+        raise invalid_value(
+            CALL,
+            f"{side}_weight",
+            wanted=f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})",
+            got=f"shape {tuple(weight.shape)}",
+            instead=f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed",
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise invalid_value(
+            CALL,
+            f"{side}_bias",
+            wanted=f"a number for each class, shape ({weight.shape[0]},)",
+            got=f"shape {tuple(bias.shape)}",
+            instead=f"{side}_bias=None, or the bias that belongs to {side}_weight",
+        )
+    autocast = _is_autocast_on(hidden.device.type)
+    for name, x in ((f"{side}_weight", weight), (f"{side}_bias", bias)):
+        if x is not None and x.dtype != hidden.dtype and not autocast:
+            raise invalid_type(
+                CALL,
+                name,
+                wanted=f"dtype {hidden.dtype}, the dtype of {side}",
+                got=f"dtype {x.dtype}",
+                instead=f"{name}={name}.to({side}.dtype), or the call under torch.autocast",
+            )
+
+
+def in_autocast_dtype(tensors: list[Any]) -> list[Any]:
+    """Return tensors that autograd can save, in the autocast dtype if autocast is on; float64 stays."""
+    dtype = torch.float64
+    if _is_autocast_on(tensors[0].device.type):
+        dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    tensors = all_recordable(tensors)
+    if dtype == torch.float64:
+        return tensors
+    return [x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors]

@@ -1,0 +1,284 @@
+"""The positions of a loss: mask, weight, labels, normalizer, and the reduction of their values."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.common.inputs import check_dense, dense, is_integer, number_from, recordable, tensor_remedy
+from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.kernels.label_terms import HardLabels
+from kullback.losses.reduction import Reduction
+from kullback.losses.settings import LossSettings
+from kullback.representations import can_inspect, first_of
+
+__all__ = ["Positions", "position_weights", "positions_of", "warn_of_empty_mask"]
+
+
+class Positions(NamedTuple):
+    """The positions of a loss, and how their values are reduced.
+
+    Attributes:
+        call: the function that the user called, for messages.
+        settings: the settings of the loss.
+        shape: the shape of the positions.
+        device: the device of the logits.
+        dtype: the dtype of the loss.
+        weights: the weight of each position, 0 where it does not count; None if all weights are 1.
+        labels: the labels that are mixed in, if any. They include the factor of the divergences.
+        scale: the factor of the values.
+        normalizer: the divisor of the sum; None to choose it by the reduction.
+    """
+
+    call: str
+    settings: LossSettings
+    shape: torch.Size
+    device: torch.device
+    dtype: torch.dtype
+    weights: Tensor | None
+    labels: HardLabels | None
+    scale: float
+    normalizer: Tensor | float | None
+
+    def check_labels(self, classes: int) -> None:
+        """Raise unless the labels at the positions that count are below the number of classes."""
+        if self.labels is None or not (can_inspect(self.labels.classes) and self.labels.classes.is_cpu):
+            return  # reading labels on an accelerator would synchronize
+        labels = self.labels.classes
+        wrong = (labels < 0) | (labels >= classes)
+        if bool(wrong.any()):
+            raise invalid_value(
+                self.call,
+                "labels",
+                wanted=f"classes from 0 to {classes - 1} at the positions that count",
+                got=f"{int(labels[wrong][0])} ({first_of(wrong.reshape(self.shape))})",
+                instead="ignore_index= set to the label of positions without a true class, or mask= without them",
+            )
+
+    def shares(self) -> tuple[Tensor | None, float]:
+        """Return the share of each position in the loss, None if all are 1, and a factor of all shares."""
+        weights, normalizer, scale = self.weights, self.normalizer, self.scale
+        if isinstance(normalizer, Tensor):
+            if not normalizer.is_cpu:  # a scalar on the CPU can divide tensors on any device
+                _check_device(self.call, "normalizer", normalizer, self.device)
+            dtype = torch.promote_types(normalizer.dtype, self.dtype)
+            divisor = recordable(normalizer).to(dtype).reshape(())
+            if weights is None:
+                return torch.ones(self.shape, dtype=self.dtype, device=self.device) / divisor, scale
+            return torch.where(weights == 0, 0, weights / divisor), scale
+        if normalizer is not None:
+            return weights, scale / float(normalizer)
+        if self.settings.reduction == "mean" and weights is not None:
+            if weights.numel():  # large weights must not overflow in the sum, nor small ones lose digits
+                peak = weights.detach().amax()
+                weights = weights / torch.where(peak == 0, 1, peak)
+            total = weights.sum()
+            return weights / torch.where(total == 0, 1, total), scale
+        first = self.shape[0] if self.shape else 1
+        divisor = {"mean": self.shape.numel(), "batchmean": first}.get(self.settings.reduction, 1)
+        return weights, scale / max(divisor, 1)
+
+    def reduce(self, values: Tensor) -> Tensor:
+        """Reduce the values of the positions. Positions of weight 0 have no effect, whatever their value."""
+        is_sum = self.settings.reduction != "none"
+        weights, factor = self.shares() if is_sum else (self.weights, self.scale)
+        if weights is not None:
+            values = torch.where(weights == 0, 0, values) * weights.to(values.dtype)
+        values = values if factor == 1 else values * factor
+        return values.sum() if is_sum else values
+
+
+def positions_of(
+    call: str,
+    settings: LossSettings,
+    rows: Tensor,
+    dtype: torch.dtype,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    labels: Tensor | None,
+    normalizer: Tensor | float | None,
+) -> Positions:
+    """Check the arguments about the positions of `rows`, shape (..., classes), for a loss of `dtype`."""
+    shape, device = rows.shape[:-1], rows.device
+    scale = float(settings.temperature**2) if settings.temperature_squared else 1.0
+    if normalizer is not None:
+        _check_normalizer(call, normalizer, settings.reduction)
+    weights = mixed = None
+    if not (mask is weight is labels is None):
+        ignored = settings.ignore_index
+        weights = position_weights(call, shape, mask, weight, labels, ignored, device, dtype, stacklevel=6)
+    if settings.label_weight:
+        mixed, scale = _mixed_labels(call, labels, settings.label_weight, weights, scale), 1.0
+    return Positions(call, settings, shape, device, dtype, weights, mixed, scale, normalizer)
+
+
+def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reduction) -> None:
+    """Raise unless a normalizer is a positive number, and the reduction is not ``"none"``."""
+    if reduction == "none":
+        raise invalid_value(
+            call,
+            "normalizer",
+            wanted="no normalizer with reduction='none', which does not divide",
+            got=f"{type(normalizer).__name__}",
+            instead="reduction='sum' with it, or reduction='none' without",
+        )
+    if isinstance(normalizer, Tensor):
+        check_dense(call, "normalizer", normalizer)
+        is_scalar = normalizer.numel() == 1 and not normalizer.is_complex()
+        # Reading a value on an accelerator would synchronize.
+        is_readable = is_scalar and can_inspect(normalizer) and normalizer.is_cpu
+        is_valid = is_scalar and (not is_readable or 0 < normalizer.item() < math.inf)
+        described = f"dtype {normalizer.dtype}, shape {tuple(normalizer.shape)}"
+        got = f"{normalizer.item()}" if is_readable else described
+    else:
+        is_valid, got = 0 < number_from(normalizer) < math.inf, safe_repr(normalizer)
+    if not is_valid:
+        raise invalid_value(
+            call,
+            "normalizer",
+            wanted="a positive number, such as the number of counted positions of a step",
+            got=got,
+            instead="normalizer=None to divide by this call's positions, or normalizer=mask.sum().clamp(min=1)",
+        )
+
+
+def warn_of_empty_mask(call: str, mask: Tensor, stacklevel: int = 4) -> None:
+    """Warn if a mask excludes all rows: the result is then 0 or NaN, whatever the rows are.
+
+    Only on the CPU, because reading the mask on an accelerator would synchronize, and not while compiling.
+    """
+    if mask.device.type == "cpu" and mask.numel() > 0 and can_inspect(mask) and not bool(mask.any()):
+        warnings.warn(
+            f"{call}(mask=...): the mask is False everywhere, so no position counts. True means that a position "
+            "counts: mask=attention_mask.bool()",
+            stacklevel=stacklevel,
+        )
+
+
+def position_weights(
+    call: str,
+    positions: torch.Size,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    labels: Tensor | None,
+    ignore_index: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    stacklevel: int = 4,
+) -> Tensor | None:
+    """Return the weight of each position, 0 where it does not count; None if all weights are 1.
+
+    The dtype is `dtype`, or the dtype of `weight` if it is more precise.
+    """
+    if mask is weight is labels is None:
+        return None
+    mask, weight, labels = (
+        None if x is None else _of_positions(call, name, x, positions, device)
+        for name, x in (("mask", mask), ("weight", weight), ("labels", labels))
+    )
+    if mask is not None and mask.dtype != torch.bool:
+        got = f"dtype {mask.dtype}"
+        raise invalid_type(call, "mask", wanted="a boolean tensor", got=got, instead="mask=mask != 0")
+    if mask is not None:
+        warn_of_empty_mask(call, mask, stacklevel)
+    if labels is not None and not is_integer(labels):
+        wanted, got = "integers, the true classes", f"dtype {labels.dtype}"
+        raise invalid_type(call, "labels", wanted=wanted, got=got, instead="labels=labels.long()")
+    weights = None if weight is None else weight.to(torch.promote_types(weight.dtype, dtype))
+    for counted in (mask, None if labels is None else labels != ignore_index):
+        if counted is not None:
+            weights = counted.to(dtype) if weights is None else torch.where(counted, weights, 0)
+    if weight is not None and weights is not None:
+        _check_weights(call, weights)
+    return weights
+
+
+def _mixed_labels(
+    call: str, labels: Tensor | None, label_weight: float, weights: Tensor | None, scale: float
+) -> HardLabels:
+    """Return the labels to mix with divergences that are multiplied by `scale`."""
+    if labels is None:
+        raise invalid_value(
+            call,
+            "labels",
+            wanted="the true class of each position, because label_weight is not 0",
+            got="None",
+            instead="labels=labels, with ignore_index at positions without a label; or label_weight=0.0",
+        )
+    classes = labels.reshape(-1).long()
+    if weights is not None:  # positions that do not count may have any label
+        classes = torch.where(weights.reshape(-1) == 0, 0, classes)
+    return HardLabels(classes, (1 - label_weight) * scale, float(label_weight))
+
+
+def _check_weights(call: str, weights: Tensor) -> None:
+    """Raise if a position that counts has a negative, infinite or NaN weight."""
+    is_readable = can_inspect(weights) and weights.is_cpu  # on an accelerator, reading would synchronize
+    wrong = ~((weights >= 0) & (weights < math.inf)) if is_readable and not weights.is_complex() else None
+    if weights.is_complex() or (wrong is not None and bool(wrong.any())):
+        raise invalid_value(
+            call,
+            "weight",
+            wanted="finite numbers, none negative, at the positions that count",
+            got=f"dtype {weights.dtype}"
+            if wrong is None
+            else f"{float(weights[wrong][0])} ({first_of(wrong)})",
+            instead="weight=weight.nan_to_num(0.0, 0.0, 0.0).clamp(min=0), or mask= for positions that do not count",
+        )
+
+
+def _of_positions(
+    call: str, name: str, tensor: object, positions: torch.Size, device: torch.device
+) -> Tensor:
+    """Return a tensor with a value for each position, or raise."""
+    if not isinstance(tensor, Tensor):
+        made = tensor_remedy(name, tensor, floating=False)
+        instead = f"{name} of shape {tuple(positions)}" if made is None else f"{name}={made}"
+        raise invalid_type(call, name, wanted="a tensor", got=type(tensor).__name__, instead=instead)
+    tensor = dense(call, name, tensor)
+    if tensor.shape != positions:
+        raise invalid_value(
+            call,
+            name,
+            wanted=f"a value for each position, shape {tuple(positions)}",
+            got=f"shape {tuple(tensor.shape)}",
+            instead=_fitting(name, tensor, positions),
+        )
+    _check_device(call, name, tensor, device)
+    return tensor
+
+
+def _check_device(call: str, name: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise invalid_value(
+            call,
+            name,
+            wanted=f"a tensor on {device}, where the positions are",
+            got=f"one on {tensor.device}",
+            instead=f"{name}={name}.to({str(device)!r})",
+        )
+
+
+def _fitting(name: str, tensor: Tensor, positions: torch.Size) -> str:
+    """Return the remedy for a tensor whose shape is not the shape of the positions."""
+    if tensor.ndim == len(positions) > 0 and tensor.shape[-1] == positions[-1] + 1:
+        return f"{name}={name}[..., 1:], because the logits of a position predict the next token"
+    if tensor.ndim <= len(positions) and all(
+        a in (1, b) for a, b in zip(reversed(tensor.shape), reversed(positions), strict=False)
+    ):
+        return f"{name}={name}.expand({tuple(positions)})"
+    if tensor.ndim == 2 and tensor.shape == positions[::-1]:
+        return f"{name}={name}.T"
+    # For other shapes with as many entries, reshape would assign values to wrong positions.
+    if tensor.numel() == positions.numel() and (tensor.ndim == 1 or _long(tensor.shape) == _long(positions)):
+        return f"{name}={name}.reshape({tuple(positions)})"
+    return f"{name} of shape {tuple(positions)}"
+
+
+def _long(shape: torch.Size) -> list[int]:
+    """Return the sizes that are not 1."""
+    return [size for size in shape if size != 1]

@@ -1,0 +1,500 @@
+"""KL to a prior as a term of a training loss, and diagnostics of latent dimensions that collapse to the prior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributed
+from torch.distributions import Distribution, Independent, Normal
+
+from kullback.common.display import shown_options
+from kullback.common.inputs import check_flag, number_from, whole_from
+from kullback.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NoRuleError,
+    invalid_type,
+    invalid_value,
+    safe_repr,
+)
+from kullback.losses.controllers import AdaptiveCoefficient, Schedule, check_number, scheduled
+from kullback.losses.positions import position_weights
+
+__all__ = ["KLRegularizer", "active_units", "kl_per_dimension"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def kl_per_dimension(
+    posterior: Distribution,
+    prior: Distribution | None = None,
+    *,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    batch_dims: int = 1,
+) -> Tensor:
+    r"""Compute the KL of each latent dimension, averaged over the examples.
+
+    .. math:: \mathrm{KL}_j = \frac{\sum_n w_n \, \mathrm{KL}\big(Q_{nj} \,\|\, P_j\big)}{\sum_n w_n},
+        \quad Q \text{ the posterior},\; P \text{ the prior}
+
+    A dimension with a KL near 0 has collapsed to the prior: it carries no information about the example.
+
+    Arguments:
+        posterior: a distribution for each example and latent dimension, of batch shape (examples, ...). An
+            `Independent` distribution is replaced by its base distribution.
+        prior: the prior; batch shapes broadcast. None is the standard normal distribution.
+        mask: which examples count, boolean, of the shape of the examples. A mask that is False everywhere raises a
+            warning, on the CPU only.
+        weight: the weight of each example, 0 or more, of the shape of the examples.
+        batch_dims: the number of leading dimensions of examples: 1, or 2 for (sequence, time).
+
+    Returns:
+        the divergences in nats, of the shape of the latent dimensions. Their sum is the total KL.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: an argument does not fit.
+        NoRuleError: there is no rule for the KL of this pair of distributions.
+
+    Gradient:
+        to both distributions, as in `kullback.kl_divergence`.
+
+    Example:
+        >>> from torch.distributions import Normal
+        >>> posterior = Normal(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), 1.0)
+        >>> kl_per_dimension(posterior)
+        tensor([0.5000, 0.0000])
+
+    References:
+        Auto-Encoding Variational Bayes (Kingma and Welling, 2014)
+    """
+    batch_dims = _check_batch_dims("kl_per_dimension", batch_dims)
+    posterior, prior = _both("kl_per_dimension", posterior, prior)
+    kl, weights = _of_examples("kl_per_dimension", posterior, prior, mask, weight, batch_dims)
+    total, count = _total(kl, weights)
+    return total / torch.where(count == 0, 1, count)
+
+
+def active_units(posterior: Distribution | Tensor, *, threshold: float = 0.01) -> Tensor:
+    r"""Return which latent dimensions depend on the example.
+
+    .. math:: \operatorname{Var}_x\big(E_{q(z \mid x)}[z_j]\big) > \text{threshold}
+
+    Arguments:
+        posterior: the posteriors of a data set, of batch shape (examples, ...), or their means as a tensor of shape
+            (examples, ...). If the data come in batches, concatenate the means of the batches.
+        threshold: the variance above which a dimension is active.
+
+    Returns:
+        booleans, of the shape of the latent dimensions; ``.sum()`` counts the active ones.
+
+    Raises:
+        ArgumentTypeError: `posterior` is neither a distribution nor a tensor.
+        ArgumentValueError: there are fewer than two examples, or a mean is NaN, as for a Categorical.
+
+    Gradient:
+        none.
+
+    Example:
+        >>> active_units(torch.tensor([[1.0, 0.001], [-1.0, -0.001], [0.5, 0.0]]))
+        tensor([ True, False])
+
+    References:
+        Importance Weighted Autoencoders (Burda, Grosse and Salakhutdinov, 2016), section 5
+    """
+    if not isinstance(posterior, Distribution | Tensor):
+        raise _no_distribution("active_units", "posterior", posterior)
+    if not 0 <= number_from(threshold) < math.inf:
+        got = safe_repr(threshold)
+        raise invalid_value(
+            "active_units",
+            "threshold",
+            wanted="a variance, 0 or more",
+            got=got,
+            instead="threshold=0.01",
+        )
+    mean = (posterior.mean if isinstance(posterior, Distribution) else posterior).detach()
+    if mean.ndim == 0 or len(mean) < 2:
+        raise invalid_value(
+            "active_units",
+            "posterior",
+            wanted="two examples or more, in the first dimension",
+            got=f"means of shape {tuple(mean.shape)}",
+            instead="active_units(torch.cat(means)) with the posterior means of the whole data set",
+        )
+    if bool(mean.isnan().any()):
+        raise invalid_value(
+            "active_units",
+            "posterior",
+            wanted="posteriors with a mean",
+            got="means that are NaN",
+            instead="active_units(posterior.probs) for a Categorical, or the means as a tensor",
+        )
+    return mean.double().var(0) > threshold
+
+
+class KLRegularizer(torch.nn.Module):
+    r"""KL(posterior || prior) as a term of the loss of a VAE, a Bayesian layer or a policy.
+
+    .. math:: \beta \sum_g \max\big(\lambda, \mathrm{KL}_g\big) \quad\text{or}\quad
+        \beta \, \Big|\sum_g \mathrm{KL}_g - C\Big|, \qquad
+        \mathrm{KL}_g = \frac{1}{N} \sum_n \sum_{j \in g} \mathrm{KL}\big(Q_{nj} \,\|\, P_j\big)
+
+    with :math:`Q` the posterior, :math:`P` the prior and :math:`g` the groups of latent dimensions. Call `step` after
+    each step of the optimizer. Only `step` advances schedules and the adaptive coefficient, so you can accumulate
+    gradients over several calls.
+
+    Arguments:
+        coefficient: :math:`\beta`: a number of 0 or more; a schedule, such as `LinearSchedule`, `CyclicalSchedule` or
+            any function from the number of steps to a number; or an `AdaptiveCoefficient`.
+        free_nats: :math:`\lambda`, the "free bits" in nats. A group whose KL is at most this has no gradient.
+        group_dims: the latent dimensions of the KL that index groups, counted from 0 after the batch dimensions. The KL
+            is summed over the other latent dimensions. None makes each latent dimension a group. 0 makes each channel a
+            group, for posteriors of shape (batch, channels, height, width). () puts everything in one group.
+        per_example: compare the KL of each example with `free_nats`, instead of the mean over the batch.
+        capacity: :math:`C`, in nats: a number or a schedule. Not together with `free_nats`.
+        balance: two weights :math:`(a, b)`. The term is then :math:`a` times the term with a constant posterior, which
+            trains only the prior, plus :math:`b` times the term with a constant prior. ``torch.compile`` supports it
+            from torch 2.12 on.
+        batch_dims: the number of leading dimensions of examples in the posterior.
+        sync: in a `torch.distributed` run, use the mean over all processes to decide which groups are free, on which
+            side of the capacity the KL is, and how the coefficient changes. The gradients averaged by
+            `DistributedDataParallel` then equal the gradients of one process with the whole batch. Every process of
+            the default group must make the same calls. In evaluation mode, calls do not communicate.
+
+    Attributes:
+        coefficient: the current coefficient, a buffer.
+        kl: the unregularized KL of the calls between the last two steps, averaged over their examples, a buffer; NaN
+            before the first step.
+        steps_taken: the number of calls of `step`, a buffer.
+
+    Returns:
+        When called with ``(posterior, prior=None)`` and optionally ``mask=`` and ``weight=``, as in `kl_per_dimension`,
+        a scalar in nats, in float32 or better, also under autocast. It is 0 if no example counts.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: an argument does not fit.
+        NoRuleError: there is no rule for the KL of this pair of distributions.
+
+    Gradient:
+        the gradient of `kullback.kl_divergence`, times the coefficient. It is 0 in a group whose KL is at most
+        `free_nats`, and if the KL equals the capacity.
+
+    Example:
+        >>> from torch.distributions import Normal
+        >>> from kullback.nn import KLRegularizer, LinearSchedule
+        >>> regularizer = KLRegularizer(coefficient=LinearSchedule(0.0, 1.0, steps=2), free_nats=0.1)
+        >>> posterior = Normal(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), 1.0)
+        >>> for _ in range(3):
+        ...     print(regularizer(posterior))
+        ...     regularizer.step()
+        tensor(0.)
+        tensor(0.3000)
+        tensor(0.6000)
+        >>> regularizer.kl
+        tensor(0.5000)
+
+    References:
+        beta-VAE (Higgins et al., 2017); free bits: Improved Variational Inference with Inverse Autoregressive Flow
+        (Kingma et al., 2016); capacity: Understanding Disentangling in beta-VAE (Burgess et al., 2018); balance:
+        Mastering Atari with Discrete World Models (Hafner et al., 2021)
+    """
+
+    coefficient: Tensor
+    kl: Tensor
+    steps_taken: Tensor
+    _capacity: Tensor
+
+    def __init__(
+        self,
+        *,
+        coefficient: float | Schedule | AdaptiveCoefficient = 1.0,
+        free_nats: float = 0.0,
+        group_dims: int | tuple[int, ...] | None = None,
+        per_example: bool = False,
+        capacity: float | Schedule | None = None,
+        balance: tuple[float, float] | None = None,
+        batch_dims: int = 1,
+        sync: bool = True,
+    ) -> None:
+        super().__init__()
+        call = "KLRegularizer"
+        check_number(call, "free_nats", free_nats)
+        batch_dims = _check_batch_dims(call, batch_dims)
+        check_flag(call, "per_example", per_example)
+        check_flag(call, "sync", sync)
+        if capacity is not None and free_nats > 0:
+            raise invalid_value(
+                call,
+                "capacity",
+                wanted="free_nats or a capacity, not both",
+                got=f"free_nats={free_nats} and capacity={capacity}",
+                instead=f"{call}(capacity={capacity})",
+            )
+        if balance is not None and not (
+            isinstance(balance, tuple)
+            and len(balance) == 2
+            and all(0 <= number_from(x) < math.inf for x in balance)
+        ):
+            wanted = "two numbers of 0 or more, the weights of the prior's and of the posterior's gradient"
+            raise invalid_value(
+                call, "balance", wanted=wanted, got=safe_repr(balance), instead="balance=(0.8, 0.2)"
+            )
+        self.free_nats = free_nats
+        self.group_dims = None if group_dims is None else _dims(group_dims)
+        self.per_example = per_example
+        self.balance = balance
+        self.batch_dims = batch_dims
+        self.sync = sync
+        self._coefficient = coefficient
+        self._capacity_schedule = capacity
+        self._steps = (
+            0  # the value of steps_taken, which may be on an accelerator: reading it would synchronize
+        )
+        is_adaptive = isinstance(coefficient, AdaptiveCoefficient)
+        self.register_buffer("steps_taken", torch.tensor(0))
+        self.register_buffer(
+            "coefficient", torch.tensor(coefficient.initial if is_adaptive else 0.0, dtype=torch.float32)
+        )
+        self.register_buffer("kl", torch.tensor(math.nan, dtype=torch.float32))
+        self.register_buffer("_capacity", torch.tensor(0.0, dtype=torch.float32), persistent=False)
+        # The sum of the KL since the last step, and the weight of the examples. Not a buffer, because
+        # DistributedDataParallel would overwrite a buffer of all processes with the buffer of the first one.
+        self._seen = torch.zeros(2)
+        self._follow_schedules()
+
+    def extra_repr(self) -> str:
+        """Show the settings of the regularizer."""
+        given = {"coefficient": self._coefficient, "capacity": self._capacity_schedule}
+        return shown_options(self, KLRegularizer, given, always=("coefficient",))
+
+    def forward(
+        self,
+        posterior: Distribution,
+        prior: Distribution | None = None,
+        *,
+        mask: Tensor | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the term of the loss for a batch of posteriors."""
+        call = type(self).__name__
+        p, q = _both(call, posterior, prior)
+        if self.balance is None:
+            sides = ((1.0, p, q),)
+        else:
+            from kullback.pairs.clone import detached
+
+            sides = ((self.balance[0], detached(p), q), (self.balance[1], p, detached(q)))
+        terms: list[Tensor] = []
+        everywhere: Tensor | None = None  # the means of the groups over all processes, equal for both sides
+        for share, one, other in sides:
+            kl, weights = _of_examples(call, one, other, mask, weight, self.batch_dims)
+            kl = self._in_groups(call, kl)
+            total, count = _total(kl, weights)
+            if everywhere is None:
+                everywhere = self._noted(total.detach(), count)
+            if self.free_nats > 0 and self.per_example:
+                total, _ = _total(torch.where(kl <= self.free_nats, self.free_nats, kl), weights)
+            terms.append(share * self._term(total / torch.where(count == 0, 1, count), everywhere, count))
+        # With a coefficient of 0, an infinite KL gives 0 instead of NaN.
+        return torch.where(self.coefficient == 0, 0.0, self.coefficient * sum(terms[1:], terms[0]))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Advance by one step of the optimizer: store the mean KL, and update the coefficient and the capacity."""
+        self._steps += 1
+        self.steps_taken.fill_(self._steps)
+        seen = self._seen.clone()
+        if self._is_shared():
+            distributed.all_reduce(seen)
+        self.kl.copy_(seen[0] / seen[1])
+        self._seen.zero_()
+        if isinstance(self._coefficient, AdaptiveCoefficient):
+            self.coefficient.copy_(self._coefficient.after(self.coefficient, self.kl))
+        self._follow_schedules()
+
+    def _term(self, mean: Tensor, everywhere: Tensor, count: Tensor) -> Tensor:
+        """Return the regularized sum of the groups' mean KL; `everywhere` has the means over all processes."""
+        if self._capacity_schedule is not None:
+            side = torch.sign(everywhere.sum() - self._capacity)
+            return torch.where(count == 0, 0.0, side * (mean.sum() - self._capacity))
+        if self.free_nats > 0 and not self.per_example:
+            mean = torch.where((everywhere <= self.free_nats) & (count > 0), self.free_nats, mean)
+        return mean.sum()
+
+    def _in_groups(self, call: str, kl: Tensor) -> Tensor:
+        """Sum the KL, shape (examples, ...), over the latent dimensions of each group: shape (examples, groups)."""
+        latent = kl.ndim - 1
+        kept = range(latent) if self.group_dims is None else self.group_dims
+        if any(not 0 <= dim < latent for dim in kept):
+            raise invalid_value(
+                call,
+                "group_dims",
+                wanted=f"latent dimensions of the posterior, which has {latent}",
+                got=f"{self.group_dims}",
+                instead="group_dims=None for each dimension, group_dims=() for all together",
+            )
+        summed = [dim + 1 for dim in range(latent) if dim not in kept]
+        groups = kl.sum(summed) if summed else kl
+        return groups.flatten(1) if groups.ndim > 1 else groups[:, None]
+
+    def _noted(self, total: Tensor, count: Tensor) -> Tensor:
+        """Add the KL of a call to the sums of this step; return the means of the groups over all processes."""
+        if self.training:
+            self._seen += torch.stack([total.sum(), count]).to(self._seen)
+            if (self._capacity_schedule is not None or self.free_nats > 0) and self._is_shared():
+                both = torch.cat([total, count[None]])
+                distributed.all_reduce(both)
+                total, count = both[:-1], both[-1]
+        return total / torch.where(count == 0, 1, count)
+
+    def _is_shared(self) -> bool:
+        return self.sync and distributed.is_available() and distributed.is_initialized()
+
+    def _follow_schedules(self) -> None:
+        if not isinstance(self._coefficient, AdaptiveCoefficient):
+            self.coefficient.fill_(scheduled("coefficient", self._coefficient, self._steps))
+        if self._capacity_schedule is not None:
+            self._capacity.fill_(scheduled("capacity", self._capacity_schedule, self._steps))
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*arguments, **options)
+        if not self.steps_taken.is_meta:
+            self._steps = int(self.steps_taken)
+            self._follow_schedules()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KLRegularizer:
+        """Move to another device, but keep the dtypes: ``.half()`` would round the coefficient."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype != old.dtype:
+                self._buffers[name] = old.to(new.device)
+        device = self.coefficient.device
+        self._seen = torch.zeros(2, device=device) if self._seen.is_meta else self._seen.to(device)
+        return self
+
+
+def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Distribution]:
+    """Return posterior and prior for each latent dimension: without `Independent`, half precision as float32."""
+    if not isinstance(posterior, Distribution):
+        raise _no_distribution(call, "posterior", posterior)
+    if prior is not None and not isinstance(prior, Distribution):
+        raise _no_distribution(call, "prior", prior)
+    p = posterior
+    if prior is None:
+        while isinstance(p, Independent):
+            p = p.base_dist
+        if type(p) is not Normal:
+            raise invalid_value(
+                call,
+                "prior",
+                wanted=f"a prior for a posterior of type {type(p).__name__}",
+                got="None, which means a standard normal prior",
+                instead=f"{call}(posterior, prior)" if call[0].islower() else "regularizer(posterior, prior)",
+            )
+        q = Normal(torch.zeros_like(p.loc), torch.ones_like(p.scale), validate_args=False)
+        return _at_least_float32(p), _at_least_float32(q)
+    q = prior
+    while isinstance(p, Independent) and isinstance(q, Independent):
+        if p.reinterpreted_batch_ndims != q.reinterpreted_batch_ndims:
+            break
+        p, q = p.base_dist, q.base_dist
+    return _at_least_float32(p), _at_least_float32(q)
+
+
+def _at_least_float32(d: Distribution) -> Distribution:
+    """Return the distribution; a float32 copy only if it has half precision, as torch 2.11 cannot compile a copy."""
+    from kullback.pairs.clone import parameters_of, with_tensors
+
+    if not any(x.dtype in _HALF for x in parameters_of(d)):
+        return d
+    return with_tensors(d, lambda _owner, _name, x: x.float() if x.dtype in _HALF else x)
+
+
+def _of_examples(
+    call: str, p: Distribution, q: Distribution, mask: Tensor | None, weight: Tensor | None, batch_dims: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return the KL of each example and latent dimension, shape (examples, ...), and the weights of the examples."""
+    from kullback.pairs.clone import parameters_of
+
+    device = next((x.device.type for x in parameters_of(p)), "cpu")
+    if torch.compiler.is_compiling() or torch.amp.is_autocast_available(device):
+        with torch.autocast(device, enabled=False):
+            kl = _kl(call, p, q)
+    else:
+        kl = _kl(call, p, q)
+    if kl.ndim < batch_dims:
+        raise invalid_value(
+            call,
+            "posterior",
+            wanted=f"a batch shape that begins with {batch_dims} dimensions of examples (batch_dims={batch_dims})",
+            got=f"a KL of shape {tuple(kl.shape)}",
+            instead=f"batch_dims={kl.ndim}",
+        )
+    examples = kl.shape[:batch_dims]
+    weights = None
+    if mask is not None or weight is not None:
+        weights = position_weights(call, examples, mask, weight, None, 0, kl.device, kl.dtype)
+    number = math.prod(examples)
+    return kl.reshape(number, *kl.shape[batch_dims:]), None if weights is None else weights.reshape(number)
+
+
+def _kl(call: str, p: Distribution, q: Distribution) -> Tensor:
+    """Return KL(P || Q). Errors name `call` and its arguments instead of `kl_divergence`."""
+    from kullback.dispatch import kl_divergence
+
+    if torch.compiler.is_compiling():
+        return kl_divergence(p, q)
+    try:
+        return kl_divergence(p, q)
+    except (ArgumentTypeError, ArgumentValueError, NoRuleError) as error:
+        line = str(error)
+        for name, own in (("p, q", "posterior, prior"), ("p", "posterior"), ("q", "prior")):
+            theirs, ours = (", ".join(f"{x}=..." for x in names.split(", ")) for names in (name, own))
+            line = line.replace(f"kl_divergence({theirs})", f"{call}({ours})")
+            line = line.replace(f" in {name} ", f" in {own} ").replace(f" in {name}.", f" in {own}.")
+        raise type(error)(line.replace("p.expand(", "posterior.expand(")) from None
+
+
+def _total(kl: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum over the examples, and the sum of the weights."""
+    if weights is None:
+        return kl.sum(0), kl.new_tensor(float(kl.shape[0]))
+    each = weights.to(kl.dtype).reshape(-1, *[1] * (kl.ndim - 1))
+    return (torch.where(each == 0, 0.0, kl) * each).sum(0), each.sum()
+
+
+def _dims(given: object) -> tuple[int, ...]:
+    dims = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)
+    kept = tuple(dim for dim in map(whole_from, dims) if dim is not None and dim >= 0)
+    if len(kept) < len(dims):
+        wanted = "None, an integer of 0 or more, or a tuple of these"
+        raise invalid_value(
+            "KLRegularizer", "group_dims", wanted=wanted, got=safe_repr(given), instead="group_dims=0"
+        )
+    return kept
+
+
+def _check_batch_dims(call: str, batch_dims: object) -> int:
+    number = whole_from(batch_dims)
+    if number is None or number < 0:
+        got = safe_repr(batch_dims)
+        raise invalid_value(
+            call, "batch_dims", wanted="an integer of 0 or more", got=got, instead="batch_dims=1"
+        )
+    return number
+
+
+def _no_distribution(call: str, name: str, given: object) -> Exception:
+    return invalid_type(
+        call,
+        name,
+        wanted="a torch distribution",
+        got=type(given).__name__,
+        instead=f"{name}=torch.distributions.Normal(loc, scale)",
+    )

@@ -1,0 +1,440 @@
+"""Divergences from a teacher with its top classes, the mass of the other classes, and a few draws from these."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import InitVar, dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from kullback.common.dtypes import upcast
+from kullback.common.inputs import check_dense, is_integer, whole_from
+from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.generators import KL, Divergence, FinitePair
+from kullback.io import ReferenceBlock
+from kullback.io.reference_writer import summarize_rows
+from kullback.kernels.row_operation import transformable
+from kullback.losses.settings import check_kind, check_result_dtype
+from kullback.losses.teachers import (
+    PartialRows,
+    PartialTeacher,
+    WeightedTerms,
+    check_any_class,
+    check_logits,
+    check_partial_teacher,
+)
+from kullback.losses.top_k import TopK
+from kullback.representations import SUM_TOLERANCE, can_inspect, first_of
+
+__all__ = ["SampledTail", "sampled_tail_divergence"]
+
+_CALL = "sampled_tail_divergence"
+# A squared relative distance: a student whose ratios q/p are about 1/2 or 3/2 is far from the teacher.
+_FAR = 0.25
+_LARGEST_CHANGE = 3.0
+_LEAST = torch.finfo(torch.float32).tiny
+_LEAST_LOG = torch.finfo(torch.float32).min
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SampledTail(PartialTeacher):
+    r"""A teacher's most probable classes at each position, the mass of all others, and draws from the others.
+
+    A reference file (`kullback.io.Reference`) stores these in less than a kilobyte a position. Unlike with a `TopK`,
+    the mean loss over the draws equals the loss with the whole teacher.
+
+    Arguments:
+        top: the most probable classes and their log-probabilities, shape (..., k).
+        tail_indices: classes drawn from the others, independently and with replacement, class i with probability
+            :math:`p_i / M`, integer, shape (..., m).
+        tail_log_probs: their natural log-probabilities among all classes, shape (..., m). -inf is padding, only at
+            positions where the other classes have no mass.
+        tail_log_mass: :math:`\log M`, the log of the mass of all classes that are not in `top`, shape (...).
+        validate: whether to check the values.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: shapes or devices differ, a position's masses do not sum to one, or values are impossible.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import SampledTail
+        >>> logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
+        >>> teacher = SampledTail.draw(logits, k=2, draws=3, generator=torch.Generator().manual_seed(0))
+        >>> teacher.top.indices, teacher.tail_indices, teacher.tail_log_mass.exp()
+        (tensor([[0, 3]]), tensor([[2, 1, 1]]), tensor([0.1192]))
+
+    References:
+        Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs (Anshumann and others, 2025)
+    """
+
+    top: TopK
+    tail_indices: Tensor
+    tail_log_probs: Tensor
+    tail_log_mass: Tensor
+    validate: InitVar[bool] = True
+
+    def __post_init__(self, validate: bool) -> None:
+        _check_form(self)
+        tensors = self.tail_indices, self.tail_log_probs, self.tail_log_mass, self.top.log_probs
+        if validate and all(can_inspect(x) for x in tensors):
+            _check_values(self)
+
+    @classmethod
+    def draw(
+        cls, logits: Tensor, *, k: int = 64, draws: int = 32, generator: torch.Generator | None = None
+    ) -> Self:
+        """Keep the top classes of a teacher's logits and draw from the others.
+
+        Arguments:
+            logits: a teacher's logits, shape (..., classes).
+            k: the number of most probable classes to keep.
+            draws: the number of classes to draw from the others.
+            generator: the random generator of the draws, on the CPU.
+
+        Returns:
+            a `SampledTail` on the device of the logits, float32.
+
+        Raises:
+            ArgumentTypeError: `logits` is not a floating-point tensor with values, or `generator` is not on the CPU.
+            ArgumentValueError: `k` or `draws` is too small, or a position has NaN, +inf or only -inf.
+        """
+        k, draws = _check_drawing(logits, k, draws, generator)
+        rows = logits.detach().reshape(-1, logits.shape[-1])
+        uniforms = torch.rand(len(rows), draws, generator=generator, dtype=torch.float64, device="cpu")
+        labels = torch.zeros(len(rows), dtype=torch.int64, device="cpu")
+        accurate = rows.to("cpu" if rows.device.type == "mps" else rows.device, torch.float64, copy=True)
+        teacher = cls.from_reference(
+            summarize_rows(accurate, labels, top=k, uniforms=uniforms), device=logits.device
+        )
+        shape = logits.shape[:-1]
+        indices, log_probs = (
+            x.reshape(*shape, x.shape[-1]) for x in (teacher.top.indices, teacher.top.log_probs)
+        )
+        top = TopK(indices, log_probs, validate=False)
+        return cls(
+            top,
+            teacher.tail_indices.reshape(*shape, draws),
+            teacher.tail_log_probs.reshape(*shape, draws),
+            teacher.tail_log_mass.reshape(shape),
+            validate=False,
+        )
+
+    @classmethod
+    def from_reference(cls, block: ReferenceBlock, *, device: torch.device | str | None = None) -> Self:
+        """Make a teacher from rows of a reference file. Reading has already checked the rows.
+
+        Arguments:
+            block: the rows, from `kullback.io.Reference.read`.
+            device: the device of the student; the CPU by default.
+
+        Returns:
+            a `SampledTail` of shape (rows, k) and (rows, m).
+        """
+        top = TopK(block.top_indices.long().to(device), block.top_log_probs.to(device), validate=False)
+        tail = block.tail_indices.long(), block.tail_log_probs, block.tail_log_mass
+        return cls(top, *(x.to(device) for x in tail), validate=False)
+
+    remedy_of_device: ClassVar[str] = "SampledTail.from_reference(block, device=student.device)"
+
+    @property
+    def kept_indices(self) -> Tensor:
+        """The indices of `top`."""
+        return self.top.indices
+
+    @property
+    def kept_log_probs(self) -> Tensor:
+        """The log-probabilities of `top`."""
+        return self.top.log_probs
+
+    @property
+    def index_tensors(self) -> tuple[Tensor, ...]:
+        """The indices of the top classes and of the draws."""
+        return self.top.indices, self.tail_indices
+
+    def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
+        """Raise unless `temperature` is 1 and `kind` is a sum over classes."""
+        if temperature != 1:
+            raise invalid_value(
+                call,
+                "temperature",
+                wanted="1: the classes were drawn at temperature 1, and the tail's mass at another is unknown",
+                got=repr(temperature),
+                instead="a teacher made by SampledTail.draw(logits / temperature), with student / temperature",
+            )
+        if not kind.additive:
+            wanted, instead = (
+                "a divergence that is a sum over classes",
+                "kind=KL(), or Alpha of the same order",
+            )
+            raise invalid_value(call, "kind", wanted=wanted, got=repr(kind), instead=instead)
+
+    def result_dtype(self, student: torch.dtype) -> torch.dtype:
+        """Return float64 if the student's logits are float64, else float32."""
+        return torch.float64 if student == torch.float64 else torch.float32
+
+    def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> SampledRows:
+        """Return the teacher's rows, without a gradient."""
+        top, draws = (x.shape[-1] for x in self.index_tensors)
+        both = self.top.log_probs, self.tail_log_probs
+        log_probs = upcast(torch.cat([self.flat(x.detach()) for x in both], -1))
+        is_padding = log_probs == -torch.inf
+        indices = torch.cat([self.flat(x) for x in self.index_tensors], -1).long()
+        indices = torch.where(is_padding, -1, indices)
+        mass = upcast(self.flat(self.tail_log_mass.detach()))
+        log_weights = torch.nn.functional.pad(mass - log_probs[:, top:] - math.log(max(draws, 1)), (top, 0))
+        weights = torch.where(is_padding, 0, log_weights.exp())
+        return SampledRows(kind, indices, log_probs, temperature, dtype, weights, mass.exp(), draws)
+
+
+def sampled_tail_divergence(
+    kind: Divergence | str,
+    teacher: SampledTail,
+    student: Tensor,
+    *,
+    temperature: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""Estimate the divergence of a student from a teacher without bias, from the teacher's top classes and draws.
+
+    With K the top classes, M the teacher's mass outside K, :math:`j_1, \dots, j_m` the drawn classes, and
+    :math:`t(p, q)` the non-negative terms :math:`q f(p/q)` of `kullback.generators`, which for KL are
+    :math:`p \log(p/q) - p + q`:
+
+    .. math:: \hat D = \sum_{i \in K} t(p_i, q_i) + \frac{M}{m} \sum_{l=1}^m \left(\frac{t(p_{j_l}, q_{j_l})}{p_{j_l}}
+        - s_l \Bigl(\frac{q_{j_l}}{p_{j_l}} - 1\Bigr)\right) + \Bigl(1 - \sum_{i \in K} q_i - M\Bigr)
+        \frac1m \sum_{l=1}^m s_l
+
+    q is normalized over all classes. The expectation over the draws is the divergence :math:`\sum_i t(p_i, q_i)`, and
+    the expectation of the gradient is its gradient. :math:`s_l` depends only on the other draws, K, M and q, so it is
+    independent of :math:`j_l`. It is 0 if teacher and student agree on the top classes, the tail's mass and the other
+    draws. It rises to the limit of t(p, q)/q at p = 0 (1 for KL) if they are far apart. Derivatives treat it as
+    constant, and stay unbiased.
+
+    If student and teacher agree, the estimate and its gradient are 0, whatever was drawn. The closer they are, the less
+    the estimate varies. If they are far apart, a rarely drawn class that the student prefers causes no spike of size
+    q/p, but the estimate may be negative by chance. For kinds whose terms grow faster than q, such as `ReverseKL` and
+    `Jeffreys`, :math:`s_l` is 0 and spikes remain possible.
+
+    Classes whose probability under the teacher is exactly 0 are never drawn. The estimate includes their terms, q for
+    KL and q/2 for TV, in proportion to :math:`s_l`: fully if student and teacher are far apart or M = 0. Without any
+    draws (m = 0), a tail with mass contributes 0.
+
+    Arguments:
+        kind: the divergence or its name; not `Renyi`, which is not a sum over classes.
+        teacher: P, shape (..., k) and (..., m); it gets no gradient.
+        student: logits of Q, shape (..., classes).
+        temperature: must be 1. The classes were drawn at temperature 1, and the tail's mass at another temperature is
+            unknown.
+        dtype: the dtype of the result. By default float64 if the student is float64, else float32.
+
+    Returns:
+        one value for each position, computed in float64 (float32 on devices without float64). On the CPU, exponentials
+        of float32 and half-precision logits are float32, and their sums float64.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: positions or devices differ, an index is not below the number of classes, `temperature` is
+            not 1, or `kind` is not a sum over classes.
+
+    Gradient:
+        to the student, of any order, as stated by `kind`. The first derivative needs no extra memory.
+
+    Example:
+        >>> import torch
+        >>> from kullback import KL
+        >>> from kullback.functional import SampledTail, sampled_tail_divergence
+        >>> logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
+        >>> teacher = SampledTail.draw(logits, k=2, draws=8, generator=torch.Generator().manual_seed(0))
+        >>> sampled_tail_divergence(KL(), teacher, torch.zeros(1, 4))
+        tensor([0.4261])
+        >>> sampled_tail_divergence(KL(), teacher, logits).abs() < 1e-9
+        tensor([True])
+
+    References:
+        Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs (Anshumann and others, 2025)
+    """
+    kind = check_kind(_CALL, kind)
+    check_result_dtype(_CALL, dtype)
+    check_partial_teacher(_CALL, SampledTail, teacher, student, kind, temperature)
+    dtype = teacher.result_dtype(student.dtype) if dtype is None else dtype
+    return teacher.rows(kind, student.shape[-1], temperature, dtype).of_student(student)
+
+
+@dataclass(frozen=True, eq=False)
+class SampledRows(PartialRows):
+    """The rows of a `SampledTail`.
+
+    Attributes:
+        weights: the weights of the terms, 1 for the top classes.
+        tail_mass: the teacher's mass outside the top classes.
+        draws: the number of drawn classes, which are the last ones.
+    """
+
+    weights: Tensor
+    tail_mass: Tensor
+    draws: int
+
+    per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs", "weights", "tail_mass")
+    leaves_out: ClassVar[bool] = False
+
+    def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
+        """Return the divergence of each row, from the teacher's log-probabilities and the student's logits."""
+        log_q = logits[:, :-1] - logits[:, -1:]
+        values = transformable(WeightedTerms(self.kind), log_probs, log_q, self.weights)
+        return (values + _slope_without_p(self.kind) * self._linear_part(log_probs, log_q)).to(self.dtype)
+
+    def _linear_part(self, log_probs: Tensor, log_q: Tensor) -> Tensor:
+        """Return the tail's sum of q - p minus its estimate from the draws, times the share of each draw."""
+        mass, parts = self.tail_mass, (log_q.shape[-1] - self.draws, self.draws)
+        # Where log q is NaN, the terms are NaN already.
+        log_q = log_q.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
+        (top_q, drawn_q), (top_p, drawn_p) = log_q.split(parts, -1), log_probs.split(parts, -1)
+        excess = (1 - mass - top_q.exp().sum(-1, keepdim=True)).clamp(min=-mass)
+        if not self.draws:
+            return torch.where(mass == 0, excess, 0).squeeze(-1)
+        # Padded draws are -inf on both sides. They are in rows without a tail, whose mass of 0 removes them.
+        change = torch.expm1(drawn_q - drawn_p.clamp(min=_LEAST_LOG))
+        with torch.no_grad():
+            apart = (top_q / 2).exp() - (top_p / 2).exp()
+            share = self._share(4 * apart.square().sum(-1, keepdim=True), excess, change)
+        return (share * (excess - mass * change)).mean(-1)
+
+    def _share(self, top: Tensor, excess: Tensor, change: Tensor) -> Tensor:
+        """Return the share of each draw: from 0 if Q is near the teacher to 1 if it is far, without using that draw.
+
+        It depends on the top classes, the tail's mass and the other draws: how much q/p varies over them, and how much
+        of the tail's mass under Q they miss.
+
+        Arguments:
+            top: the squared distance over the top classes.
+            excess: the tail's mass under Q minus its mass under P.
+            change: q/p - 1 of the draws.
+        """
+        change = change.clamp(max=_LARGEST_CHANGE)
+        expected = (excess / self.tail_mass.clamp(min=_LEAST)).clamp(max=_LARGEST_CHANGE)
+        others = self.draws - 1
+        unseen = others * expected - _sum_of_others(change)
+        distance = (_sum_of_others(change.square()) + unseen.square()) / max(others, 1)
+        distance = torch.where(self.tail_mass == 0, _FAR, distance + (top + expected.square()))
+        return 1 - (1 - distance / _FAR).clamp(min=0).square()
+
+
+def _sum_of_others(x: Tensor) -> Tensor:
+    """Return for each entry the sum of the other entries in its row."""
+    return x.sum(-1, keepdim=True) - x
+
+
+def _slope_without_p(kind: Divergence) -> Tensor | float:
+    """Return the limit of t(p, q) / q at p = 0; 0 if it is infinite, or not half reached at q / p = 10,000."""
+    if type(kind) is KL:
+        return 1.0
+    log_p = torch.tensor([-math.inf, -math.log(1e4)], dtype=torch.float64, device="cpu")
+    limit, nearby = kind.terms(FinitePair(log_p.exp(), torch.ones_like(log_p), log_p))
+    return torch.where(limit.isfinite() & (nearby >= limit / 2), limit, 0)
+
+
+def _check_form(teacher: SampledTail) -> None:
+    if not isinstance(teacher.top, TopK):  # pyright: ignore[reportUnnecessaryIsInstance]
+        wanted, instead = "a TopK", "top=TopK(indices, log_probs)"
+        raise invalid_type(
+            "SampledTail", "top", wanted=wanted, got=type(teacher.top).__name__, instead=instead
+        )
+    positions = teacher.top.indices.shape[:-1]
+    for name, wanted, is_float, dims in (
+        ("tail_indices", "an integer tensor of shape (..., m)", False, 1),
+        ("tail_log_probs", "a floating-point tensor of shape (..., m)", True, 1),
+        ("tail_log_mass", "a floating-point tensor of shape (...)", True, 0),
+    ):
+        x: Any = getattr(teacher, name)
+        if isinstance(x, Tensor):
+            check_dense("SampledTail", name, x)
+        if not isinstance(x, Tensor) or not (x.is_floating_point() if is_float else is_integer(x)):
+            got = f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            instead = "SampledTail.draw(logits), or SampledTail.from_reference(reference.read(start, stop))"
+            raise invalid_type("SampledTail", name, wanted=wanted, got=got, instead=instead)
+        draws = teacher.tail_indices.shape[-1:] if dims else torch.Size()
+        if x.shape != positions + draws or x.device != teacher.top.indices.device:
+            raise invalid_value(
+                "SampledTail",
+                name,
+                wanted=f"shape {tuple(positions + draws)} on {teacher.top.indices.device}",
+                got=f"shape {tuple(x.shape)} on {x.device}",
+                instead="all tensors of the same positions, on one device",
+            )
+
+
+def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generator | None) -> tuple[int, int]:
+    """Check the arguments and return `k` and `draws`."""
+    call = "SampledTail.draw"
+    check_logits(call, "logits", logits)
+    check_any_class(call, "logits", logits.shape[-1])
+    numbers: list[int] = []
+    for name, value, least in (("k", k, 1), ("draws", draws, 0)):
+        number = whole_from(value)
+        if number is None or number < least:
+            wanted = f"a whole number of {least} or more"
+            raise invalid_value(call, name, wanted=wanted, got=safe_repr(value), instead=f"{name}=32")
+        numbers.append(number)
+    if generator is not None and not (
+        isinstance(generator, torch.Generator) and generator.device.type == "cpu"
+    ):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid_type(
+            call,
+            "generator",
+            wanted="a torch.Generator on the CPU, or None",
+            got=safe_repr(generator),
+            instead="generator=torch.Generator().manual_seed(0)",
+        )
+    if not can_inspect(logits):
+        raise invalid_type(
+            call,
+            "logits",
+            wanted="a tensor with values, outside torch.compile and torch.func",
+            got=f"one on {logits.device}" if logits.is_meta else "another",
+            instead="the call outside the compiled or transformed function",
+        )
+    wrong = ~logits.detach().amax(-1).isfinite()
+    if bool(wrong.any()):
+        raise invalid_value(
+            call,
+            "logits",
+            wanted="numbers, or -inf for some of a position's classes",
+            got=f"positions with NaN, +inf or only -inf, {first_of(wrong)}",
+            instead="SampledTail.draw(logits[mask]), with only the positions that have a distribution",
+        )
+    return numbers[0], numbers[1]
+
+
+def _check_values(teacher: SampledTail) -> None:
+    log_probs, mass = upcast(teacher.tail_log_probs.detach()), upcast(teacher.tail_log_mass.detach())
+    tolerance = SUM_TOLERANCE.get(teacher.top.log_probs.dtype, 4e-2)
+    total = upcast(teacher.top.log_probs.detach()).exp().sum(-1) + mass.exp()
+    padding = log_probs == -math.inf
+    in_top = (teacher.tail_indices.unsqueeze(-1) == teacher.top.indices.unsqueeze(-2)) & ~padding.unsqueeze(
+        -1
+    )
+    has_draws = ~(padding & (mass > -math.inf).unsqueeze(-1))
+    for name, wanted, right in (
+        ("tail_log_mass", "a total of 1 with the top's probabilities", (total - 1).abs() <= tolerance),
+        (
+            "tail_log_probs",
+            "log-probabilities of at most the tail's mass",
+            log_probs <= mass.unsqueeze(-1) + tolerance,
+        ),
+        ("tail_log_probs", "-inf only where the tail has no mass", has_draws),
+        ("tail_indices", "indices of classes, 0 or more", teacher.tail_indices >= 0),
+        ("tail_indices", "classes that are not in the top", ~in_top.any(-1)),
+    ):
+        if not bool(right.all()):
+            index = tuple(int(i) for i in (~right).nonzero()[0])
+            value = total[index] if name == "tail_log_mass" else getattr(teacher, name)[index]
+            raise invalid_value(
+                "SampledTail",
+                name,
+                wanted=wanted,
+                got=f"{float(value):g} at index {index}",
+                instead="SampledTail.draw(logits), which draws from the classes that are not in the top",
+            )

@@ -1,0 +1,115 @@
+"""Functions for losses over sharded classes: this rank's tensors, and the checks that all ranks agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kullback.errors import KullbackError, invalid_type
+from kullback.losses.positions import Positions
+from kullback.losses.teachers import PartialTeacher
+from kullback.parallel.collectives import Ranks, agree, pattern
+from kullback.parallel.shards import is_dtensor, local_shard, mesh_group, whole_on_every_rank
+
+__all__ = ["agreed", "checked_on_every_rank", "local_tensors", "requires_gradient"]
+
+_T = TypeVar("_T")
+
+
+def local_tensors(
+    call: str, tensors: Mapping[str, Any], dims: Sequence[int | None], group: Any
+) -> tuple[list[Any], Ranks]:
+    """Return this rank's part of each tensor, and the group; DTensors bring their group.
+
+    Arguments:
+        call: the function that the user called, for messages.
+        tensors: the tensors by the names of their arguments. Other objects are returned unchanged.
+        dims: the dimension of each tensor that has the classes; None if it has none and is whole on every rank.
+        group: the process group; None with DTensors.
+    """
+    named = zip(tensors.items(), dims, strict=True)
+    sharded = {name: (x, dim) for (name, x), dim in named if is_dtensor(x)}
+    if not sharded:
+        return list(tensors.values()), Ranks(call, group)
+    by_class = [name for name, (_, dim) in sharded.items() if dim is not None] or list(sharded)
+    name = next((name for name in by_class if not _is_whole(sharded[name][0])), by_class[0])
+    if group is not None:
+        raise invalid_type(
+            call,
+            "group",
+            wanted="None with DTensors, which know how they are sharded",
+            got=type(group).__name__,
+            instead=f"group=None, or the shards of this rank: {name}={name}.to_local()",
+        )
+    sharded_tensor, sharded_dim = sharded[name]
+    group, mesh, mesh_dim = mesh_group(call, name, sharded_tensor, sharded_dim or 0)
+    parts: list[Any] = []
+    for (name, x), dim in zip(tensors.items(), dims, strict=True):
+        if not isinstance(x, Tensor):
+            parts.append(x)
+        elif dim is None:
+            parts.append(whole_on_every_rank(call, name, x, mesh))
+        else:
+            parts.append(local_shard(call, name, x, mesh, mesh_dim, dim))
+    return parts, Ranks(call, group)
+
+
+def _is_whole(x: Any) -> bool:
+    return all(placement.is_replicate() for placement in x.placements)
+
+
+def checked_on_every_rank(ranks: Ranks, check: Callable[[], _T], tensors: Iterable[object]) -> _T:
+    """Return the result of a check of this rank's arguments. If it raises, the other ranks raise too."""
+    try:
+        return check()
+    except KullbackError as error:
+        backend = dist.get_backend(ranks.group)
+        default = torch.device("cuda" if backend == "nccl" else "cpu")
+        device = next((x.device for x in tensors if isinstance(x, Tensor)), default)
+        agree(ranks, device, same={}, own={}, problem=error)
+        raise
+
+
+def requires_gradient(*tensors: Tensor | None) -> int:
+    """Return 1 if autograd will need a gradient of one of the tensors, else 0."""
+    return int(torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors))
+
+
+def agreed(
+    positions: Positions,
+    ranks: Ranks,
+    tensors: Mapping[str, Any],
+    *,
+    same: Mapping[str, object],
+    own: Mapping[str, int],
+) -> dict[str, list[int]]:
+    """Return the numbers `own` of every rank. If the ranks' arguments disagree, raise on every rank.
+
+    Arguments:
+        positions: the checked positions and settings.
+        ranks: the group.
+        tensors: the tensors by the names of their arguments.
+        same: other values that must agree, by the name of the argument.
+        own: numbers that may differ.
+    """
+    weights, labels, normalizer = positions.weights, positions.labels, positions.normalizer
+    teacher = tensors["teacher"]
+    stored = teacher.index_tensors if isinstance(teacher, PartialTeacher) else ()
+    values: dict[str, object] = {
+        "student number of positions": positions.shape.numel(),
+        "student leading shape": tuple(positions.shape),
+        "student dtypes of student and teacher": [getattr(x, "dtype", type(x)) for x in tensors.values()],
+        "mask positions that count, by mask, weight and labels,": pattern(
+            None if weights is None else weights != 0
+        ),
+        "teacher classes": sum(map(pattern, stored)),
+        "labels classes at the positions that count": pattern(None if labels is None else labels.classes),
+        "normalizer": None if isinstance(normalizer, Tensor) else normalizer,  # ranks cannot compare tensors
+        **positions.settings._asdict(),
+        **same,
+    }
+    return agree(ranks, positions.device, same=values, own=own, problem=None)

@@ -1,0 +1,402 @@
+"""Teachers: logits of all classes, or the probabilities of some; the interface that the losses use."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Self, cast
+
+import torch
+from torch import Tensor
+
+from kullback.common.dtypes import upcast
+from kullback.common.inputs import are_logits, check_dense, recordable, tensor_remedy
+from kullback.common.short_repr import ShortRepr
+from kullback.errors import invalid_type, invalid_value
+from kullback.generators import Divergence, FinitePair
+from kullback.kernels import RowDivergence, logit_divergence, weighted_total
+from kullback.kernels.label_terms import HardLabels
+from kullback.kernels.row_operation import Gradients, RowValueFunction
+from kullback.kernels.selected_rows import SelectedClasses
+from kullback.losses.positions import Positions
+from kullback.losses.settings import LossSettings, check_classes, check_temperature
+from kullback.parallel.rows import ShardedRows
+from kullback.parallel.selected import Shard, ShardedClasses
+from kullback.parallel.shards import Sides
+from kullback.representations import can_inspect
+
+__all__ = [
+    "LogitTeacher",
+    "PartialRows",
+    "PartialTeacher",
+    "WeightedTerms",
+    "check_any_class",
+    "check_logits",
+    "check_partial_teacher",
+    "check_positions",
+]
+
+
+class LogitTeacher(NamedTuple):
+    """A teacher that has the logits of all classes."""
+
+    logits: Tensor
+
+    def check(self, call: str, student: Tensor, settings: LossSettings) -> torch.dtype:
+        """Return the dtype of the loss; raise unless both sides are logits of the same positions, on one device."""
+        teacher = self.logits
+        if not are_logits(student, teacher):
+            check_logits(call, "student", student, beside=teacher)
+            check_logits(call, "teacher", teacher, beside=student)
+        if student.shape[:-1] != teacher.shape[:-1] or student.device != teacher.device:
+            check_positions(call, student, teacher, "teacher=teacher.to(student.device)")
+        return torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
+
+    def loss(self, student: Tensor, positions: Positions, inplace: bool) -> Tensor:
+        """Return the loss of a student's logits."""
+        call, settings, teacher = positions.call, positions.settings, self.logits
+        classes = settings.classes
+        if classes is not None:
+            teacher, student = _first_classes(call, teacher, classes), _first_classes(call, student, classes)
+        check_any_class(call, "student", student.shape[-1])
+        check_any_class(call, "teacher", teacher.shape[-1])
+        classes = student.shape[-1]
+        if teacher.shape[-1] != classes:
+            teacher, student = _same_vocabulary(call, teacher, student, settings.vocabulary)
+        if positions.labels is not None:
+            positions.check_labels(min(classes, student.shape[-1]))
+        rows = RowDivergence(settings.kind, settings.temperature, positions.dtype, positions.labels)
+        if settings.reduction == "none":
+            return positions.reduce(logit_divergence(rows, recordable(teacher), recordable(student)))
+        shares, factor = positions.shares()
+        if student.ndim != 2:  # reshape costs time as a no-op too
+            teacher, student = _as_matrix(teacher), _as_matrix(student)
+        shares = None if shares is None else shares.reshape(-1)
+        return weighted_total(rows, teacher, student, shares, scale=factor, inplace=inplace)
+
+    def sharded_values(
+        self, student: Tensor, positions: Positions, sides: Sides, needed: tuple[bool, bool], inplace: bool
+    ) -> Tensor:
+        """Return the value of each position, from this rank's logits of the student."""
+        kind, temperature = positions.settings.kind, float(positions.settings.temperature)
+        teacher = sides.padded(sides.teacher_part(recordable(self.logits)))
+        of_loss = positions.dtype, positions.labels, inplace
+        rows = ShardedRows(sides.ranks, kind, temperature, sides.classes, needed, sides.own[0], *of_loss)
+        return RowValueFunction.apply(rows, _as_matrix(teacher), _as_matrix(student)).reshape(positions.shape)
+
+
+def _first_classes(call: str, logits: Tensor, classes: int | None) -> Tensor:
+    return logits if classes is None else logits[..., : check_classes(call, classes, logits.shape[-1])]
+
+
+def _as_matrix(logits: Tensor) -> Tensor:
+    """Return the logits as a matrix with one row for each position."""
+    return logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])
+
+
+def _same_vocabulary(call: str, teacher: Tensor, student: Tensor, vocabulary: str) -> list[Tensor]:
+    sizes = teacher.shape[-1], student.shape[-1]
+    if vocabulary == "error":
+        raise invalid_value(
+            call,
+            "student",
+            wanted=f"as many classes as the teacher, {sizes[0]}",
+            got=f"{sizes[1]}",
+            instead="vocabulary='truncate' if the first classes of both mean the same",
+        )
+    if vocabulary == "truncate":
+        return [x[..., : min(sizes)] for x in (teacher, student)]
+    pad = torch.nn.functional.pad
+    return [pad(x, (0, max(sizes) - x.shape[-1]), value=-math.inf) for x in (teacher, student)]
+
+
+@dataclass(frozen=True, eq=False)
+class PartialRows(ABC):
+    """The rows of a `PartialTeacher`, with the settings of the divergence. A subclass defines `divergence`.
+
+    Attributes:
+        kind: the divergence.
+        indices: the teacher's classes in each row, shape (rows, k), negative for padding.
+        log_probs: their log-probabilities under the teacher, or other numbers that give these, shape (rows, ...). Only
+            these numbers can have a gradient.
+        temperature: the divisor of the student's logits.
+        dtype: the dtype of the values.
+
+    Example:
+        >>> import torch
+        >>> from kullback import KL
+        >>> from kullback.functional import TopK
+        >>> rows = TopK(torch.tensor([[0]]), torch.tensor([[0.9]]).log()).rows(KL(), 2, 1.0, torch.float32)
+        >>> rows.of_student(torch.zeros(1, 2))
+        tensor([0.3681])
+    """
+
+    kind: Divergence
+    indices: Tensor
+    log_probs: Tensor
+    temperature: float
+    dtype: torch.dtype
+
+    per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs")
+    """The names of the attributes with one row for each position."""
+    leaves_out: ClassVar[bool] = True
+    """Whether the student's logsumexp covers only the other classes."""
+
+    @abstractmethod
+    def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
+        """Return the divergence of each row, shape (rows,), by differentiable operations.
+
+        Arguments:
+            log_probs: the attribute `log_probs` in float64.
+            logits: the student's logits divided by the temperature, float64, shape (rows, k + 1): of the classes in
+                `indices`, -inf for padding, and last the logsumexp of the other classes, or of all unless `leaves_out`.
+        """
+
+    def of_rows(self, rows: slice | Tensor) -> Self:
+        """Return a selection of the rows."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in self.per_row})
+
+    def classes(
+        self, labels: HardLabels | None = None, shard: Shard | None = None
+    ) -> SelectedClasses | ShardedClasses:
+        """Return the reader of the student's logits, for all classes or for one shard."""
+        of_labels = None if labels is None else labels.classes
+        read = SelectedClasses(self.indices, self.temperature, self.leaves_out, of_labels)
+        return read if shard is None else ShardedClasses(shard, read)
+
+    def values(self, log_probs: Tensor, columns: Tensor, labels: HardLabels | None) -> Tensor:
+        """Return the divergence of each row, mixed with the cross-entropy if there are labels."""
+        log_probs = upcast(log_probs)
+        if labels is None:
+            return self.divergence(log_probs, columns)
+        return labels.mixed_with(self.divergence(log_probs, columns[:, :-1]), columns[:, -1])
+
+    def of_student(
+        self, student: Tensor, labels: HardLabels | None = None, shard: Shard | None = None
+    ) -> Tensor:
+        """Return the value of each position, from the student's logits of all classes or of one shard."""
+        positions = student.shape[:-1]
+        rows = recordable(student).reshape(positions.numel(), student.shape[-1])
+        columns = self.classes(labels, shard).of(rows)
+        return self.values(self.log_probs, columns, labels).reshape(positions)
+
+
+class PartialTeacher(ShortRepr, ABC):
+    """A teacher that gives the probabilities of some classes of each position, instead of logits.
+
+    A subclass defines `kept_indices`, `kept_log_probs` and `rows`. The losses then accept its instances as `teacher`.
+
+    Example:
+        >>> from kullback.functional import PartialTeacher, TopK
+        >>> issubclass(TopK, PartialTeacher), sorted(PartialTeacher.__abstractmethods__)
+        (True, ['kept_indices', 'kept_log_probs', 'rows'])
+    """
+
+    remedy_of_device: ClassVar[str] = "a teacher of tensors on student.device"
+    """The code that moves the teacher to the student's device, for error messages."""
+
+    @property
+    @abstractmethod
+    def kept_indices(self) -> Tensor:
+        """The classes, shape (..., k)."""
+
+    @property
+    @abstractmethod
+    def kept_log_probs(self) -> Tensor:
+        """Their log-probabilities, or other numbers that give these. Only these numbers can have a gradient."""
+
+    @abstractmethod
+    def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> PartialRows:
+        """Return the teacher's rows, for a student with `classes` classes."""
+
+    @property
+    def index_tensors(self) -> Sequence[Tensor]:
+        """All tensors of class indices."""
+        return (self.kept_indices,)
+
+    @property
+    def largest_index(self) -> int:
+        """The largest class index, -1 if the tensors have no values to read."""
+        if not all(can_inspect(x) for x in self.index_tensors):
+            return -1
+        return max((int(x.max()) for x in self.index_tensors if x.numel()), default=-1)
+
+    def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
+        """Raise unless the teacher supports `kind` and `temperature`."""
+
+    def result_dtype(self, student: torch.dtype) -> torch.dtype:
+        """Return the dtype of the divergence: float64 if the student's or the teacher's numbers are, else float32."""
+        return torch.float64 if torch.float64 in (student, self.kept_log_probs.dtype) else torch.float32
+
+    def flat(self, x: Tensor) -> Tensor:
+        """Return a tensor with one row for each position, which autograd can save."""
+        positions = self.kept_indices.shape[:-1]
+        return recordable(x).reshape(positions.numel(), x.shape[len(positions) :].numel())
+
+    def check_indices(self, call: str, classes: int) -> None:
+        """Raise if an index is not below the number of classes."""
+        largest = -1 if torch.compiler.is_compiling() else self.largest_index
+        if largest >= classes:
+            raise invalid_value(
+                call,
+                "teacher",
+                wanted=f"indices below the student's number of classes, {classes}",
+                got=f"an index {largest}",
+                instead="a student with the teacher's vocabulary",
+            )
+
+    def check(self, call: str, student: Tensor, settings: LossSettings) -> torch.dtype:
+        """Return the dtype of the loss; raise unless the teacher fits the student's logits and the settings."""
+        self.check_student(call, student)
+        self.check_settings(call, settings.kind, settings.temperature)
+        return self.result_dtype(student.dtype)
+
+    def check_student(self, call: str, student: Tensor) -> None:
+        """Raise unless the student's logits have the same positions and device."""
+        check_logits(call, "student", student)
+        check_positions(call, student, self.kept_indices, self.remedy_of_device)
+
+    def loss(self, student: Tensor, positions: Positions, inplace: bool) -> Tensor:
+        """Return the loss of a student's logits."""
+        student = _first_classes(positions.call, student, positions.settings.classes)
+        check_any_class(positions.call, "student", student.shape[-1])
+        positions.check_labels(student.shape[-1])
+        return positions.reduce(self._values(student, positions, student.shape[-1], None))
+
+    def sharded_values(
+        self, student: Tensor, positions: Positions, sides: Sides, needed: tuple[bool, bool], inplace: bool
+    ) -> Tensor:
+        """Return the value of each position, from this rank's logits of the student."""
+        shard = Shard(sides.ranks, sides.own[0], sides.classes)
+        return self._values(student, positions, sides.classes, shard)
+
+    def _values(self, student: Tensor, positions: Positions, classes: int, shard: Shard | None) -> Tensor:
+        settings = positions.settings
+        self.check_indices(positions.call, classes)
+        rows = self.rows(settings.kind, classes, settings.temperature, positions.dtype)
+        return rows.of_student(student, positions.labels, shard)
+
+
+class WeightedTerms(NamedTuple):
+    """The weighted sum of each row's terms of some classes, as a row operation. Rows are not normalized.
+
+    The gradients by log p and log q use the kind's derivatives. Terms of weight 0 have no effect, even if they are NaN.
+    """
+
+    kind: Divergence
+
+    def compute(self, log_p: Tensor, log_q: Tensor, weights: Tensor) -> tuple[Tensor]:
+        """Return the sums."""
+        terms = self.kind.terms(_pair(log_p, log_q))
+        return (torch.where(weights == 0, 0, weights * terms).sum(-1),)
+
+    def gradients(
+        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
+    ) -> Gradients:
+        """Return the gradients by log p and log q."""
+        log_p, log_q, weights = tensors
+        counted = weights * grad.unsqueeze(-1)
+        by_p, by_q = self.kind.derivatives(_pair(log_p, log_q))
+        return [torch.where(counted == 0, 0, counted * by) for by in (by_p, by_q)]
+
+
+def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
+    both = (log_p == -torch.inf) & (log_q == -torch.inf)
+    log_ratio = torch.where(both, 0, log_p - torch.where(both, 0, log_q))
+    return FinitePair(log_p.exp(), log_q.exp(), log_ratio, lambda: (log_p, log_q))
+
+
+def check_partial_teacher(
+    call: str,
+    wanted: type[PartialTeacher],
+    teacher: PartialTeacher,
+    student: Tensor,
+    kind: Divergence,
+    temperature: float,
+) -> None:
+    """Raise unless the teacher is an instance of `wanted` and fits the student and the settings."""
+    check_temperature(call, temperature)
+    if not isinstance(teacher, wanted):
+        raise invalid_type(
+            call,
+            "teacher",
+            wanted=f"a {wanted.__name__}",
+            got=type(teacher).__name__,
+            instead=f"teacher={wanted.__name__}({'indices, log_probs' if wanted.__name__ == 'TopK' else '...'})",
+        )
+    teacher.check_student(call, student)
+    teacher.check_settings(call, kind, temperature)
+    teacher.check_indices(call, student.shape[-1])
+
+
+def check_logits(call: str, name: str, x: object, *, beside: object = None) -> None:
+    """Raise unless `x` is a dense tensor of logits. The error's remedy fits the other side's logits, `beside`."""
+    if isinstance(x, Tensor):
+        check_dense(call, name, x)
+        if x.is_floating_point() and x.ndim > 0:
+            return
+    instead = f"{name}=model(inputs).logits"
+    if hasattr(x, "logits"):
+        instead = f"{name}={name}.logits"
+    elif isinstance(beside, Tensor) and isinstance(x, list | tuple) and all(isinstance(e, Tensor) for e in x):
+        instead = _remedy_for_parts(call, name, list(cast("list[Tensor]", x)), beside.shape[:-1]) or instead
+    elif (made := tensor_remedy(name, x, floating=True)) is not None:
+        instead = f"{name}={made}"
+    raise invalid_type(
+        call,
+        name,
+        wanted="a floating-point tensor of logits, shape (..., classes)",
+        got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
+        instead=instead,
+    )
+
+
+def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torch.Size) -> str | None:
+    """Return the remedy for a list of tensors: join them, or average the losses."""
+    to_float = "" if all(part.is_floating_point() for part in parts) else ".float()"
+    for join in ("stack", "cat") if positions else ():
+        with suppress(RuntimeError):
+            if getattr(torch, join)([part.detach() for part in parts]).shape[:-1] == positions:
+                return f"{name}=torch.{join}(tuple({name})){to_float}"
+    if parts and all(part.shape[:-1] == positions for part in parts):
+        other = "student" if name == "teacher" else "teacher"
+        return f"sum({call}({other}={other}, {name}=each{to_float}) for each in {name}) / len({name})"
+    return None
+
+
+def check_any_class(call: str, name: str, classes: int) -> None:
+    """Raise if there are no classes."""
+    if classes == 0:
+        instead = (
+            f"{name}= with the classes in its {'first' if name.endswith('weight') else 'last'} dimension"
+        )
+        raise invalid_value(call, name, wanted="one class or more", got="none", instead=instead)
+
+
+def check_positions(
+    call: str, student: Tensor, teacher: Tensor, move: str, *, last: str = "classes", rows: str = "logits"
+) -> None:
+    """Raise unless student and teacher have the same positions and device.
+
+    Arguments:
+        call: the function that the user called, for messages.
+        student: a tensor of the student, whose last dimension is not a dimension of the positions.
+        teacher: a tensor of the teacher, likewise.
+        move: the code that moves the teacher to the student's device.
+        last: the last dimension of the student.
+        rows: the name of the rows.
+    """
+    if student.shape[:-1] != teacher.shape[:-1]:
+        raise invalid_value(
+            call,
+            "student",
+            wanted=f"the teacher's positions, shape {tuple(teacher.shape[:-1])}",
+            got=f"shape {tuple(student.shape[:-1])} without the {last}",
+            instead=f"the {rows} of the same positions of both, neither shifted nor cut",
+        )
+    if student.device != teacher.device:
+        wanted, got = f"a tensor on {student.device}, where the student is", f"one on {teacher.device}"
+        raise invalid_value(call, "teacher", wanted=wanted, got=got, instead=move)

@@ -1,0 +1,345 @@
+"""Divergences from a teacher's most probable classes, as inference servers and files of stored logits give them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import InitVar, dataclass, field
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from kullback.common.dtypes import upcast
+from kullback.common.inputs import all_recordable, check_dense, is_integer
+from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.generators import Divergence
+from kullback.kernels import RowDivergence, logit_divergence
+from kullback.kernels.row_operation import transformable
+from kullback.losses.settings import check_kind, check_result_dtype
+from kullback.losses.teachers import (
+    PartialRows,
+    PartialTeacher,
+    WeightedTerms,
+    check_partial_teacher,
+)
+from kullback.representations import SUM_TOLERANCE, can_inspect_all
+
+__all__ = ["Tail", "TopK", "top_k_divergence"]
+
+Tail = Literal["bucket", "renormalize", "zero"]
+
+_CALL = "top_k_divergence"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TopK(PartialTeacher):
+    r"""A teacher's most probable classes at each position, with their log-probabilities among all its classes.
+
+    An entry with log-probability -inf is padding, for positions that keep fewer than k classes. Its class counts as not
+    kept. Its index may be any valid class index, even a repeated one.
+
+    Arguments:
+        indices: the kept classes, integer, shape (..., k), in any order.
+        log_probs: their natural log-probabilities, shape (..., k).
+        tail: how to treat the other classes, whose probabilities are unknown. ``"bucket"`` merges them into one class
+            with the remaining mass. ``"renormalize"`` gives them no mass and scales the kept probabilities to sum to
+            one. ``"zero"`` leaves them out. `top_k_divergence` gives the formulas.
+        validate: whether to check the values.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: the shapes differ, an index is negative or repeated in its row, a log-probability is NaN or
+            positive, a row's probabilities sum to more than one, a row has no mass with ``"renormalize"``, or `tail` is
+            unknown.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import TopK
+        >>> logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
+        >>> log_probs, indices = logits.log_softmax(-1).topk(2)
+        >>> TopK(indices, log_probs)
+        TopK(indices=tensor([[0, 3]]), log_probs=tensor([[-0.4402, -1.4402]]), tail='bucket')
+    """
+
+    indices: Tensor
+    log_probs: Tensor
+    tail: Tail = "bucket"
+    validate: InitVar[bool] = True
+    _largest: int = field(init=False, repr=False, default=-1)
+
+    def __post_init__(self, validate: bool) -> None:
+        _check_form(self)
+        if validate and can_inspect_all((self.indices, self.log_probs)):
+            _check_values(self)
+            if self.indices.numel():
+                object.__setattr__(self, "_largest", int(self.indices.long().max()))
+
+    remedy_of_device: ClassVar[str] = "TopK(indices.to(student.device), log_probs.to(student.device))"
+
+    @property
+    def kept_indices(self) -> Tensor:
+        """The indices."""
+        return self.indices
+
+    @property
+    def kept_log_probs(self) -> Tensor:
+        """The log-probabilities."""
+        return self.log_probs
+
+    @property
+    def largest_index(self) -> int:
+        """The largest index, -1 if the values were not checked."""
+        return self._largest
+
+    def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
+        """Raise unless `tail` supports `kind` and `temperature`."""
+        if temperature != 1 and self.tail != "renormalize":
+            raise invalid_value(
+                call,
+                "temperature",
+                wanted=f"1 with tail={self.tail!r}, because the mass outside at another temperature is unknown",
+                got=safe_repr(temperature),
+                instead="tail='renormalize', or log-probabilities that the teacher made at that temperature, "
+                "with student / temperature",
+            )
+        if self.tail == "zero" and not kind.additive:
+            raise invalid_value(
+                call,
+                "kind",
+                wanted="with tail='zero' a divergence that is a sum over classes",
+                got=safe_repr(kind),
+                instead="tail='bucket', or another kind",
+            )
+
+    def rows(self, kind: Divergence, classes: int, temperature: float, dtype: torch.dtype) -> TopKRows:
+        """Return the teacher's rows, for a student with `classes` classes."""
+        k = self.indices.shape[-1]
+        indices, log_probs = all_recordable((self.indices, self.log_probs))
+        log_probs = upcast(log_probs.reshape(-1, k))
+        indices = torch.where(log_probs == -torch.inf, -1, indices.reshape(-1, k).long())
+        rounding = k * torch.finfo(self.log_probs.dtype).eps
+        return TopKRows(kind, indices, log_probs, temperature, dtype, self.tail, rounding, classes)
+
+
+def top_k_divergence(
+    kind: Divergence | str,
+    teacher: TopK,
+    student: Tensor,
+    *,
+    temperature: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""Compute the divergence of a student from a teacher's top classes.
+
+    Let K be the kept classes, p the teacher's probabilities as given, q the student's probabilities among all classes,
+    and :math:`q_0 = 1 - \sum_{i \in K} q_i` the student's mass outside K. With f the
+    generator of D, the value depends on the tail:
+
+    .. math::
+        \begin{array}{ll}
+        \text{bucket:} & D\bigl((p_K,\; 1 - \textstyle\sum_K p_i) \,\|\, (q_K,\; q_0)\bigr) \\
+        \text{renormalize:} & D\bigl((p_K / \textstyle\sum_K p_i,\; 0) \,\|\, (q_K,\; q_0)\bigr) \\
+        \text{zero:} & \textstyle\sum_{i \in K} q_i\, f(p_i / q_i)
+        \end{array}
+
+    ``"bucket"`` never exceeds the divergence from the whole teacher, because merging classes loses information.
+    ``"renormalize"`` is the divergence from another teacher, which gives the other classes probability 0. For a student
+    equal to the whole teacher, KL is then too large by at least :math:`-\log \sum_K p_i`. Kinds with a term of +inf at
+    p = 0 (`ReverseKL`, `Jeffreys`) are +inf unless the student also has no mass outside K.
+
+    ``"zero"`` sums the non-negative terms of `kullback.generators`, which for KL are
+    :math:`p_i \log(p_i/q_i) - p_i + q_i`. It is at most the value of ``"bucket"``, and 0 exactly if student and teacher
+    agree on K. But it ignores classes outside K and is not a divergence between distributions. Some libraries use only
+    the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`. That sum can be negative, and its minimum
+    is at the renormalized probabilities instead of the teacher's.
+
+    The teacher's remaining mass may be only a rounding error. It counts as 0 where the student has no mass outside K,
+    for example if K is all classes, and does not cause +inf.
+
+    Arguments:
+        kind: the divergence or its name; with ``"zero"`` not `Renyi`, which is not a sum over classes.
+        teacher: P, shape (..., k).
+        student: logits of Q, shape (..., classes).
+        temperature: the divisor of the student's logits and the teacher's log-probabilities before normalization. It
+            must be 1 unless the tail is ``"renormalize"``, because the mass outside K at another temperature is
+            unknown.
+        dtype: the dtype of the result. By default float64 if the student or the teacher is float64, else float32.
+
+    Returns:
+        one value for each position, computed in float64 (float32 on devices without float64). On the CPU, exponentials
+        of float32 and half-precision logits are float32, and their sums float64.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong type.
+        ArgumentValueError: positions or devices differ, an index is not below the number of classes, or the tail does
+            not support `temperature` or `kind`.
+
+    Gradient:
+        to the student, and to the teacher's log-probabilities if they require one, of any order; as stated by `kind`
+        for the classes above. The first derivative needs no extra memory. A padding entry gets 0. If no mass is left,
+        ``"bucket"`` scales the teacher's probabilities to sum to one, and the gradient includes this scaling.
+
+    Example:
+        >>> import torch
+        >>> from kullback import KL
+        >>> from kullback.functional import TopK, top_k_divergence
+        >>> logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
+        >>> log_probs, indices = logits.log_softmax(-1).topk(2)
+        >>> top_k_divergence(KL(), TopK(indices, log_probs), torch.zeros(1, 4))
+        tensor([0.4255])
+        >>> top_k_divergence(KL(), TopK(indices, log_probs, tail="renormalize"), torch.zeros(1, 4))
+        tensor([0.8041])
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+    kind = check_kind(_CALL, kind)
+    check_result_dtype(_CALL, dtype)
+    check_partial_teacher(_CALL, TopK, teacher, student, kind, temperature)
+    dtype = teacher.result_dtype(student.dtype) if dtype is None else dtype
+    return teacher.rows(kind, student.shape[-1], temperature, dtype).of_student(student)
+
+
+@dataclass(frozen=True, eq=False)
+class TopKRows(PartialRows):
+    """The rows of a `TopK`.
+
+    Attributes:
+        tail: the tail of the `TopK`.
+        rounding: the largest remainder of the teacher's mass that counts as a rounding error.
+        vocabulary: the number of classes.
+    """
+
+    tail: Tail
+    rounding: float
+    vocabulary: int
+
+    def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
+        """Return the divergence of each row, from the teacher's log-probabilities and the student's logits."""
+        if self.tail == "zero":
+            log_q = logits[:, :-1] - logits.logsumexp(-1, keepdim=True)
+            return transformable(WeightedTerms(self.kind), log_probs, log_q, torch.ones_like(log_q)).to(
+                self.dtype
+            )
+        if self.tail == "renormalize":
+            left = torch.full_like(logits[:, -1:], -torch.inf)
+        else:
+            # If all classes are kept, any remainder is rounding.
+            is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
+            left = _log_mass_left(log_probs, logits[:, -1:], torch.where(is_whole, 1, self.rounding))
+        p = torch.cat([log_probs / self.temperature, left], -1)
+        return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
+
+
+def _log_mass_left(log_probs: Tensor, others: Tensor, rounding: Tensor) -> Tensor:
+    """Return the log of the mass outside the kept classes; -inf if it is at most rounding and Q has none there."""
+    kept = log_probs.exp().sum(-1, keepdim=True)
+    some_left = (kept < 1) & ((others > -torch.inf) | (1 - kept > rounding))
+    return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
+
+
+def _check_form(teacher: TopK) -> None:
+    indices, log_probs = teacher.indices, teacher.log_probs
+    for name, x, wanted in (
+        ("indices", indices, "an integer tensor of class indices"),
+        ("log_probs", log_probs, "a floating-point tensor of log-probabilities"),
+    ):
+        is_tensor = isinstance(x, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if is_tensor:
+            check_dense("TopK", name, x)
+        has_dtype = is_tensor and (x.is_floating_point() if x is log_probs else is_integer(x))
+        if not has_dtype or x.ndim == 0 or x.shape[-1] == 0:
+            got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if is_tensor else type(x).__name__
+            raise invalid_type(
+                "TopK",
+                name,
+                wanted=f"{wanted}, shape (..., k) with k at least 1",
+                got=got,
+                instead="log_probs, indices = logits.log_softmax(-1).topk(k), then TopK(indices, log_probs)",
+            )
+    if indices.shape != log_probs.shape:
+        raise invalid_value(
+            "TopK",
+            "log_probs",
+            wanted=f"one for each index, shape {tuple(indices.shape)}",
+            got=f"shape {tuple(log_probs.shape)}",
+            instead="TopK(indices, log_probs) of the same positions and the same k",
+        )
+    if indices.device != log_probs.device:
+        raise invalid_value(
+            "TopK",
+            "log_probs",
+            wanted=f"a tensor on {indices.device}, where the indices are",
+            got=f"one on {log_probs.device}",
+            instead="log_probs.to(indices.device)",
+        )
+    if not (isinstance(teacher.tail, str) and teacher.tail in get_args(Tail)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise invalid_value(
+            "TopK",
+            "tail",
+            wanted="'bucket', 'renormalize' or 'zero'",
+            got=safe_repr(teacher.tail),
+            instead="tail='bucket' to compare the remaining mass as one class",
+        )
+
+
+def _check_values(teacher: TopK) -> None:
+    indices, log_probs = teacher.indices.long(), teacher.log_probs.detach()
+    tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
+    accurate = upcast(log_probs)
+    _refuse_where(
+        accurate.isnan() | (accurate > tolerance),
+        accurate,
+        "log_probs",
+        wanted="log-probabilities, which are <= 0",
+        instead="logits.log_softmax(-1).topk(k), which normalizes over all classes first",
+    )
+    kept = accurate.exp().sum(-1)
+    _refuse_where(
+        kept > 1 + tolerance,
+        kept,
+        "log_probs",
+        wanted="natural log-probabilities whose probabilities sum to at most 1 in each row",
+        instead="log-probabilities normalized over all classes, each class once",
+    )
+    if teacher.tail == "renormalize":
+        _refuse_where(
+            (accurate == -math.inf).all(-1),
+            kept,
+            "log_probs",
+            wanted="a class with mass in each row, for tail='renormalize' to scale",
+            instead="tail='bucket', or leave these positions out",
+        )
+    _refuse_where(
+        indices < 0,
+        indices,
+        "indices",
+        wanted="indices of classes, 0 or more",
+        instead="any index for padding, with log-probability -inf",
+    )
+    # Each padding entry gets its own negative number, which is not a class.
+    places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
+    ordered = torch.where(accurate == -math.inf, -places, indices).sort(-1).values
+    _refuse_where(
+        ordered[..., 1:] == ordered[..., :-1],
+        ordered[..., 1:],
+        "indices",
+        wanted="each class once in a row",
+        instead="one entry for each class, and log-probability -inf for padding",
+        where="in sorted order",
+    )
+
+
+def _refuse_where(
+    wrong: Tensor, values: Tensor, argument: str, *, wanted: str, instead: str, where: str = ""
+) -> None:
+    if bool(wrong.any()):
+        index = tuple(int(i) for i in wrong.nonzero()[0])
+        got = f"{values[index].item():g} at index {index} {where}".rstrip()
+        raise invalid_value(
+            "TopK",
+            argument,
+            wanted=wanted,
+            got=f"{got}, the first of {int(wrong.sum())} in {wrong.numel()}",
+            instead=instead,
+        )

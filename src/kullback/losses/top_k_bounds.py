@@ -1,0 +1,335 @@
+"""Lower and upper bounds of a divergence from the most probable classes of both distributions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.common.short_repr import short_repr
+from kullback.common.words import NO_LABEL
+from kullback.errors import invalid_type, invalid_value
+from kullback.generators import Divergence, FinitePair
+from kullback.io.top_k.block import TopKBlock, log_tail_mass
+from kullback.losses.settings import check_classes, check_kind
+from kullback.losses.top_k import TopK
+from kullback.representations import SUM_TOLERANCE
+
+__all__ = ["DivergenceBounds", "top_k_divergence_bounds"]
+
+_CALL = "top_k_divergence_bounds"
+_PADDING_P, _PADDING_Q = -1, 1 << 62  # equal to no class, nor to each other
+
+
+class DivergenceBounds(NamedTuple):
+    """Lower and upper bounds of a divergence.
+
+    Attributes:
+        lower: the lower bounds.
+        upper: the upper bounds, +inf if the divergence may be unbounded.
+
+    Example:
+        >>> import torch
+        >>> from kullback.functional import DivergenceBounds
+        >>> DivergenceBounds(torch.tensor([0.25]), torch.tensor([0.5])).upper
+        tensor([0.5000])
+    """
+
+    lower: Tensor
+    upper: Tensor
+
+    def __repr__(self) -> str:
+        return short_repr(self, self._asdict())
+
+
+def top_k_divergence_bounds(
+    p: TopK | TopKBlock, q: TopK | TopKBlock, kind: Divergence | str, *, classes: int | None = None
+) -> DivergenceBounds:
+    r"""Bound the divergence between two distributions from their lists of known classes.
+
+    Let C be the classes in both lists, A the classes only in P's list, with mass :math:`p_A`, B the classes only in Q's
+    list, with mass :math:`q_B`, and :math:`p_0, q_0` the masses outside each list. With
+    :math:`\varphi(p, q) = q f(p/q)`:
+
+    .. math::
+        \sum_C \varphi(p_i, q_i) + \varphi(p_A + p_0,\; q_B + q_0)
+        \;\le\; D_f(P \| Q) \;\le\;
+        \sum_C \varphi(p_i, q_i) + \varphi(p_A + p_0,\; 0) + \varphi(0,\; q_B + q_0)
+
+    The lower bound merges all classes outside C into one class. Its last term becomes
+    :math:`\varphi(p_A, q_0) + \varphi(p_0, q_B)` if :math:`p_A q_B > p_0 q_0`, that is, if Q's mass outside its list is
+    too small for the share of A. The upper bound puts P's and Q's mass outside C on separate classes. Bounded
+    divergences such as JS then have a finite upper bound, and total variation is known up to the remaining masses. KL
+    has no upper bound if Q may give probability 0 to a class of P. Each bound is attained by some P and Q if at least
+    two classes are in neither list, or if the two lists together contain all `classes`. If each list contains all
+    `classes`, the bounds are equal.
+
+    Rounding only widens the bounds. A listed log-probability x has the error :math:`\varepsilon(1 + |x|)`, with the
+    epsilon of its dtype, and the mass outside the list the error :math:`(k + 1)\, \varepsilon`.
+
+    Arguments:
+        p: P, a `TopK` of shape (..., k) or a `TopKBlock` of n positions.
+        q: Q, for the same positions; k may differ.
+        kind: the divergence or its name; not `Renyi`, which is not a sum over classes.
+        classes: the number of all classes. By default the blocks' number, if they have one.
+
+    Returns:
+        `DivergenceBounds` in float64, one value for each position, without a gradient.
+
+    Raises:
+        ArgumentTypeError: `p` or `q` is neither a `TopK` nor a `TopKBlock`, or `kind` is not a divergence.
+        ArgumentValueError: the positions differ, in number or in their true tokens; the mass outside a list is
+            unknown; an index is not below `classes`; a list contains all `classes`, but the remaining mass is more than
+            a rounding error; or `kind` is not a sum over classes.
+
+    Example:
+        >>> import torch
+        >>> from kullback import KL, JensenShannon
+        >>> from kullback.functional import TopK, top_k_divergence_bounds
+        >>> p = TopK(torch.tensor([[0, 1]]), torch.tensor([[0.6, 0.3]]).log())
+        >>> q = TopK(torch.tensor([[0, 2]]), torch.tensor([[0.5, 0.25]]).log())
+        >>> top_k_divergence_bounds(p, q, KL())
+        DivergenceBounds(lower=tensor([0.0725], dtype=torch.float64), upper=tensor([inf], dtype=torch.float64))
+        >>> top_k_divergence_bounds(p, q, JensenShannon()).upper
+        tensor([0.3142], dtype=torch.float64)
+
+    References:
+        Information-type measures of difference of probability distributions and indirect observations (Csiszar, 1967)
+    """
+    kind = check_kind(_CALL, kind)
+    if not kind.additive:
+        raise invalid_value(
+            _CALL,
+            "kind",
+            wanted="a divergence that is a sum over classes",
+            got=repr(kind),
+            instead="kind=Alpha(2.0); Renyi(2.0) is an increasing function of it",
+        )
+    _check(p, "p")
+    _check(q, "q")
+    _check_positions(p, q)
+    classes = check_classes(_CALL, classes)
+    if classes is None:
+        numbers = [x.classes for x in (p, q) if isinstance(x, TopKBlock) and x.classes is not None]
+        classes = numbers[0] if numbers else None
+    shape = p.indices.shape[:-1]
+    side_p, side_q = _ListedClasses.of(p, classes, _PADDING_P), _ListedClasses.of(q, classes, _PADDING_Q)
+    if classes is not None:
+        _check_indices("p", side_p.indices, classes)
+        _check_indices("q", torch.where(side_q.indices == _PADDING_Q, -1, side_q.indices), classes)
+        _check_mass("p", p, classes)
+        _check_mass("q", q, classes)
+    bounds = _bounds(side_p, side_q, kind, classes)
+    return DivergenceBounds(*(x.reshape(shape) for x in bounds))
+
+
+class _ListedClasses(NamedTuple):
+    """One distribution: its listed classes (padded), and ranges of their log-probabilities and of the mass outside."""
+
+    indices: Tensor
+    low: Tensor
+    high: Tensor
+    least: Tensor
+    most: Tensor
+
+    @classmethod
+    def of(cls, x: TopK | TopKBlock, classes: int | None, padding: int) -> _ListedClasses:
+        k, eps = x.indices.shape[-1], torch.finfo(x.log_probs.dtype).eps
+        log_probs = x.log_probs.detach().double().reshape(-1, k)
+        kept = log_probs != -torch.inf
+        indices = torch.where(kept, x.indices.long().reshape(-1, k), padding)
+        tail = _mass_outside(x)
+        # The errors of the listed probabilities sum to less than this: p (1 + |log p|) is at most p + 1/e.
+        rounding = torch.full_like(tail, (k + 1) * eps)
+        if classes is not None:
+            whole = kept.sum(-1) >= classes
+            tail, rounding = torch.where(whole, 0, tail), torch.where(whole, 0, rounding)
+        error = eps * (1 + torch.where(kept, log_probs, 0).abs())
+        return cls(
+            indices, log_probs - error, log_probs + error, (tail - rounding).clamp(min=0), tail + rounding
+        )
+
+    def among(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ranges of the log-probabilities where `mask` is True, -inf elsewhere."""
+        return torch.where(mask, self.low, -torch.inf), torch.where(mask, self.high, -torch.inf)
+
+
+def _bounds(
+    p: _ListedClasses, q: _ListedClasses, kind: Divergence, classes: int | None
+) -> tuple[Tensor, Tensor]:
+    ordered, order = q.indices.sort(-1)
+    place = torch.searchsorted(ordered, p.indices).clamp(max=q.indices.shape[-1] - 1)
+    in_both = ordered.gather(-1, place) == p.indices
+    place = order.gather(-1, place)
+    q_in_both = torch.zeros_like(q.indices).scatter_add(-1, place, in_both.long()) > 0
+    matched = q._replace(low=q.low.gather(-1, place), high=q.high.gather(-1, place))
+    common_p, common_q = p.among(in_both), matched.among(in_both)
+    only_p, only_q = p.among(~in_both), q.among(~q_in_both)  # A and B
+    p_a, q_b = _masses(only_p), _masses(only_q)
+
+    same = _least(kind, common_p, common_q).sum(-1)
+    merged = _least_of_masses(kind, _sum(p_a, (p.least, p.most)), _sum(q_b, (q.least, q.most)))
+    apart = _least_of_masses(kind, p_a, (q.least, q.most)) + _least_of_masses(kind, (p.least, p.most), q_b)
+    complete = torch.zeros_like(in_both[:, 0])
+    if classes is not None:
+        listed = (p.indices != _PADDING_P).sum(-1) + ((q.indices != _PADDING_Q) & ~q_in_both).sum(-1)
+        complete = listed >= classes
+    holds = complete | (p_a[0] * q_b[0] > p.most * q.most)
+    lower = same + torch.where(holds, torch.maximum(apart, merged), merged)
+
+    same = _largest(kind, common_p, common_q).sum(-1)
+    one, nothing = torch.zeros_like(same), torch.full_like(same, -torch.inf)
+    upper = (
+        same + _terms(kind, (p_a[1] + p.most).log(), nothing) + _terms(kind, nothing, (q_b[1] + q.most).log())
+    )
+    if classes is not None:
+        # No class is unlisted, so the mass outside P's list is on classes of B, and the mass outside Q's on A.
+        exact = same + _most(kind, only_q, p, swap=False) + _most(kind, only_p, q, swap=True)
+        upper = torch.where(complete, torch.minimum(exact, upper), upper)
+    upper = torch.minimum(upper, _terms(kind, one, nothing) + _terms(kind, nothing, one))
+    return lower, torch.maximum(lower, upper)
+
+
+Range = tuple[Tensor, Tensor]
+
+
+def _masses(logs: Range) -> Range:
+    return logs[0].exp().sum(-1), logs[1].exp().sum(-1)
+
+
+def _sum(a: Range, b: Range) -> Range:
+    return a[0] + b[0], a[1] + b[1]
+
+
+def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return the terms of a divergence from log-masses, which need not sum to one."""
+    empty_p, empty_q = log_p == -torch.inf, log_q == -torch.inf
+    ratio = torch.where(empty_p | empty_q, 0, log_p) - torch.where(empty_p | empty_q, 0, log_q)
+    ratio = torch.where(empty_p & ~empty_q, -torch.inf, torch.where(empty_q & ~empty_p, torch.inf, ratio))
+    return kind.terms(FinitePair(log_p.exp(), log_q.exp(), ratio, lambda: (log_p, log_q)))
+
+
+def _least(kind: Divergence, p: Range, q: Range) -> Tensor:
+    """Return the smallest terms for logarithms in these ranges: 0 if the ranges overlap, else from the nearest ends.
+
+    For a fixed q, the term falls as p approaches q, and for a fixed p as q approaches p.
+    """
+    above, below = p[0] > q[1], p[1] < q[0]
+    nearest_p = torch.where(above, p[0], torch.where(below, p[1], 0.0))
+    nearest_q = torch.where(above, q[1], torch.where(below, q[0], 0.0))
+    return torch.where(above | below, _terms(kind, nearest_p, nearest_q), 0)
+
+
+def _least_of_masses(kind: Divergence, p: Range, q: Range) -> Tensor:
+    return _least(kind, (p[0].log(), p[1].log()), (q[0].log(), q[1].log()))
+
+
+def _largest(kind: Divergence, p: Range, q: Range) -> Tensor:
+    """Return the largest terms for logarithms in these ranges, which are at the farthest ends."""
+    return torch.maximum(_terms(kind, p[1], q[0]), _terms(kind, p[0], q[1]))
+
+
+def _most(kind: Divergence, listed: Range, other: _ListedClasses, *, swap: bool) -> Tensor:
+    """Return the largest sum of terms over the classes of one list, for any split of the other's unlisted mass on them.
+
+    The sum is convex in the split, so it is largest when all of the mass is on one class.
+    """
+    nothing = torch.full_like(listed[1], -torch.inf)
+    none = _terms(kind, *((listed[1], nothing) if swap else (nothing, listed[1])))
+    infinite = none == torch.inf
+    rest = torch.where(infinite, 0, none).sum(-1, keepdim=True) - torch.where(infinite, 0, none)
+    alone = infinite.sum(-1, keepdim=True) - infinite.long() == 0
+    low, high = (x.log().unsqueeze(-1).expand_as(nothing) for x in (other.least, other.most))
+    all_of_it = _largest(kind, *((listed, (low, high)) if swap else ((low, high), listed)))
+    totals = torch.where(alone, all_of_it + rest, torch.inf)
+    totals = torch.where(listed[1] == -torch.inf, -torch.inf, totals)
+    return torch.where((listed[1] == -torch.inf).all(-1), 0, totals.amax(-1))
+
+
+def _check(x: object, name: str) -> None:
+    if not isinstance(x, TopK | TopKBlock):
+        raise invalid_type(
+            _CALL,
+            name,
+            wanted="a TopK or a TopKBlock",
+            got=type(x).__name__,
+            instead=f"{name}=TopK(indices, log_probs)",
+        )
+    if isinstance(x, TopK) and x.tail != "bucket":
+        raise invalid_value(
+            _CALL,
+            name,
+            wanted="tail='bucket': bounds need the mass outside the list",
+            got=f"tail={x.tail!r}",
+            instead=f"{name}=TopK(indices, log_probs), with log-probabilities among all classes",
+        )
+    if isinstance(x, TopKBlock) and bool(x.log_tail.isnan().any()):
+        raise invalid_value(
+            _CALL,
+            name,
+            wanted="a file that stores the mass outside the list",
+            got="only logits of the listed classes",
+            instead="log-probabilities among all classes, stored as 'indices' and 'log_probs'",
+        )
+
+
+def _check_indices(name: str, indices: Tensor, classes: int) -> None:
+    largest = int(indices.max()) if indices.numel() else -1
+    if largest >= classes:
+        raise invalid_value(
+            _CALL,
+            name,
+            wanted=f"indices below the number of classes, {classes}",
+            got=f"an index {largest}",
+            instead=f"classes={largest + 1} or more, the number of all classes",
+        )
+
+
+def _mass_outside(x: TopK | TopKBlock) -> Tensor:
+    """Return the mass outside the list of each position in float64: the stored mass, or 1 minus the listed mass."""
+    if isinstance(x, TopKBlock):
+        return x.log_tail.double().exp()
+    return log_tail_mass(x.log_probs.detach().double().reshape(-1, x.log_probs.shape[-1])).exp()
+
+
+def _check_mass(name: str, x: TopK | TopKBlock, classes: int) -> None:
+    """Raise if a list of all classes leaves mass: `classes` is too small, or the probabilities are wrong."""
+    log_probs = x.log_probs.detach().reshape(-1, x.log_probs.shape[-1])
+    eps = torch.finfo(log_probs.dtype).eps
+    rounding = max((log_probs.shape[-1] + 1) * eps, SUM_TOLERANCE.get(log_probs.dtype, 0.0))
+    tail = _mass_outside(x)
+    wrong = ((log_probs != -torch.inf).sum(-1) >= classes) & (tail > rounding)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise invalid_value(
+            _CALL,
+            f"{name}, classes",
+            wanted=f"no mass outside a list of all {classes} classes, within {rounding:.2g} ({log_probs.dtype})",
+            got=f"{float(tail[row]):.6g} outside that of row {row}, the first of {int(wrong.sum())}",
+            instead=f"classes={classes + 1} or more, the number of all classes, or classes=None if it is not known",
+        )
+
+
+def _check_positions(p: TopK | TopKBlock, q: TopK | TopKBlock) -> None:
+    shape_p, shape_q = tuple(p.indices.shape[:-1]), tuple(q.indices.shape[:-1])
+    if shape_p != shape_q or p.indices.device != q.indices.device:
+        raise invalid_value(
+            _CALL,
+            "p, q",
+            wanted="the same positions on one device",
+            got=f"shapes {shape_p} and {shape_q} on {p.indices.device} and {q.indices.device}",
+            instead="blocks with the same number of rows: p.blocks(rows=1024) and q.blocks(rows=1024)",
+        )
+    if isinstance(p, TopKBlock) and isinstance(q, TopKBlock):
+        other = (p.labels != q.labels) & (p.labels != NO_LABEL) & (q.labels != NO_LABEL)
+        if bool(other.any()):
+            row = int(other.nonzero()[0])
+            places = [f"sequence {int(x.sequences[row])}, position {int(x.positions[row])}" for x in (p, q)]
+            raise invalid_value(
+                _CALL,
+                "p, q",
+                wanted="positions of one text",
+                got=f"true token {int(p.labels[row])} at {places[0]} and {int(q.labels[row])} at {places[1]}",
+                instead="files made from the same tokens",
+            )

@@ -1,0 +1,235 @@
+"""The metric `PolicyKL`. Importing this module imports torchmetrics."""
+
+# No postponed annotations here, as in kullback.metrics.metric.
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from kullback.common.dtypes import accurate_dtype, upcast
+from kullback.common.inputs import number_from
+from kullback.errors import invalid_value, safe_repr
+from kullback.estimators import EstimateWarning
+from kullback.losses.log_probs import estimates
+from kullback.metrics.metric import move_states
+
+__all__ = ["PolicyKL"]
+
+# States that keep their dtype when the metric's dtype changes.
+_EXACT = ("state", "beyond", "outside")
+# The sums of a sequence: k1, k3 and the number of tokens with mass under P and Q; q/p - 1 and the number of all tokens.
+_K1, _K3, _INSIDE, _RATIO, _TOKENS = range(5)
+_COLUMNS = 5
+# A mean of q/p differs significantly from 1 if there are at least this many sequences, and it is more than this many
+# standard errors (p < 0.0002) plus this tolerance away. Rounding errors are below the tolerance.
+_FEWEST_SEQUENCES, _FARTHEST_RATIO, _ROUNDED = 10, 6.0, 1e-4
+
+
+class PolicyKL(Metric):
+    r"""KL(P || Q) of two policies, from the log-probabilities of tokens that were sampled from P.
+
+    For the mismatch between inference engine and trainer, P is the engine, which sampled the tokens, and Q the trainer.
+    For the divergence from a reference, P is the policy and Q the reference. A token has
+    :math:`k_1 = \log p - \log q` and :math:`k_3 = q/p - 1 + k_1`. Let :math:`S_i` be the sum of one of them over the
+    :math:`n_i` tokens of sequence i, and N the number of sequences:
+
+    .. math::
+        \text{token mean } m = \frac{\sum_i S_i}{\sum_i n_i}, \quad
+        \mathrm{se} = \frac{1}{\sum_i n_i} \sqrt{\frac{N}{N - 1} \sum_i (S_i - m\, n_i)^2}, \qquad
+        \text{sequence mean } \frac1N \sum_i S_i
+
+    The token mean estimates KL(P || Q) per token, and the sequence mean estimates it per sequence, both in nats. k1 and
+    k3 are unbiased. k1 may be negative; k3 varies less if P and Q are close. Tokens of a sequence are dependent, so the
+    standard errors only assume independent sequences.
+
+    The mean of q/p has expectation 1 if P has mass wherever Q has, and if the tokens were sampled with the
+    probabilities p. Log-probabilities after top-p, top-k or min-p violate this: k3 then omits the mass of Q where P
+    has probability 0. `compute` warns if the mean is more than 6 standard errors from 1.
+
+    Arguments:
+        threshold: a token is beyond the threshold if :math:`|\log p - \log q|` is larger.
+        kwargs: arguments of `torchmetrics.Metric`.
+
+    Returns:
+        `compute` returns a dict of scalars to log, in float64 if the device has it. Means over no tokens are NaN, like
+        the standard errors of fewer than two sequences.
+
+        * ``"k1"`` and ``"k3"``: the means over tokens; a token with q = 0 < p makes them +inf;
+        * ``"sequence_k1"`` and ``"sequence_k3"``: the means over sequences;
+        * ``"inside_k1"`` and ``"inside_k3"``: the means over the tokens with mass under both P and Q;
+        * ``"ratio"``: the mean of q/p over tokens;
+        * each of these names with ``"_error"`` appended: the standard error;
+        * ``"beyond"``: the fraction of tokens beyond the threshold;
+        * ``"outside"``: the fraction of tokens with probability 0 under either P or Q, but not both.
+
+    Warns:
+        EstimateWarning: at `compute`, tokens are outside, or k1 and k3 contradict each other.
+
+    Raises:
+        ArgumentValueError: `threshold` is negative or not a number; at `update`, the shapes do not fit.
+        OptionalDependencyError: torchmetrics is not installed.
+
+    Example:
+        >>> import torch
+        >>> from kullback.metrics import PolicyKL
+        >>> metric = PolicyKL(threshold=0.1)
+        >>> sampled = torch.tensor([[-1.0, -2.0, -0.5], [-0.5, -1.0, 0.0]])  # by the inference engine
+        >>> trained = torch.tensor([[-1.05, -2.0, -0.7], [-0.52, -0.99, 0.0]])
+        >>> metric.update(sampled, trained, mask=torch.tensor([[True, True, True], [True, True, False]]))
+        >>> found = metric.compute()
+        >>> {name: round(float(found[name]), 4) for name in ("k3", "k3_error", "sequence_k3", "beyond")}
+        {'k3': 0.004, 'k3_error': 0.0031, 'sequence_k3': 0.0101, 'beyond': 0.2}
+
+    References:
+        Approximating KL Divergence (Schulman, 2020)
+        Sampling Techniques, section 2.11, on the ratio of two means (Cochran, 1977)
+    """
+
+    is_differentiable: bool | None = False
+    higher_is_better: bool | None = False
+    full_state_update: bool | None = False
+    plot_lower_bound: float | None = 0.0
+
+    state: Tensor
+    beyond: Tensor
+
+    def __init__(self, threshold: float = 0.1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not number_from(threshold) >= 0:
+            raise invalid_value(
+                "PolicyKL",
+                "threshold",
+                wanted="a number that is not negative",
+                got=safe_repr(threshold),
+                instead="threshold=0.1",
+            )
+        self.threshold = threshold
+        dtype = accurate_dtype(self.device)
+        empty = torch.zeros(1 + _COLUMNS + _COLUMNS**2, dtype=dtype, device=self.device)
+        self.add_state("state", empty, dist_reduce_fx=_merge)
+        self.add_state("beyond", torch.zeros((), dtype=dtype, device=self.device), dist_reduce_fx="sum")
+        # Tokens with q = 0 < p, and with p = 0 < q.
+        self.add_state("outside", torch.zeros(2, dtype=dtype, device=self.device), dist_reduce_fx="sum")
+
+    def update(self, log_p: Tensor, log_q: Tensor, mask: Tensor | None = None) -> None:
+        """Add sequences: log-probabilities of shape (..., tokens), and a mask of the tokens that count, the same shape.
+
+        The tokens were sampled from P. Each sequence must be complete. Tokens that `mask` excludes may have any values.
+        A mask that is False everywhere raises a warning, on the CPU only.
+        """
+        call = "PolicyKL.update"
+        exact = [upcast(x) if isinstance(x, Tensor) and x.is_floating_point() else x for x in (log_p, log_q)]
+        (k1, k3), weights = estimates(call, exact[0], exact[1], ("k1", "k3"), mask)
+        if k1.ndim == 0:
+            wanted, got = "log-probabilities of shape (..., tokens)", "a scalar"
+            raise invalid_value(call, "log_p", wanted=wanted, got=got, instead="log_p[None], log_q[None]")
+        counts = torch.ones_like(k1) if weights is None else weights.to(k1.dtype)
+        self.beyond = self.beyond + (k1.abs() > self.threshold).sum()
+        self.outside = self.outside + torch.stack([(k1 == torch.inf).sum(), (k1 == -torch.inf).sum()])
+        inside = k1.isfinite()
+        kept = (torch.where(inside, x, 0) for x in (k1, k3, counts))
+        rows = torch.stack([x.sum(-1).flatten() for x in (*kept, torch.expm1(-k1), counts)], -1)
+        rows = rows[rows[:, _TOKENS] > 0]
+        self.state = _merge(torch.stack([self.state, _state(rows)]))
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the means, their standard errors and the fractions of tokens, over all processes."""
+        count, sums, products = _parts(self.state)
+        tokens, outside = sums[_TOKENS], self.outside.sum()
+        without_q, without_p = (torch.where(x > 0, torch.inf, 0) for x in self.outside)
+        results: dict[str, Tensor] = {}
+        for name, column, infinite in (
+            ("k1", _K1, without_q - without_p),
+            ("k3", _K3, without_q + without_p),
+        ):
+            results |= self._with_error(name, *_ratio(self.state, column, _TOKENS), infinite)
+            of_sequences = sums[column] / count, products[column, column].clamp(min=0) / (count * (count - 1))
+            results |= self._with_error(f"sequence_{name}", of_sequences[0], of_sequences[1].sqrt(), infinite)
+            inside = _ratio(self.state, column, _INSIDE)
+            results |= self._with_error(f"inside_{name}", *inside, torch.zeros_like(infinite))
+        excess, error = _ratio(self.state, _RATIO, _TOKENS)
+        results |= self._with_error("ratio", 1 + excess, error, torch.zeros_like(excess))
+        if bool(outside > 0):
+            _warn_outside(self.outside, tokens)
+        elif int(count) >= _FEWEST_SEQUENCES and bool(excess.abs() > _FARTHEST_RATIO * error + _ROUNDED):
+            _warn_ratio(results, sums[_INSIDE])
+        return results | {"beyond": self.beyond / tokens, "outside": outside / tokens}
+
+    def _with_error(self, name: str, mean: Tensor, error: Tensor, infinite: Tensor) -> dict[str, Tensor]:
+        """Return a mean and its error by name; `infinite` is added to the mean."""
+        mean = mean + infinite
+        error = torch.where(self.state[0] < 2, torch.nan, torch.where(mean.isinf(), torch.inf, error))
+        return {name: mean, f"{name}_error": error}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
+        """Change the device, but keep the dtype, because sums must stay exact."""
+        super()._apply(fn, exclude_state=(*exclude_state, *_EXACT))
+        move_states(self, self._defaults, _EXACT)
+        return self
+
+
+def _warn_outside(outside: Tensor, tokens: Tensor) -> None:
+    without_q, without_p, all_tokens = int(outside[0]), int(outside[1]), int(tokens)
+    parts = [
+        f"{number:,} of {all_tokens:,} tokens ({number / all_tokens:.2g}) have probability 0 under {name} alone"
+        for number, name in ((without_q, "Q"), (without_p, "P, which sampled them,"))
+        if number
+    ]
+    text = (
+        f"PolicyKL: {', and '.join(parts)}. This makes the means k1 and k3 infinite; inside_k1 and inside_k3 are the "
+        "means of the other tokens. Pass the log-probabilities before top-p, top-k and min-p for both sides."
+    )
+    warnings.warn(text, EstimateWarning, stacklevel=4)
+
+
+def _warn_ratio(results: dict[str, Tensor], tokens: Tensor) -> None:
+    number = {name: float(value) for name, value in results.items()}
+    distance = abs(number["ratio"] - 1) / number["ratio_error"] if number["ratio_error"] else float("inf")
+    text = (
+        f"PolicyKL: k1 = {number['k1']:.4g} and k3 = {number['k3']:.4g} of {int(tokens):,} tokens contradict each "
+        f"other. They differ by the mean of q/p minus 1, {number['ratio'] - 1:.3g}, which is {distance:.3g} standard "
+        "errors from 0. After top-p, top-k or min-p, k3 omits the mass of Q where P gives probability 0: sample "
+        "without them, or truncate Q to the same tokens and renormalize it. If the tokens were sampled at "
+        "another temperature, both are wrong: pass the log-probabilities at the temperature of sampling. If P and Q "
+        "are far apart, k3 misses rare large q/p: use k1."
+    )
+    warnings.warn(text, EstimateWarning, stacklevel=4)
+
+
+# Each sequence has one sum for each column. A state has the number of sequences, the totals of the columns, and the
+# products of the deviations from their means, which can be merged without cancellation.
+
+
+def _ratio(state: Tensor, above: int, below: int) -> tuple[Tensor, Tensor]:
+    """Return the ratio of two columns' totals and its standard error."""
+    count, sums, products = _parts(state)
+    mean = sums[above] / sums[below]
+    # The sum of squares of S - m n. The mean of S - m n is 0, so the deviations of S and n from their means suffice.
+    square = products[above, above] - 2 * mean * products[above, below] + mean**2 * products[below, below]
+    return mean, (count / (count - 1) * square.clamp(min=0)).sqrt() / sums[below]
+
+
+def _state(rows: Tensor) -> Tensor:
+    deviations = rows - rows.sum(0) / max(rows.shape[0], 1)
+    count = rows.new_full((1,), rows.shape[0])
+    return torch.cat([count, rows.sum(0), (deviations.T @ deviations).flatten()])
+
+
+def _parts(state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    sums, products = state[..., 1 : 1 + _COLUMNS], state[..., 1 + _COLUMNS :]
+    return state[..., 0], sums, products.unflatten(-1, (_COLUMNS, _COLUMNS))
+
+
+def _merge(states: Tensor) -> Tensor:
+    """Merge states, shape (states, values), into one, like the variances of Chan, Golub and LeVeque (1979)."""
+    counts, sums, products = _parts(states)
+    total = sums.sum(0)
+    deviations = sums / counts.clamp(min=1)[:, None] - total / counts.sum().clamp(min=1)
+    # A state without sequences has no mean. Its deviation must be 0 even if the other means are infinite.
+    deviations = torch.where(counts[:, None] > 0, deviations, 0)
+    between = torch.einsum("k,ki,kj->ij", counts, deviations, deviations)
+    return torch.cat([counts.sum()[None], total, (products.sum(0) + between).flatten()])

@@ -1,0 +1,420 @@
+"""`compare_models`: runs a base and its candidates over a text in step and measures them, in bounded memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence, ValuesView
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain, count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from kullback.common.inputs import check_flag
+from kullback.common.words import RepresentationName
+from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.io.windows import Windows
+from kullback.models.language_model import LanguageModel
+from kullback.models.match import Cut, Matched, match_sides, require_classes, shared_classes
+from kullback.models.model_results import Candidate, ModelComparison
+from kullback.models.noise import NoisyModel
+from kullback.models.open_model import Opened, OpenOptions, Progress, is_reference, opened_in
+from kullback.models.pairing import DensePairing, Pairing, PairingSettings
+from kullback.models.partial import ListedPairing, ReferencePairing
+from kullback.models.recording import record_reference
+from kullback.models.run import Run, differences
+from kullback.models.side import DenseSide, ModelSide, ReferenceSide
+from kullback.models.text import Score, Text, take_texts
+from kullback.predictions.checkpoint import checkpoint_of, fingerprint, require_state, weights_stamp
+from kullback.predictions.llama_cpp_statistics import LlamaCppRows
+from kullback.predictions.sources import Clusters
+
+__all__ = ["compare_models"]
+
+CALL = "compare_models"
+BLOCK_BYTES = 40 * 1024 * 1024
+FEWEST_DOCUMENTS = 10  # to be the clusters; of fewer, the windows are
+# Classes kept for each token of the base where only one model is in memory: more than in a file that is shared.
+RECORDED_TOP, RECORDED_DRAWS = 256, 64
+
+
+def compare_models(
+    base: object,
+    candidates: object,
+    texts: object = None,
+    *,
+    tokenizer: Any = None,
+    representation: RepresentationName | None = None,
+    context: int = 512,
+    score: Score = "second-half",
+    most_windows: int | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    hub: bool = False,
+    noise_floor: bool = False,
+    one_at_a_time: bool = False,
+    independent: bool = False,
+    resume: str | os.PathLike[str] | None = None,
+    llama_cpp: LlamaCppRows | None = None,
+    api_key_env: str | None = None,
+    server_top: int = 20,
+    worst: int = 10,
+    bootstrap: int = 1000,
+    generator: torch.Generator | None = None,
+    block_bytes: int = BLOCK_BYTES,
+    progress: Progress | None = None,
+) -> ModelComparison:
+    r"""Compare causal language models with a base over a text: how far their predictions are from the base's.
+
+    .. math:: \frac1N \sum_{n=1}^N KL\bigl(P(\cdot \mid x_{<n}) \,\|\, Q(\cdot \mid x_{<n})\bigr)
+
+    over the scored tokens of the text, and everything else that `compare_predictions` reports, perplexities among them.
+    All models read the same tokens. Windows are cut and scored as ``llama-perplexity`` does by default, so that numbers
+    can be compared: `context` tokens each, with the second half scored. Standard errors and intervals treat windows as
+    the independent units, or documents where there are ten or more. Their order is examined: where it shows
+    dependence, blocks of windows are the units, and a note gives the effective number of windows.
+
+    Where two models have the same tokens in another order, or one has classes without a token, classes are matched by
+    the bytes of their tokens. All classes that are not shared become one class. Every divergence is then a lower bound
+    of the divergence over the whole vocabularies, and a note says so. Models whose tokenizers cut the text differently
+    are refused.
+
+    With a reference file of `record_reference` as base or candidate, and all logits of the other side, every mean is
+    unbiased, and its interval includes the drawing; `Candidate.drawn` and `Candidate.certain` give the known bounds
+    for these very tokens. The divergence to the reference, KL(base || candidate) where the candidate is one, weighs
+    draws by ratios of probabilities: its interval is open above unless these are found light-tailed in every row. Of a
+    server, of stored top classes, or of two references, divergences are bounded: those reported are certain lower
+    bounds, with all other classes as one.
+
+    Arguments:
+        base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module called with ``input_ids``
+            that returns logits, a reference file (``.klref``), or a source of `kullback.io.open_rows` or
+            `kullback.io.open_top_k` with a row for each scored token.
+        candidates: Q, likewise, or the address of a server (``http://...``) that speaks vLLM's, SGLang's or OpenAI's
+            completions API; one, a list of them, or a mapping from the names to call them by. Of candidates without
+            a name of their own, the second with the name of another is called ``"name (2)"``, and so on.
+        texts: a text; a `pathlib.Path` of a text file, or of JSONL lines with ``"text"``, with ``"messages"`` and
+            ``"tools"``, or with ``"prompt"`` and ``"completion"``; a list of texts, or of such records; or a list of
+            conversations. Leave it out where a side is a reference file: its text is read.
+        tokenizer: the tokenizer of the modules among the models.
+        representation: the kind of numbers in the files among the sides, as for `compare_predictions`.
+        context: the number of tokens in a window, and the most that a conversation may have.
+        score: ``"second-half"`` of each window, ``"all"`` tokens, or the replies of the ``"assistant"`` in
+            conversations.
+        most_windows: how many windows to read; all by default.
+        dtype: of the weights of folders: ``"auto"`` as the folder declares, ``"float32"``, ``"bfloat16"``,
+            ``"float16"``.
+        device: the device of the folders' models, such as ``"cuda"``.
+        trust_remote_code: whether code in a folder may run.
+        hub: whether names may be those of models on the Hugging Face hub.
+        noise_floor: whether to compare the base also with itself plus noise of its dtype's rounding in every layer.
+            Smaller values of KL are within rounding noise.
+        one_at_a_time: whether to keep only one model in memory: the base's predictions are first recorded as a
+            reference file, in a temporary folder, and each candidate is then compared with that; for a candidate that
+            is a reference itself, this gives only bounds.
+        independent: whether windows, or documents, are known to be independent, so that their order is not examined.
+        resume: a file that keeps the finished windows. A run that was stopped continues from it and gives the same
+            result as an uninterrupted run. The file is removed at the end, even if it was there before and empty.
+        llama_cpp: also compute the numbers that ``llama-perplexity --kl-divergence`` prints, as for
+            `compare_predictions`. All logits of both sides must be known.
+        api_key_env: the name of the environment variable that holds the key of the servers.
+        server_top: how many of the most probable tokens to ask servers for.
+        worst, bootstrap, generator, block_bytes: as for `compare_predictions`.
+        progress: called with the number of scored tokens and the total.
+
+    Returns:
+        a `ModelComparison`; divergences in nats.
+
+    Raises:
+        ModelError: a model cannot be loaded or run, reads other tokens than the base, or gives NaN (window and token
+            are named); the text is shorter than a window.
+        FileError: a file cannot be read, or has another number of rows than tokens are scored.
+        ArgumentTypeError, ArgumentValueError: an argument is of the wrong type, shape or range.
+        OptionalDependencyError: transformers or llama-cpp-python is not installed.
+
+    Example:
+        >>> from kullback.models import compare_models
+        >>> found = compare_models("llama-3-8b", ["q8.gguf", "q4.gguf"], "some long text")  # doctest: +SKIP
+        >>> found.candidates[0].comparison.divergences["kl_pq"].mean  # doctest: +SKIP
+        0.0021
+
+    References:
+        llama.cpp, tools/perplexity (Gerganov and others, 2023)
+    """
+    named = _named(candidates)
+    several = named.values() if named is not None else candidates
+    given = list(several) if isinstance(several, list | tuple | ValuesView) else [several]
+    if not given:
+        raise invalid_value(
+            CALL,
+            "candidates",
+            wanted="at least one model",
+            got="none",
+            instead="candidates=['folder/of/model']",
+        )
+    check_flag(CALL, "independent", independent)
+    require_state(CALL, resume)
+    if one_at_a_time and resume is not None:
+        raise invalid_value(
+            CALL,
+            "resume",
+            wanted="none with one_at_a_time",
+            got=str(resume),
+            instead="resume without one_at_a_time",
+        )
+    cut = Cut(context, score, most_windows)
+    options = OpenOptions(
+        tokenizer=tokenizer,
+        representation=representation,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        hub=hub,
+        api_key_env=api_key_env,
+        server_top=server_top,
+    )
+    text = None if texts is None else take_texts(CALL, texts)
+    seed = int(torch.randint(2**62, (), generator=generator or torch.Generator().manual_seed(0)))
+    tuning = _Tuning(
+        worst, bootstrap, seed, resume, block_bytes, progress, llama_cpp, representation, independent
+    )
+    with ExitStack() as stack:
+        name = None
+        if one_at_a_time and not is_reference(base):
+            name = str(base) if isinstance(base, str | os.PathLike) else type(base).__name__
+            base = _recorded(stack, base, texts, options, cut, progress)
+        opened = opened_in(stack, base, "base", options)
+        # With one at a time, a group is a candidate by itself; the text is the same for all.
+        groups = [[each] for each in given] if one_at_a_time else [given]
+        parts = [
+            _compare_group(
+                opened,
+                group,
+                # A reference alone cannot read the text, and is compared by its tokens.
+                None if one_at_a_time and is_reference(group[0]) else text,
+                cut,
+                options,
+                tuning,
+                noise_floor=noise_floor and not place,
+            )
+            for place, group in enumerate(groups)
+        ]
+    return _joined(parts, name, None if named is None else list(named))
+
+
+class _Tuning(NamedTuple):
+    """Settings that all groups of candidates share."""
+
+    worst: int
+    bootstrap: int
+    seed: int
+    resume: str | os.PathLike[str] | None
+    block_bytes: int
+    progress: Progress | None
+    llama_cpp: LlamaCppRows | None
+    representation: RepresentationName | None
+    independent: bool
+
+
+class _Group(NamedTuple):
+    """The results of candidates that were run together."""
+
+    matched: Matched
+    settings: PairingSettings
+    found: list[tuple[Candidate, Tensor]]
+    floor: Candidate | None
+    whole_text: bool
+
+
+def _compare_group(
+    opened: Opened,
+    group: list[Any],
+    text: Text | None,
+    cut: Cut,
+    options: OpenOptions,
+    tuning: _Tuning,
+    *,
+    noise_floor: bool,
+) -> _Group:
+    with ExitStack() as stack:
+        others = [opened_in(stack, each, "candidate", options) for each in group]
+        matched = match_sides(opened, others, text, cut)
+        clusters = _clusters(matched.windows, matched.documents, independent=tuning.independent)
+        settings = PairingSettings(
+            matched.windows, clusters, tuning.worst, tuning.bootstrap, tuning.seed, tuning.llama_cpp
+        )
+        base, *sides = matched.sides
+        if noise_floor:
+            sides.append(_noisy(opened, matched.windows))
+        pairings = [_pairing(base, side, settings) for side in sides]
+        _run(base, pairings, settings, cut, tuning)
+        found = [pairing.result() for pairing in pairings]
+        floor = found.pop()[0] if noise_floor else None
+        return _Group(matched, settings, found, floor, pairings[0].passages.whole_text)
+
+
+def _named(candidates: object) -> dict[str, object] | None:
+    """Return the candidates by the names that a mapping gives them, or None where they have none."""
+    if not isinstance(candidates, Mapping):
+        return None
+    named = cast("Mapping[Any, object]", candidates)
+    for name in named:
+        if not isinstance(name, str) or not name.strip():
+            raise invalid_type(
+                CALL,
+                "candidates",
+                wanted="names that are strings, and not empty",
+                got=safe_repr(name),
+                instead="candidates={'int8': model}",
+            )
+    return dict(named)
+
+
+def _joined(parts: list[_Group], name: str | None, names: list[str] | None) -> ModelComparison:
+    """Return the result of all groups.
+
+    Arguments:
+        parts: the results.
+        name: the name of a base that was recorded on the way.
+        names: the names that the user gave to the candidates, or None.
+    """
+    matched, settings, _, floor, whole_text = parts[0]
+    base = matched.sides[0].info
+    base = base if name is None else replace(base, name=name)
+    found = [each for part in parts for each in part.found]
+    if names is None:
+        names = distinct([base.name, *(candidate.model.name for candidate, _ in found)])[1:]
+    elif base.name in names:
+        base = replace(base, name=f"{base.name} (P)")
+    found = [
+        (_called(candidate, base.name, each), errors)
+        for each, (candidate, errors) in zip(names, found, strict=True)
+    ]
+    found.sort(key=lambda each: each[0].comparison.divergences["kl_pq"].mean)
+    return ModelComparison(
+        base=base,
+        candidates=[candidate for candidate, _ in found],
+        differences=differences(found, settings),
+        noise_floor=floor,
+        text=matched.windows,
+        context=matched.context,
+        score=matched.score,
+        tokens=next((part.matched.words for part in parts if part.matched.words), None),
+        whole_text=whole_text,
+        notes=matched.notes,
+    )
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Return names that are all different: repeated names are numbered from the second on.
+
+    Example:
+        >>> distinct(["base", "base", "int8", "base", "base (2)"])
+        ['base', 'base (2)', 'int8', 'base (3)', 'base (2) (2)']
+    """
+    found: list[str] = []
+    for name in names:
+        others = (f"{name} ({number})" for number in count(2))
+        found.append(next(each for each in chain([name], others) if each not in found))
+    return found
+
+
+def _called(candidate: Candidate, base: str, name: str) -> Candidate:
+    """Return a candidate with the names that the report uses for it and for the base."""
+    return replace(
+        candidate,
+        model=replace(candidate.model, name=name),
+        comparison=replace(candidate.comparison, p_name=base, q_name=name),
+    )
+
+
+def _recorded(
+    stack: ExitStack, base: object, texts: object, options: OpenOptions, cut: Cut, progress: Progress | None
+) -> Path:
+    """Record the base in a temporary folder, and return the file."""
+    folder = stack.enter_context(TemporaryDirectory(prefix="kullback-"))
+    path = Path(folder) / "base.klref"
+    record_reference(
+        base,
+        texts,
+        path,
+        tokenizer=options.tokenizer,
+        top=RECORDED_TOP,
+        tail_draws=RECORDED_DRAWS,
+        context=cut.context,
+        score=cut.score,
+        most_windows=cut.most_windows,
+        dtype=options.dtype,
+        device=options.device,
+        trust_remote_code=options.trust_remote_code,
+        hub=options.hub,
+        progress=progress,
+    )
+    return path
+
+
+def _noisy(opened: Opened, windows: Windows) -> DenseSide:
+    if not isinstance(opened, LanguageModel):
+        raise invalid_value(
+            CALL, "noise_floor", wanted="a model as base", got="a file or server", instead="noise_floor=False"
+        )
+    noisy = NoisyModel(opened)
+    return DenseSide(noisy.info, windows, noisy)
+
+
+def _pairing(base: ModelSide, side: ModelSide, settings: PairingSettings) -> Pairing:
+    if isinstance(base, DenseSide) and isinstance(side, DenseSide):
+        return DensePairing(base, side, settings, shared_classes(base, side))
+    require_classes(base, side)
+    if settings.llama_cpp is not None:
+        raise invalid_value(
+            CALL,
+            "llama_cpp",
+            wanted="None where not all logits are known",
+            got=repr(settings.llama_cpp),
+            instead="llama_cpp=None (without --format and --like), or the model itself",
+        )
+    if any(_has_draws(one) and isinstance(other, DenseSide) for one, other in ((base, side), (side, base))):
+        return ReferencePairing(base, side, settings)
+    return ListedPairing(base, side, settings)
+
+
+def _has_draws(side: ModelSide) -> bool:
+    """Whether a side is a reference that estimates are possible of: one made of top classes alone has no draws."""
+    return isinstance(side, ReferenceSide) and side.reference.tail_draws > 0
+
+
+def _run(
+    base: ModelSide, pairings: list[Pairing], settings: PairingSettings, cut: Cut, tuning: _Tuning
+) -> None:
+    run = Run(base, pairings, settings)
+    if tuning.resume is None:
+        run.all_windows(tuning.block_bytes, tuning.progress)
+        return
+    identity = fingerprint(
+        tokens=settings.windows.tokens,
+        scored=settings.windows.scored.to(torch.uint8),
+        models=[vars(side.info) for side in (base, *(pairing.candidate for pairing in pairings))],
+        weights=[
+            weights_stamp(side.info.name) for side in (base, *(pairing.candidate for pairing in pairings))
+        ],
+        options=[cut.context, cut.score, settings.worst, settings.llama_cpp, tuning.representation],
+    )
+    with checkpoint_of(tuning.resume, identity) as checkpoint:
+        run.all_windows(tuning.block_bytes, tuning.progress, checkpoint)
+
+
+def _clusters(windows: Windows, documents: Tensor, *, independent: bool) -> Clusters:
+    """Return the documents as clusters if there are enough of them, else the windows."""
+    count = int(documents.max()) + 1
+    if count < FEWEST_DOCUMENTS:
+        names = [f"window {number}" for number in range(len(windows))]
+        return Clusters(windows.clusters, names, "" if independent else "windows")
+    present, numbers = documents.unique(return_inverse=True)
+    names = [f"document {number}" for number in present.tolist()]
+    return Clusters(numbers[windows.clusters], names, "" if independent else "documents")

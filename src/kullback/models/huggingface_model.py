@@ -1,0 +1,310 @@
+"""Causal language models of Hugging Face's transformers, from a folder or as modules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from kullback.common.optional import load
+from kullback.errors import ModelError, printable
+from kullback.io.tokens import byte_level_bytes, sentencepiece_bytes
+from kullback.io.windows import Windows
+from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
+from kullback.models.vocabulary import Token, Vocabulary
+
+__all__ = ["DTYPES", "HuggingFaceModel", "head_classes", "open_folder"]
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+
+
+class HuggingFaceModel(LanguageModel):
+    """A causal language model of transformers.
+
+    A window is read once, in one call of the model's body; its head is then applied to a block of scored positions at
+    a time, so that the logits of a whole window are never in memory.
+
+    Arguments:
+        model: the module: called with ``input_ids`` it returns an object with ``logits``.
+        tokenizer: its tokenizer.
+        info: its name and origin.
+    """
+
+    def __init__(self, model: torch.nn.Module, tokenizer: Any, info: ModelInfo) -> None:
+        self._was_training = model.training
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.info = info
+        self.vocabulary = read_vocabulary(tokenizer)
+        self.bos = _first_token(tokenizer)
+        self._takes_positions = "logits_to_keep" in signature(model.forward).parameters
+
+    def encode(self, text: str) -> list[int]:
+        # What looks like a control token in a text is text, as for llama.cpp.
+        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        return list(self.tokenizer(text, **options)["input_ids"])
+
+    def chat_text(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, reply_follows: bool
+    ) -> str:
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ModelError(
+                f"{printable(self.name)}: wanted a tokenizer with a chat template; got none; score the whole text "
+                "(--score all), or save the template with the tokenizer"
+            )
+        try:
+            found = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=None if tools is None else list(tools),
+                add_generation_prompt=reply_follows,
+                tokenize=False,
+            )
+        except Exception as error:  # of the template, which is a program of its own
+            raise refused_conversation(self.name, error) from error
+        return str(found)
+
+    def chat_encode(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    @torch.inference_mode()
+    def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
+        for number in range(first, len(windows)):
+            tokens, scored = windows.window(number)
+            # The model gives the distribution over a token at the token before it.
+            places = scored.nonzero().squeeze(-1) - 1
+            yield from self._window(tokens, places, rows)
+
+    def _window(self, tokens: Tensor, places: Tensor, rows: int) -> Iterator[Tensor]:
+        device = next(self.model.parameters()).device
+        inputs = tokens[None].to(device)
+        if not self._takes_positions:
+            yield from self._call(inputs)[places.to(device)].split(rows)
+            return
+        with _once(_body(self.model)) as once:
+            for part in places.split(rows):
+                with once():
+                    found = self._call(inputs, logits_to_keep=part.to(device))
+                yield found
+
+    def _call(self, inputs: Tensor, **options: Any) -> Tensor:
+        try:
+            return self.model(input_ids=inputs, use_cache=False, **options).logits[0]
+        except torch.OutOfMemoryError as error:
+            raise _too_large(self.name, error) from error
+        except RuntimeError as error:
+            if "alloc" in str(error) and "memory" in str(error):
+                raise _too_large(self.name, error) from error
+            raise
+
+    def close(self) -> None:
+        self.model.train(self._was_training)
+        del self.model
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _too_large(name: str, error: Exception) -> ModelError:
+    return ModelError(
+        f"{printable(name)}: out of memory ({' '.join(str(error).split())[:200]}); run the models one after the other "
+        "(--one-at-a-time), in --dtype bfloat16, with a smaller --context, or on another --device"
+    )
+
+
+def _body(model: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the part of a causal language model before its head, or None where it does not say which it is."""
+    body = getattr(model, getattr(model, "base_model_prefix", "") or "-", None)
+    return body if isinstance(body, torch.nn.Module) and body is not model else None
+
+
+@contextmanager
+def _once(body: torch.nn.Module | None) -> Generator[Callable[[], Any]]:
+    """Let a module compute its output in the first call alone, and return it again in the later ones."""
+    held: list[Any] = []
+
+    @contextmanager
+    def once() -> Generator[None]:
+        if body is None:
+            yield
+            return
+        forward, own = body.forward, vars(body).get("forward")
+
+        def remembered(*args: Any, **kwargs: Any) -> Any:
+            if not held:
+                held.append(forward(*args, **kwargs))
+            return held[0]
+
+        body.forward = remembered
+        try:
+            yield
+        finally:
+            if own is None:
+                del body.forward
+            else:  # what another library, such as accelerate, has put there
+                body.forward = own
+
+    yield once
+
+
+def _first_token(tokenizer: Any) -> int | None:
+    """Return the token that the tokenizer puts before every text, or None."""
+    bos = getattr(tokenizer, "bos_token_id", None)
+    begins = list(tokenizer("a", verbose=False)["input_ids"])
+    return bos if bos is not None and begins[:1] == [bos] else None
+
+
+def open_folder(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    hub: bool = False,
+) -> HuggingFaceModel:
+    """Load a causal language model from a folder, or from the hub.
+
+    Arguments:
+        name: the folder, or the name on the hub.
+        dtype: of its weights; ``"auto"`` keeps the dtype that the folder declares.
+        device: where it runs.
+        trust_remote_code: whether code that comes with the model may run.
+        hub: whether files may be downloaded.
+
+    Raises:
+        ModelError: it is no causal language model, has no tokenizer, or cannot be loaded.
+        OptionalDependencyError: transformers is not installed.
+    """
+    transformers = load("transformers", "a Hugging Face model")
+    shown = printable(name)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": not hub}
+    with _loading(shown, "a causal language model's config.json"):
+        config = transformers.AutoConfig.from_pretrained(name, **options)
+    _require_causal(shown, config)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
+        vocabulary = len(tokenizer)
+    except Exception as error:
+        raise ModelError(
+            f"model = {shown}: wanted a tokenizer in the same folder; got {_in_short(error)}; save it there "
+            "(tokenizer.save_pretrained(folder))"
+        ) from error
+    if not vocabulary:
+        raise ModelError(
+            f"model = {shown}: wanted a tokenizer in the same folder; got one without tokens; save it there "
+            "(tokenizer.save_pretrained(folder))"
+        )
+    with _loading(shown, "weights that fit the model"), _without_bars(transformers):
+        options |= {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            name, config=config, output_loading_info=True, **options
+        )
+        model = model.to(device) if getattr(model, "hf_device_map", None) is None else model
+    missing = sorted(report.get("missing_keys", ()))
+    if missing:
+        raise ModelError(
+            f"model = {shown}: wanted all weights of a {type(model).__name__}; got none for {missing[0]}"
+            f"{f' and {len(missing) - 1} others' if len(missing) > 1 else ''}; name a folder of a causal language model"
+        )
+    return HuggingFaceModel(model, tokenizer, _info(name, model, config))
+
+
+@contextmanager
+def _without_bars(transformers: Any) -> Generator[None]:
+    logs = transformers.utils.logging
+    shown = logs.is_progress_bar_enabled()
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logs.enable_progress_bar()
+
+
+@contextmanager
+def _loading(shown: str, wanted: str) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(
+            f"model = {shown}: wanted {wanted}; got {_in_short(error)}; check the folder, or load it in Python and "
+            "pass the module"
+        ) from error
+
+
+def _in_short(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def _require_causal(shown: str, config: Any) -> None:
+    names = list(getattr(config, "architectures", None) or ())
+    wrong = getattr(config, "is_encoder_decoder", False) or (
+        names
+        and not any(
+            name.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for name in names
+        )
+    )
+    if wrong:
+        what = printable(names[0] if names else config.model_type)
+        raise ModelError(
+            f"model = {shown}: wanted a causal language model; got {what}; only models that predict the next token can "
+            "be compared on a text"
+        )
+
+
+def _info(name: str, model: torch.nn.Module, config: Any) -> ModelInfo:
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        parameters = sum(weight.numel() for weight in model.parameters())
+    else:
+        held = quantization if isinstance(quantization, dict) else quantization.to_dict()
+        dtype, parameters = str(held.get("quant_method", "quantized")), None
+    folder = Path(name)
+    files = [path for pattern in WEIGHTS for path in folder.glob(pattern)] if folder.is_dir() else []
+    size = sum(path.stat().st_size for path in files) or None
+    classes = head_classes(model) or int(config.get_text_config().vocab_size)
+    return ModelInfo(name, "Hugging Face", dtype, classes, parameters, size)
+
+
+def head_classes(model: torch.nn.Module) -> int | None:
+    """Return the number of classes of a model's logits, from its head, or None where the head does not say."""
+    get = cast("Callable[[], Any] | None", getattr(model, "get_output_embeddings", None))
+    head = get() if get is not None else None
+    classes = getattr(head, "out_features", None)
+    return classes if isinstance(classes, int) else None
+
+
+def read_vocabulary(tokenizer: Any) -> Vocabulary:
+    """Return the token of each number of a tokenizer, as bytes."""
+    added = {int(number): token for number, token in getattr(tokenizer, "added_tokens_decoder", {}).items()}
+    named = {int(number): name for name, number in tokenizer.get_vocab().items()}
+    names = [named.get(number) for number in range(1 + max([*named, *added]))]
+    to_bytes = _token_bytes(tokenizer)
+    tokens: list[Token | None] = []
+    for number, name in enumerate(names):
+        if name is None:
+            tokens.append(None)
+        elif number in added:
+            tokens.append(Token(str(added[number]).encode(), bool(added[number].special)))
+        else:
+            tokens.append(Token(to_bytes(name)))
+    return Vocabulary(tokens)
+
+
+def _token_bytes(tokenizer: Any) -> Callable[[str], bytes]:
+    """Return how the tokenizer's names of tokens encode bytes: like GPT-2, or like SentencePiece."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    # The decoder's part of the tokenizer's JSON: all of it is megabytes.
+    decoder = (
+        None if backend is None or backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    )
+    kinds = [part.get("type") for part in (decoder or {}).get("decoders", [decoder or {}])]
+    if "ByteLevel" in kinds or (backend is None and hasattr(tokenizer, "byte_decoder")):
+        return byte_level_bytes
+    return sentencepiece_bytes

@@ -1,0 +1,139 @@
+"""`record_reference`: a model's predictions over a text as a reference file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from kullback.common.files import check_writable
+from kullback.io.reference_writer import ReferenceWriter
+from kullback.io.windows import Windows
+from kullback.models.language_model import LanguageModel
+from kullback.models.open_model import Progress, open_model
+from kullback.models.side import DenseSide
+from kullback.models.text import Score, make_windows, take_texts
+
+__all__ = ["record_reference", "record_side"]
+
+CALL = "record_reference"
+BLOCK_BYTES = 40 * 1024 * 1024
+HASHED_AT_ONCE = 1 << 22
+
+
+def record_reference(
+    model: object,
+    texts: object,
+    path: str | os.PathLike[str],
+    *,
+    tokenizer: Any = None,
+    top: int = 64,
+    tail_draws: int = 32,
+    seed: int = 0,
+    context: int = 512,
+    score: Score = "second-half",
+    most_windows: int | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    hub: bool = False,
+    block_bytes: int = BLOCK_BYTES,
+    progress: Progress | None = None,
+) -> list[str]:
+    r"""Write a model's predictions over a text as a reference file, which any other model can be compared with.
+
+    Of each scored token the file keeps the `top` most probable classes, the exact mass of all others, `tail_draws` of
+    those drawn with known probability, and the token's own log-probability: 0.8 kB with the defaults, where the logits
+    of 128,256 classes take 256 kB or more. `compare_models` takes the file as its base or as a candidate: its
+    estimates of the divergences are unbiased, and their intervals include the drawing.
+
+    Arguments:
+        model: a folder of a Hugging Face causal language model, a ``.gguf`` file, or a module.
+        texts: the text that it reads, as for `compare_models`.
+        path: the file to write, by custom with the extension ``.klref``.
+        tokenizer: the tokenizer of a module.
+        top: how many of the most probable classes to keep.
+        tail_draws: how many of the others to draw.
+        seed: of the draws.
+        context, score, most_windows, dtype, device, trust_remote_code, hub: as for `compare_models`.
+        block_bytes: the most that a block of logits may take in memory.
+        progress: called with the number of scored tokens and the total.
+
+    Returns:
+        remarks on the file, as sentences.
+
+    Raises:
+        ModelError: the model cannot be loaded or run, or gives NaN; the text is shorter than a window.
+        FileError: the file cannot be written; no partial file remains.
+        ArgumentTypeError, ArgumentValueError: an argument is of the wrong type or value.
+
+    Example:
+        >>> from kullback.models import record_reference
+        >>> record_reference("llama-3-8b", "some long text", "llama.klref")  # doctest: +SKIP
+        []
+    """
+    check_writable(path)
+    text = take_texts(CALL, texts)
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "trust_remote_code": trust_remote_code,
+        "hub": hub,
+    }
+    with open_model(model, tokenizer=tokenizer, **options) as opened:
+        windows, _ = make_windows(opened, text, context=context, score=score, most=most_windows)
+        settings = {"context": str(context), "score": score}
+        writer = ReferenceWriter(
+            path,
+            windows,
+            top=top,
+            tail_draws=tail_draws,
+            seed=seed,
+            metadata=settings | _describe(opened),
+        )
+        record_side(DenseSide(opened.info, windows, opened), writer, windows, block_bytes, progress)
+    return writer.notes
+
+
+def record_side(
+    side: DenseSide, writer: ReferenceWriter, windows: Windows, block_bytes: int, progress: Progress | None
+) -> None:
+    """Write all rows of a side."""
+    with writer:
+        for block in side.blocks(max(1, block_bytes // (4 * side.classes)), 0):
+            writer.add(block)
+            if progress is not None:
+                progress(writer.written, windows.rows)
+
+
+def _describe(model: LanguageModel) -> dict[str, str]:
+    info = model.info
+    found = {
+        "model": info.name,
+        "model_kind": info.kind,
+        "model_hash": _hash_of(Path(info.name)),
+        "dtype": info.dtype,
+        "parameters": info.parameters,
+        "file_bytes": info.file_bytes,
+        "tokenizer": model.vocabulary.fingerprint,
+        "bos": model.bos,
+    }
+    return {key: str(value) for key, value in found.items() if value is not None}
+
+
+def _hash_of(path: Path) -> str | None:
+    """Return the SHA-256 of a model's weights, file by file in the order of their names; None where there are none."""
+    if path.is_file():
+        files = [path]
+    else:
+        patterns = ("*.safetensors", "*.bin")
+        files = sorted(each for pattern in patterns for each in path.glob(pattern)) if path.is_dir() else []
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for each in files:
+        with each.open("rb") as file:
+            while part := file.read(HASHED_AT_ONCE):
+                digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,333 @@
+"""Univariate densities for the generic rules: their supports, log-densities and tails.
+
+A density is evaluated at `Points`, which also contain the logarithms of the distances from the ends of P's support.
+These are necessary near a singular end: most of the mass of Beta(0.01, 0.01) is closer to 1 than float64 can resolve.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn.functional import logsigmoid
+
+from kullback.common.dtypes import tensor_of, upcast
+from kullback.pairs.overrides import overrides_density
+
+__all__ = [
+    "Coordinate",
+    "Density",
+    "Points",
+    "PositiveAtEnds",
+    "Tail",
+    "register_density",
+    "density_of",
+    "density_of_family",
+    "log_mean_exp",
+    "log_sum",
+    "breakpoints_around",
+]
+
+
+def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
+    """Return log(e^a + e^b) with finite second derivatives far out, where `torch.logaddexp` has NaN."""
+    is_first = a >= b
+    high, low = torch.where(is_first, a, b), torch.where(is_first, b, a)
+    return high - logsigmoid(torch.where(high.isinf(), 0, high - low))
+
+
+def log_sum(a: Tensor, b: Tensor) -> Tensor:
+    """Return log(e^a + e^b); where a is -inf this is b, in value and derivative."""
+    alone = a == -torch.inf
+    return torch.where(alone, b, _log_add_exp(torch.where(alone, b, a), b))
+
+
+def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
+    """Return log(rest + weight e^u) with rest + weight = 1, to full precision even where the result is near 0."""
+    near = (u.abs() < 1) | ((weight < 0.5) & (u < 0)) | ((u > 0) & (u < 700))
+    close = torch.log1p(weight * torch.expm1(torch.where(near, u, 0)))
+    far = torch.where(near, 0, u)
+    return torch.where(near, close, _log_add_exp(torch.log(rest), torch.log(weight) + far))
+
+
+def breakpoints_around(center: Tensor, width: Tensor, bend: Tensor, steps: Tensor) -> list[Tensor]:
+    """Return the breakpoints of a density that may be wide in its coordinate, but bends within a few units."""
+    marks = [center + steps * width]
+    return [*marks, bend + steps * width.clamp(max=24.0) / 2] if bool((width > 6).any()) else marks
+
+
+class Points(NamedTuple):
+    """Points of P's support: x, and the logarithms of x - low and high - x for finite ends."""
+
+    x: Tensor
+    low: Tensor | None = None
+    log_above_low: Tensor | None = None
+    high: Tensor | None = None
+    log_below_high: Tensor | None = None
+
+    def is_extreme(self) -> Tensor:
+        """Return where the square of x, or of the inverse of its distance from an end, overflows float64."""
+        extreme = ~(self.x.abs() < 1e150)
+        for log_distance in (self.log_above_low, self.log_below_high):
+            if log_distance is not None:
+                extreme = extreme | (log_distance < -345)
+        return extreme
+
+    def log_above(self, edge: Tensor | float) -> Tensor:
+        """Return log(x - edge) for an edge at or below the lower end of the support."""
+        if self.low is None or self.log_above_low is None:
+            return torch.log(self.x - edge)
+        return _log_further(self.low - edge, self.log_above_low)
+
+    def log_below(self, edge: Tensor | float) -> Tensor:
+        """Return log(edge - x) for an edge at or above the upper end of the support."""
+        if self.high is None or self.log_below_high is None:
+            return torch.log(edge - self.x)
+        return _log_further(edge - self.high, self.log_below_high)
+
+
+def _log_further(more: Tensor, log_distance: Tensor) -> Tensor:
+    """Return log(distance + more) with correct second derivatives, even if one is much smaller than the other."""
+    none = ~(more > 0) | more.isinf()
+    log_more = torch.log(torch.where(none, 1, more))
+    less = none | (log_more < log_distance)
+    ratio = torch.where(none, 0, more) * torch.exp(
+        -torch.where(less & ~none, log_distance, 0).clamp(min=-700)
+    )
+    rest = torch.exp(torch.where(less, -1, log_distance - log_more))
+    return torch.where(
+        less, log_distance + torch.log1p(torch.where(less, ratio, 0)), log_more + torch.log1p(rest)
+    )
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """A variable t that runs over all reals: x, log(x - low), -log(high - x), or the logit between two finite ends."""
+
+    low: Tensor | None
+    high: Tensor | None
+
+    def points(self, t: Tensor) -> Points:
+        """Return the points at t, differentiable by the ends."""
+        low, high = self.low, self.high
+        if low is None:
+            return Points(t) if high is None else Points(high - torch.exp(-t), high=high, log_below_high=-t)
+        if high is None:
+            return Points(low + torch.exp(t), low, t)
+        width, open_end = self._width(low, high)
+        log_width = torch.log(width)
+        above, below = log_width + logsigmoid(t), log_width + logsigmoid(-t)
+        x = torch.where(t < 0, low + torch.exp(above), low + width - torch.exp(below))
+        if open_end is not None:
+            above, below = torch.where(open_end, t, above), torch.where(open_end, torch.inf, below)
+            x = torch.where(open_end, low + torch.exp(torch.where(open_end, t, 0)), x)
+        return Points(x, low, above, high, below)
+
+    def log_jacobian(self, t: Tensor) -> Tensor:
+        """Return log dx/dt."""
+        if self.low is None and self.high is None:
+            return torch.zeros_like(t)
+        if self.high is None:
+            return t
+        if self.low is None:
+            return -t
+        width, open_end = self._width(self.low, self.high)
+        speed = torch.log(width) + logsigmoid(t) + logsigmoid(-t)
+        return speed if open_end is None else torch.where(open_end, t, speed)
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return t at x; infinite outside the support."""
+        low, high = self.low, self.high
+        if low is None:
+            return x if high is None else -torch.log((high - x).clamp(min=0))
+        if high is None:
+            return torch.log((x - low).clamp(min=0))
+        width, open_end = self._width(low, high)
+        above = torch.log((x - low).clamp(min=0))
+        between = above - torch.log((low + width - x).clamp(min=0))
+        return between if open_end is None else torch.where(open_end, above, between)
+
+    @staticmethod
+    def _width(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return high - low, and where high is infinite; None if it is finite for the whole batch."""
+        open_end = high.isinf()
+        if not bool(open_end.any()):
+            return high - low, None
+        return torch.where(open_end, 1, torch.where(open_end, 0, high) - low), open_end
+
+
+class Tail(NamedTuple):
+    """How -log of the mass beyond u grows at an end, where u is |x| at infinity and 1 / distance at a finite end.
+
+    It grows as coefficient y^power, where y is the logarithm of u, taken `level` times: u at level 0, log u at level 1,
+    e^u at level -1. Tails u^-a have level 1, and tails e^(-a u) have level 0. A map of x such as exp adds
+    the same number to all levels, so the comparison of two tails does not depend on the variable. Unknown fields are
+    NaN.
+    """
+
+    level: Tensor | float = math.nan
+    power: Tensor | float = 1.0
+    coefficient: Tensor | float = math.nan
+
+    @classmethod
+    def of_power(cls, power: Tensor | float) -> Tail:
+        """Return the tail u^-power."""
+        return cls(1.0, 1.0, power)
+
+    def in_unit(self, unit: Tensor | float) -> Tail:
+        """Return the tail in terms of u / unit."""
+        level, power, coefficient, unit = (tensor_of(x, torch.float64) for x in (*self, unit))
+        changed = torch.where(level == 0, coefficient * unit**power, coefficient)
+        changed = torch.where((level < -1) & (unit != 1), torch.nan, changed)
+        return Tail(level, torch.where(level == -1, power * unit, power), changed)
+
+    def shifted(self, by: Tensor) -> Tail:
+        """Return the tail in terms of u - by."""
+        level, power, coefficient = (tensor_of(x, torch.float64) for x in self)
+        moved = torch.where(level == -1, coefficient * torch.exp(power * by), coefficient)
+        return Tail(level, power, torch.where((level < -1) & (by != 0), torch.nan, moved))
+
+
+@dataclass(frozen=True)
+class Density(ABC):
+    """A univariate density with its parameters, which are float64 tensors that broadcast."""
+
+    integer: ClassVar[bool] = False
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
+        """Return the density with `change` applied to every parameter, for example to its shape."""
+        parameters = dict(vars(self))
+        for name, x in parameters.items():
+            if isinstance(x, Tensor):
+                parameters[name] = change(x)
+            elif isinstance(x, Density):
+                parameters[name] = x.mapped(change)
+        return replace(self, **parameters)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters that `mapped` changes."""
+        tensors: list[Tensor] = []
+        for x in vars(self).values():
+            tensors += [x] if isinstance(x, Tensor) else x.tensors() if isinstance(x, Density) else []
+        return tensors
+
+    def detached(self) -> Density:
+        """Return the density with the same values, without derivatives by the parameters, forward or backward."""
+        parameters = dict(vars(self))
+        for name, x in parameters.items():
+            if isinstance(x, Tensor):
+                parameters[name] = x.detach()
+            elif isinstance(x, Density):
+                parameters[name] = x.detached()
+        return replace(self, **parameters)
+
+    def is_splittable(self) -> bool:
+        """Return whether `mapped` may cut the batch into parts."""
+        for part in vars(self).values():  # noqa: SIM110 - a generator costs a call for each
+            if isinstance(part, Density) and not part.is_splittable():
+                return False
+        return True
+
+    def low(self) -> Tensor | None:
+        """Return the lower end of the support, None for -inf."""
+        return None
+
+    def high(self) -> Tensor | None:
+        """Return the upper end of the support, None for +inf."""
+        return None
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Return the ends of the support, infinite where it has none."""
+        low, high = self.low(), self.high()
+        endless = torch.full((), torch.inf, dtype=torch.float64, device="cpu")
+        return -endless if low is None else low, endless if high is None else high
+
+    @abstractmethod
+    def log_density(self, at: Points) -> Tensor:
+        """Return the logarithm of the density at points of the support."""
+
+    @abstractmethod
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        """Return the approximate center of the density and its width, in the density's own coordinate."""
+
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        """Return, for each peak of the density, the points `steps` widths from its center, in the density's coordinate.
+
+        The last dimension of the parameters has size 1 and becomes the dimension of the steps.
+        """
+        center, width = self.center_and_width()
+        return [center + steps * width]
+
+    def nonsmooth_points(self) -> list[Tensor]:
+        """Return the points x at which the density has a corner."""
+        return []
+
+    def coordinate(self) -> Coordinate:
+        """Return a variable that maps the support to the whole line."""
+        return Coordinate(self.low(), self.high())
+
+    def lower_tail(self) -> Tail:
+        """Return the decay of the mass towards the lower end."""
+        return Tail()
+
+    def upper_tail(self) -> Tail:
+        """Return the decay of the mass towards the upper end."""
+        return Tail()
+
+
+class PositiveAtEnds(Density):
+    """A density that is positive and finite where its support ends."""
+
+    def lower_tail(self) -> Tail:
+        return Tail.of_power(1.0)
+
+    upper_tail = lower_tail
+
+
+# Returns the density of a distribution, or None if it is not known.
+DensityReader = Callable[..., "Density | None"]
+_READERS: dict[type, DensityReader] = {}
+DensityReaderT = TypeVar("DensityReaderT", bound=DensityReader)
+DensityT = TypeVar("DensityT", bound=Density)
+
+
+def register_density(family: type) -> Callable[[DensityReaderT], DensityReaderT]:
+    """Register the function that returns the density of a distribution of this type."""
+
+    def enter(read: DensityReaderT) -> DensityReaderT:
+        _READERS[family] = read
+        return read
+
+    return enter
+
+
+def density_of_family(family: type, *names: str) -> Callable[[type[DensityT]], type[DensityT]]:
+    """Register a class whose fields are these parameters of a family; by default, they have the names of the fields."""
+
+    def enter(density: type[DensityT]) -> type[DensityT]:
+        attributes = names or tuple(field.name for field in fields(density))
+        register_density(family)(lambda d: density(*map(upcast, map(partial(getattr, d), attributes))))
+        return density
+
+    return enter
+
+
+def density_of(distribution: Distribution) -> Density | None:
+    """Return the density of a distribution; None if its family is not known.
+
+    For a distribution that overrides its family's `log_prob`, the density uses only its own methods.
+    """
+    if overrides_density(distribution):
+        return _READERS[Distribution](distribution)
+    for family in type(distribution).__mro__:
+        density = _READERS[family](distribution) if family in _READERS else None
+        if density is not None:
+            return density
+    return None

@@ -1,0 +1,161 @@
+"""Errors for distributions that no rule can serve: maps outside their domain, and parameters that are not finite."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Distribution,
+    GeneralizedPareto,
+    Independent,
+    MixtureSameFamily,
+    Poisson,
+    TransformedDistribution,
+    constraints,
+)
+from torch.distributions.transforms import Transform
+
+from kullback.common.dtypes import tensor_of, upcast
+from kullback.errors import invalid_value, no_rule
+from kullback.pairs.densities.image import Ends, ends_after, steps_of
+from kullback.pairs.numerics.parameters import is_batched
+from kullback.pairs.registry import names_of
+from kullback.representations import can_inspect, can_inspect_all
+
+__all__ = ["check_domains", "check_integrable"]
+
+# How far outside the domain of a map rounding may move the end of a support, relative to the end of the domain.
+_ROUNDING = 1e-6
+# Parameters that have to be finite and, except for the location, positive.
+_NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")
+
+# The distribution that has a parameter, the parameter's name, and the parameter.
+_Parameter = tuple[Distribution, str, Tensor]
+
+
+def check_domains(call: str, p: Distribution, q: Distribution) -> None:
+    """Raise if a transform is applied to mass outside its domain, such as the logarithm to a Normal."""
+    for argument, d in (("p", p), ("q", q)):
+        inner = _unwrapped(d)
+        if isinstance(inner, TransformedDistribution):
+            _checked_ends(call, argument, inner)
+
+
+def _unwrapped(d: Distribution) -> Distribution:
+    """Return the distribution inside `Independent` and mixtures."""
+    while isinstance(d, Independent | MixtureSameFamily):
+        d = d.base_dist if isinstance(d, Independent) else d.component_distribution
+    return d
+
+
+def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
+    """Check all transforms in a distribution, and return the ends of its support; None if they are not known."""
+    d = _unwrapped(d)
+    if not isinstance(d, TransformedDistribution):
+        return _ends_of(_support_of(d))
+    ends = _checked_ends(call, argument, d.base_dist)
+    for step in steps_of(d.transforms):
+        domain = _ends_of(step.domain)
+        if (
+            ends is None
+            or domain is None
+            or not all(can_inspect(x) for x in (*ends, *domain) if x is not None)
+        ):
+            return None
+        if not _is_inside(ends, domain):
+            raise invalid_value(
+                call,
+                argument,
+                wanted=f"a base distribution with all of its mass in {_interval(domain)}, the domain of {_name(step)}",
+                got=f"{type(d.base_dist).__name__} with mass in {_interval(ends)} there",
+                instead="a base distribution, or a transform before this one, that stays in the domain; for the "
+                "logarithm LogNormal or Gamma, not Normal",
+            )
+        ends = ends_after(ends, step)
+    return ends
+
+
+def _support_of(d: Distribution) -> object:
+    try:
+        return d.support
+    except NotImplementedError:
+        return None
+
+
+def _ends_of(constraint: object) -> Ends | None:
+    """Return the ends of an interval, None for an infinite end; for any other set, return None."""
+    while hasattr(constraint, "base_constraint"):
+        constraint = getattr(constraint, "base_constraint")  # noqa: B009
+    ends = (getattr(constraint, name, None) for name in ("lower_bound", "upper_bound"))
+    low, high = (None if x is None else upcast(tensor_of(x, torch.float64)) for x in ends)
+    if (low is None and high is None and constraint is not constraints.real) or getattr(
+        constraint, "is_discrete", True
+    ):
+        return None
+    return low, high
+
+
+def _is_inside(ends: Ends, domain: Ends) -> bool:
+    for end, edge, side in zip(ends, domain, (1, -1), strict=True):
+        if edge is None or bool(edge.isinf().all()):
+            continue
+        if end is None or bool((side * (end - edge) < -_ROUNDING * (1 + edge.abs())).any()):
+            return False
+    return True
+
+
+def _interval(ends: Ends) -> str:
+    low, high = ("" if x is None else f"{float(x.detach().flatten()[0]):g}" for x in ends)
+    return f"({low or '-inf'}, {high or 'inf'})"
+
+
+def _name(step: Transform) -> str:
+    inverse = getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
+    return type(step).__name__ if inverse is None else f"{type(inverse).__name__}().inv"
+
+
+def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
+    """Raise if a sum or an integral cannot read the values of the parameters, or if a parameter is invalid."""
+    sides = ("p", _parameters(p)), ("q", _parameters(q))
+    parameters = [x for _, side in sides for _, _, x in side]
+    are_readable = can_inspect_all(parameters)
+    if not are_readable and any(not can_inspect(x) and is_batched(x) for x in parameters):
+        raise no_rule(
+            call,
+            "p, q",
+            wanted="parameters whose values an integral or a sum can read",
+            got=f"{names_of(type(p), type(q))} inside of torch.func.vmap",
+            instead=f"{call}(p, q) without vmap for distributions with a batch shape",
+        )
+    for argument, side in sides:
+        for owner, name, x in side:
+            if name not in _NUMBERS or not (are_readable or can_inspect(x)):
+                continue
+            wrong, wanted = x.isinf(), "a finite"
+            is_free = isinstance(owner, GeneralizedPareto) and name == "concentration"
+            if name != "loc" and not is_free:  # a Poisson may have the rate 0
+                wrong, wanted = (
+                    wrong | (x < 0 if isinstance(owner, Poisson) else x <= 0),
+                    "a finite and positive",
+                )
+            if bool(wrong.any()):
+                index = tuple(int(i) for i in wrong.nonzero()[0])
+                at = f" at {list(index)}" if index else ""
+                raise invalid_value(
+                    call,
+                    argument,
+                    wanted=f"{wanted} {name} in {type(owner).__name__}",
+                    got=f"{float(x[index].detach())}{at}",
+                    instead="p and q without these elements of the batch, or a small positive number in place of 0",
+                )
+
+
+def _parameters(d: Distribution) -> list[_Parameter]:
+    """Return the parameters with their owners and names, also from the distributions inside."""
+    parameters: list[_Parameter] = []
+    for name, x in vars(d).items():
+        if isinstance(x, Tensor) and x.is_floating_point():
+            parameters.append((d, name, x))
+        elif isinstance(x, Distribution):
+            parameters += _parameters(x)
+    return parameters

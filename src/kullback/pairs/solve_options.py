@@ -1,0 +1,61 @@
+"""The caller's options for the computation of a divergence, and the tolerances of sums and integrals."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["FEWEST_DRAWS", "MASS_ERROR", "METHODS", "SolveOptions", "Tolerance"]
+
+METHODS = ("auto", "closed_form", "series", "summation", "quadrature", "monte_carlo")
+FEWEST_DRAWS = 4
+"""The smallest number of draws, for each element of the batch, that gives a standard error."""
+MASS_ERROR = 1e-10
+"""The required error of the mass of a density, for any value: nodes that miss mass may miss the value."""
+
+# The target and the required errors of sums and integrals, relative and absolute, for every kind of divergence.
+_AIM = (1e-10, 1e-15)
+_REQUIRED = (1e-6, 1e-9)
+
+
+class Tolerance(NamedTuple):
+    """The target error of a sum or an integral, and the maximum number of evaluations for an element of the batch."""
+
+    rtol: float
+    atol: float
+    max_evaluations: int
+
+    def is_met(self, value: Tensor, error: Tensor) -> Tensor:
+        """Return where an error is small enough."""
+        return error <= (self.rtol * value.detach().abs()).clamp(min=self.atol)
+
+
+class SolveOptions(NamedTuple):
+    """The method, the tolerances of sums and integrals, and the settings of random draws."""
+
+    method: str = "auto"
+    rtol: float | None = None
+    atol: float = 0.0
+    max_evaluations: int = 10_000
+    draws: int = 10_000
+    generator: torch.Generator | None = None
+    wants_error: bool = True
+    confidence: float = 0.95
+    try_native: bool = True  # False if the closed forms in C++ have already declined this pair
+
+    def target(self) -> Tolerance:
+        """Return the target of sums and integrals."""
+        rtol = _AIM[0] if self.rtol is None else self.rtol
+        return Tolerance(rtol, max(self.atol, _AIM[1]), self.max_evaluations)
+
+    def required(self) -> float:
+        """Return the relative error that a result has to reach."""
+        return _REQUIRED[0] if self.rtol is None else self.rtol
+
+    def is_accepted(self, value: Tensor, error: Tensor) -> Tensor:
+        """Return which results are accurate enough to return, with an allowance for rounding to their dtype."""
+        rounding = 0.0 if value.dtype == torch.float64 else torch.finfo(value.dtype).eps
+        allowed = (self.required() + rounding) * value.detach().abs()
+        return (error <= allowed.clamp(min=max(self.atol, _REQUIRED[1]))) & (error < torch.inf)

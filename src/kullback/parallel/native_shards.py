@@ -1,0 +1,189 @@
+"""The sweep over a rank's classes by the native kernels, for divergences that are sums over classes.
+
+The logits are float32 or a shorter dtype. The kernels only support whole, normalized rows. Each rank therefore halves
+the masses of its own classes, and appends a rest class that has the remaining mass of each side. The divergence of such
+a row is half the sum of this rank's terms plus the term of the rest class, which is known.
+
+The rest class has at least half of the mass. Its gradient is b - m S, with known b and m, so S is computed by a
+division that loses no digits. The arithmetic is in float64, in blocks of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.generators import KL, Divergence, FinitePair, ReverseKL, TotalVariation
+from kullback.kernels.native import native_rows as native
+from kullback.kernels.reference import RowDivergence
+from kullback.parallel.combine import Merged
+from kullback.parallel.sharded_labels import MixedLabels
+
+__all__ = ["Normalizer", "add_gradients", "local_numbers", "serves"]
+
+# Elements in a block of one side, for each thread.
+_BLOCK = 1 << 17
+
+
+class Normalizer(NamedTuple):
+    """Normalizers of a side's rows over all ranks. The log of a row's sum is peak / temperature + log(total)."""
+
+    peak: Tensor
+    total: Tensor
+    owner: Tensor  # the rank that has the first class with the most mass
+    here: Tensor  # the mass of this rank's classes
+
+    def block(self, rows: slice) -> Normalizer:
+        """Return the normalizers of some rows."""
+        return Normalizer(*(x[rows] for x in self))
+
+
+def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
+    """Return whether the kernels support the rows.
+
+    Float64 logits need the reference to keep all digits. Total variation is excluded because its derivative jumps at
+    p = q, so the kernel's derivative of the rest class is unknown.
+    """
+    return (
+        kind.additive
+        and type(kind) is not TotalVariation
+        and torch.float64 not in (p.dtype, q.dtype)
+        and native.serves(kind, p, q)
+    )
+
+
+def local_numbers(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    normalizers: Sequence[Normalizer],
+    needed: Sequence[bool],
+    temperature: float,
+) -> Tensor:
+    """Return the numbers of `Rule.local` for all rows; the class with the most mass is counted among the others."""
+    sum_is_known = [_sum_is_known(kind, side) for side in (0, 1)]
+    wanted = needed[0] and not sum_is_known[0], needed[1] and not sum_is_known[1]
+    parts: list[Tensor] = []
+    for block in _blocks(kind, p, q, normalizers, wanted, temperature):
+        numbers = [block.values]
+        for side in (0, 1):
+            if needed[side]:
+                # The derivatives of KL by log q are q - p.
+                total = block.here[side] - block.here[1 - side] if sum_is_known[side] else block.sums[side]
+                numbers += [total, torch.zeros_like(total), block.here[side]]
+        parts.append(torch.stack(numbers, -1))
+    return torch.cat(parts)
+
+
+def add_gradients(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    normalizers: Sequence[Normalizer],
+    merged: Merged,
+    weights: Tensor | None,
+    results: Sequence[Tensor | None],
+    temperature: float,
+    labels: MixedLabels | None = None,
+) -> None:
+    """Write the gradients of the weighted sum of the values to `results`, which may be p and q.
+
+    The gradients are by this rank's logits.
+    """
+    wanted = results[0] is not None, results[1] is not None
+    masses = None  # a buffer: allocating memory costs more than writing to it
+    for block in _blocks(kind, p, q, normalizers, wanted, temperature):
+        rows = block.rows
+        factor = None if weights is None else weights[rows].unsqueeze(-1)
+        for side, result in enumerate(results):
+            gradient, sums = block.gradients[side], merged.sums[side]
+            if result is None or gradient is None or sums is None:
+                continue
+            gradient.mul_(2 / temperature)
+            if not _sum_is_known(kind, side):
+                total = sums.others[rows] + sums.top[rows]
+                change = (block.totals[side] - total) / temperature
+                x, norm = (p, q)[side][rows], normalizers[side].block(rows)
+                if masses is None:
+                    masses = torch.empty(gradient.shape, dtype=torch.float64, device="cpu")
+                mass = _shifted(masses[: len(gradient)], x, norm.peak, temperature).exp_()
+                gradient.addcmul_(mass, (change / norm.total).unsqueeze(-1))
+            if labels is not None:
+                gradient = labels.gradient(rows, gradient, q[rows] if side else None)
+            if factor is not None:  # a row of weight 0 gives 0, even if it contains inf or NaN
+                gradient.mul_(factor).masked_fill_(factor == 0, 0)
+            result[rows].copy_(gradient)
+
+
+class _BlockResults(NamedTuple):
+    """The kernels' results for a block of rows."""
+
+    rows: slice
+    values: Tensor  # the sums of this rank's terms
+    here: tuple[Tensor, Tensor]  # the masses of this rank's classes
+    sums: list[Tensor]  # for each side, the sum of the derivatives over this rank's classes
+    totals: list[Tensor]  # for each side, S in the kernels' rows
+    gradients: list[Tensor | None]
+
+
+def _blocks(
+    kind: Divergence,
+    p: Tensor,
+    q: Tensor,
+    normalizers: Sequence[Normalizer],
+    wanted: tuple[bool, bool],
+    temperature: float,
+) -> Iterator[_BlockResults]:
+    n, classes = p.shape
+    step = max(1, _BLOCK * torch.get_num_threads() // (classes + 1))
+    buffers = [torch.empty(min(step, n), classes + 1, dtype=torch.float64, device="cpu") for _ in range(2)]
+    # The rest class: its masses, its term, and its derivatives.
+    rest = [1 - norm.here / 2 for norm in normalizers]
+    log_ratio = torch.log1p((normalizers[1].here - normalizers[0].here) / (2 * rest[1]))
+    pair = FinitePair(rest[0].unsqueeze(-1), rest[1].unsqueeze(-1), log_ratio.unsqueeze(-1))
+    term = kind.terms(pair).squeeze(-1)
+    derivatives = [x.squeeze(-1) for x in kind.derivatives(pair)]
+    log_rest = [
+        torch.log(norm.total) + torch.log(2 * mass) for norm, mass in zip(normalizers, rest, strict=True)
+    ]
+    for start in range(0, max(n, 1), step):
+        rows = slice(start, min(start + step, n))
+        filled = [buffer[: rows.stop - rows.start] for buffer in buffers]
+        for x, norm, buffer, last in zip((p, q), normalizers, filled, log_rest, strict=True):
+            _shifted(buffer[:, :-1], x[rows], norm.peak[rows], temperature)
+            buffer[:, -1] = last[rows]
+        values, *gradients = native.value_and_gradient(
+            RowDivergence(kind), filled[0], filled[1], None, wanted, inplace=True
+        )
+        totals: list[Tensor] = []
+        sums: list[Tensor] = []
+        for by, mass, gradient in zip(derivatives, rest, gradients, strict=True):
+            total = by[rows] if gradient is None else (by[rows] - gradient[:, -1]) / mass[rows]
+            totals.append(total)
+            sums.append(2 * (total - by[rows]))
+        yield _BlockResults(
+            rows,
+            (2 * (values - term[rows])).clamp(min=0),
+            (normalizers[0].here[rows], normalizers[1].here[rows]),
+            sums,
+            totals,
+            [None if x is None else x[:, :-1] for x in gradients],
+        )
+
+
+def _shifted(out: Tensor, logits: Tensor, peak: Tensor, temperature: float) -> Tensor:
+    """Write (logits - peak) / temperature to `out`."""
+    out.copy_(logits)
+    out.sub_(peak.unsqueeze(-1))
+    return out if temperature == 1 else out.div_(temperature)
+
+
+def _sum_is_known(kind: Divergence, side: int) -> bool:
+    """Return whether the derivatives by a side's log-masses are m - n, with n the other side's masses.
+
+    They then sum to 0 over a row.
+    """
+    return type(kind) is (KL if side else ReverseKL)

@@ -1,0 +1,87 @@
+"""Cross-entropy with true classes for sharded classes, and its mixture with the divergences of the same rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.common.dtypes import upcast
+from kullback.kernels.label_terms import HardLabels
+
+__all__ = ["LabelSums", "MixedLabels", "logits_at", "places_of"]
+
+
+def places_of(classes: Tensor, start: int, own: int) -> Tensor:
+    """Return the indices of classes in this rank's `own` classes from `start`; `own` for classes of other ranks."""
+    places = classes - start
+    return torch.where((places >= 0) & (places < own), places, own)
+
+
+def logits_at(logits: Tensor, places: Tensor) -> Tensor:
+    """Return the logits of each row at `places`, in float64; 0 where another rank has the class."""
+    own = logits.shape[-1]
+    if not own:
+        return upcast(logits.new_zeros(places.shape))
+    return upcast(torch.where(places < own, logits.gather(-1, places.clamp(max=own - 1)), 0))
+
+
+class LabelSums(NamedTuple):
+    """Numbers that compare each row's label with the other classes, at temperature 1. They are equal on all ranks."""
+
+    peak: Tensor  # the largest logit of the other classes
+    total: Tensor  # the sum of their exponentials relative to it
+    behind: Tensor  # the logsumexp of the other classes minus the label's logit
+
+    @classmethod
+    def of(cls, peak: Tensor, total: Tensor, logits: Tensor) -> LabelSums:
+        """Compare the labels' logits with the sums over the other classes."""
+        return cls(peak, total, (peak - logits) + torch.log(total))
+
+    def cross_entropies(self) -> Tensor:
+        """Return -log softmax(logits) of each label."""
+        return torch.logaddexp(torch.zeros_like(self.behind), self.behind)
+
+    def gradient(self, rows: slice, logits: Tensor, places: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient, by this rank's logits, of the sum of `grad` times the cross-entropies of some rows.
+
+        Arguments:
+            rows: the rows.
+            logits: their logits, shape (rows, classes of this rank).
+            places: the places of their labels in these classes, shape (rows,), from `places_of`.
+            grad: shape (rows,); where it is 0 the row gets 0, even if it contains inf or NaN.
+        """
+        peak, total, behind = (x[rows].unsqueeze(-1) for x in self)
+        mass = torch.sigmoid(behind)  # of all other classes; the label's entry is its negative
+        share = torch.where(total == 0, 0, mass / torch.where(total == 0, 1, total))
+        by = torch.nn.functional.pad(torch.exp(upcast(logits) - peak) * share, (0, 1))
+        by = by.scatter(-1, places.unsqueeze(-1), -mass)[:, :-1]
+        grad = grad.unsqueeze(-1)
+        return torch.where(grad == 0, 0, grad * by)
+
+
+class MixedLabels(NamedTuple):
+    """The labels of rows, their sums, and their weight relative to the divergences."""
+
+    hard: HardLabels
+    places: Tensor  # the places of the labels in this rank's classes
+    sums: LabelSums
+
+    def values(self, divergences: Tensor) -> Tensor:
+        """Return the mixed values of the rows."""
+        return self.hard.mixed_with(divergences, self.sums.cross_entropies())
+
+    def gradient(self, rows: slice, gradient: Tensor, logits: Tensor | None) -> Tensor:
+        """Return the gradient of some rows' values by one side's logits, from the gradient of their divergences.
+
+        Arguments:
+            rows: the rows.
+            gradient: the gradient of their divergences by that side's logits.
+            logits: Q's logits of these rows. None for the side P, on which cross-entropies do not depend.
+        """
+        soft = gradient * self.hard.soft if self.hard.soft else torch.zeros_like(gradient)
+        if logits is None:
+            return soft
+        ones = torch.ones_like(self.sums.behind[rows])
+        return soft + self.hard.hard * self.sums.gradient(rows, logits, self.places[rows], ones)

@@ -1,0 +1,408 @@
+"""`compare_predictions`: reads two sources of rows in step and measures them, in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from kullback.common.inputs import check_callback, check_generator, check_independent, whole_from
+from kullback.common.words import NO_LABEL
+from kullback.errors import invalid_value, safe_repr
+from kullback.io import RepresentationName, RowSource, paired_blocks
+from kullback.io.llama_cpp_base import LlamaBaseFile
+from kullback.parallel.workers import Workers
+from kullback.predictions.checkpoint import (
+    Checkpoint,
+    checkpoint_of,
+    decoded_rows,
+    encoded_rows,
+    file_stamp,
+    fingerprint,
+    require_state,
+    tensor_bytes,
+)
+from kullback.predictions.collect import Collector
+from kullback.predictions.llama_cpp_statistics import LlamaCppRows
+from kullback.predictions.measure import PART, LikeLlamaCpp, measure, rows_in_part
+from kullback.predictions.prediction_results import Comparison, WorstRow
+from kullback.predictions.shared_rows import shared_blocks
+from kullback.predictions.sources import CALL, open_source, take_clusters, take_labels
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["compare_predictions"]
+
+# glibc returns blocks beyond 32 MiB to the system at once; smaller ones would fragment its heap.
+BLOCK_BYTES = 40 * 1024 * 1024
+MOST_DRAWS = 100_000
+# The most rows whose results a worker sends, or a state keeps, at a time.
+MOST_SENT = 1 << 16
+
+Blocks = Iterable[tuple[int, Tensor, Tensor]]
+Progress = Callable[[int, int | None], object]
+T = TypeVar("T")
+_Rows = tuple[Tensor, list[WorstRow]]
+
+
+def compare_predictions(
+    p: object,
+    q: object,
+    *,
+    representation: RepresentationName
+    | tuple[RepresentationName | None, RepresentationName | None]
+    | None = None,
+    key: str | tuple[str | None, str | None] | None = None,
+    labels: object = None,
+    labels_key: str | None = None,
+    cluster: object = None,
+    cluster_key: str | None = None,
+    independent: bool = False,
+    worst: int = 10,
+    bootstrap: int = 1000,
+    llama_cpp: LlamaCppRows | None = None,
+    generator: torch.Generator | None = None,
+    block_bytes: int = BLOCK_BYTES,
+    progress: Progress | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    group: ProcessGroup | None = None,
+) -> Comparison:
+    r"""Compare two models' predictions of the same positions, row by row, in bounded memory.
+
+    .. math:: \frac1N \sum_{n=1}^N KL(P_n \| Q_n), \quad \text{and so for } KL(Q_n \| P_n),\ JS(P_n, Q_n),\ TV(P_n, Q_n)
+
+    Both are read in step, a block at a time. Means come with a standard error and a 95 % interval, which take the
+    clusters to be independent: the jackknife, and the wider of Student's t and the studentized bootstrap. Without
+    clusters the order of the rows is examined. Where it shows dependence, blocks of rows are the clusters, and a note
+    gives the effective number of rows; elsewhere each row is one. An interval is open where the clusters are too few
+    or too skewed to bound the mean; `Mean.reason` says why. Its ends hold if no kind of row so rare that none was seen
+    carries much of the mean: up to 3/n of all rows may be of one, and a note says what these would add where that is
+    more than the interval allows. Quantiles are exact up to 4,000,000 rows; beyond, they come from a sketch with
+    relative error 0.005. Every value is computed in float64 and does not depend on `block_bytes`.
+
+    Arguments:
+        p: P, the reference: the path of a file, a source from `kullback.io.open_rows`, `Logits`, `LogProbs`, `Probs` or
+            `Counts`, or a tensor or array of shape (..., classes) whose values `representation` names.
+        q: Q, likewise, with as many rows and classes.
+        representation: the kind of numbers: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``, for both or as
+            a pair (of P, of Q).
+        key: the name of the array in a file that holds several, for both or as a pair.
+        labels: the true class of each row, -100 where there is none: a path, or integers of shape (rows,). By default
+            the tokens of a llama.cpp base file, if P or Q is one.
+        labels_key: the name of the labels in their file.
+        cluster: the document, window or speaker of each row: a path, or integers or text of shape (rows,).
+        cluster_key: the name of the clusters in their file.
+        independent: whether the rows are known to be independent, so that their order is not examined.
+        worst: how many of the rows of largest KL(P || Q) to return.
+        bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
+        llama_cpp: also compute what ``llama-perplexity --kl-divergence`` prints, by its definitions: ``"format"`` of
+            this comparison's rows, ``"like"`` of rows computed as there: P's log-probabilities as a base file holds
+            them (read from one, or rounded as one would), not normalized, without classes of log-probability -16 or
+            less, in float32 without fused products. Needs labels; keeps 8 bytes of a row.
+        generator: the source of these draws; by default one with a fixed seed.
+        block_bytes: the most that a block of either side may take in memory, but at least 32767 elements or one row.
+        progress: called with the rows done and the rows in all (None where it is not known before the end).
+        resume: a file that holds the finished blocks: a run that was stopped goes on from it, and gives the same
+            result as one that was not. It is removed at the end, whoever made it, also an empty file that was there
+            before. Of a group, rank 0 reads and writes it; the number of ranks may change.
+        group: a process group of the CPU whose ranks all make this call: each measures some blocks of rows, and all
+            return the same, to the last digit what one process returns.
+
+    Returns:
+        a `Comparison`; divergences and cross-entropies in nats.
+
+    Raises:
+        FileError: a file is missing, damaged or unlike its partner, or holds a row that is no distribution; `resume`
+            is of other inputs or options, or damaged. Of a group, every rank raises the error of one.
+        ArgumentTypeError, ArgumentValueError: an argument is of the wrong type, shape or range.
+
+    Example:
+        >>> import torch
+        >>> from kullback import Probs, compare_predictions
+        >>> p, q = torch.tensor([[0.36, 0.48, 0.16], [0.2, 0.3, 0.5]]), torch.full((2, 3), 1 / 3)
+        >>> found = compare_predictions(Probs(p), Probs(q), labels=[1, 2])
+        >>> [round(found.divergences[name].mean, 4) for name in ("kl_pq", "kl_qp", "js", "tv")]
+        [0.0771, 0.0838, 0.0199, 0.17]
+        >>> found.top1_agreement.value, round(found.labels.difference.mean, 4)
+        (0.0, 0.3851)
+
+    References:
+        Bootstrap Methods and Their Application, sections 3.8 and 5.2 (Davison and Hinkley, 1997)
+    """
+    worst = _whole("worst", worst, 0)
+    bootstrap = _whole("bootstrap", bootstrap, 0, MOST_DRAWS)
+    check_independent(CALL, independent, cluster)
+    block_bytes = _whole("block_bytes", block_bytes, 1)
+    require_state(CALL, resume)
+    check_generator(CALL, generator)
+    check_callback(
+        CALL, "progress", progress, "progress=print, which takes the rows done and the rows in all"
+    )
+    representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(
+        "representation", representation
+    )
+    keys = _for_each("key", key)
+    workers = Workers(CALL, group)
+    with ExitStack() as stack:
+
+        def prepare() -> tuple[tuple[RowSource, RowSource], Collector, list[str], Blocks, Checkpoint | None]:
+            sides: list[RowSource] = []
+            for given, held, its_key, name in zip((p, q), representations, keys, ("p", "q"), strict=True):
+                sides.append(open_source(given, held, its_key, name))
+                if sides[-1] is not given:
+                    stack.callback(sides[-1].close)
+            source_p, source_q = sides
+            blocks = paired_blocks(source_p, source_q, rows=_rows_in_block(sides, block_bytes, most_rows))
+            rows = source_p.rows or source_q.rows
+            true_classes, notes = take_labels(labels, labels_key, source_p, source_q)
+            groups = take_clusters(cluster, cluster_key, rows)
+            if llama_cpp is not None:
+                _check_llama_cpp(llama_cpp, true_classes)
+            collector = Collector(
+                rows,
+                true_classes,
+                groups,
+                worst=worst,
+                bootstrap=bootstrap,
+                generator=generator,
+                llama_cpp=llama_cpp,
+                chunks=None if llama_cpp is None else _chunks(sides),
+                independent=independent,
+            )
+            checkpoint = None
+            if resume is not None and workers.rank == 0:
+                held = _identity(sides, true_classes, worst, llama_cpp)
+                checkpoint = stack.enter_context(checkpoint_of(resume, held))
+            return (source_p, source_q), collector, notes, blocks, checkpoint
+
+        most_rows = MOST_SENT if workers.size > 1 or resume is not None else None
+        sides, collector, notes, blocks, checkpoint = workers.each(prepare)
+        like = None if llama_cpp != "like" else "stored" if sides[0].format == "llama.cpp" else "rounded"
+        if workers.size > 1:
+            settings = (
+                collector.labels is None,
+                cluster is None,
+                worst,
+                bootstrap,
+                llama_cpp,
+                resume is None,
+                independent,
+            )
+            _require_same(workers, sides, settings)
+        first = 0
+        if resume is not None:
+            part = rows_in_part(sides[0].classes)
+            first = _add_finished(workers, checkpoint, collector, part, sides[0].classes, MOST_SENT)
+            if first and progress is not None:
+                progress(first, collector.rows)
+        if workers.size > 1 or first:
+            rows = _rows_in_block(list(sides), block_bytes, most_rows)
+            blocks = shared_blocks(workers, sides, blocks, rows, first)
+        _measure_all(
+            blocks, sides, collector, progress, like, workers, checkpoint, resumes=resume is not None
+        )
+        return collector.comparison(*sides, notes)
+
+
+def _identity(sides: Sequence[RowSource], labels: Tensor | None, worst: int, llama_cpp: str | None) -> str:
+    """Return the fingerprint of everything that the measured rows of a comparison depend on.
+
+    Clusters, draws of the bootstrap and the size of blocks are not among it: rows are measured without them.
+    """
+    held = [[side.format, side.key, side.shape, side.representation, _content(side)] for side in sides]
+    return fingerprint(sides=held, labels=labels, options=[worst, llama_cpp])
+
+
+def _content(side: RowSource) -> Any:
+    """Return an identification of a file's content; for a tensor in memory, a digest of it."""
+    if side.format != "tensor":
+        return file_stamp(side.path)
+    digest = hashlib.sha256(str(side.dtype).encode())
+    for block in side.blocks():
+        digest.update(tensor_bytes(block))
+    return digest.hexdigest()
+
+
+def _encoded_block(parts: Iterable[_Rows]) -> dict[str, Any]:
+    """Return the measured parts of a block as what JSON holds."""
+    tables, worst = zip(*parts, strict=True)
+    return encoded_rows(torch.cat(tables), [row for rows in worst for row in rows])
+
+
+def _add_finished(
+    workers: Workers,
+    checkpoint: Checkpoint | None,
+    collector: Collector,
+    part: int,
+    classes: int,
+    most_rows: int,
+) -> int:
+    """Add the rows of the records that one worker's checkpoint holds to the collectors of all.
+
+    Arguments:
+        workers: the workers.
+        checkpoint: the first worker's; the others have none.
+        collector: takes the rows.
+        part: the rows that are measured together: a record has whole ones.
+        classes: the number of classes.
+        most_rows: the most rows in a record.
+
+    Returns:
+        how many rows there are.
+    """
+    first = 0
+
+    def decode(held: Any) -> _Rows:
+        table, worst = decoded_rows(held, first)
+        stop = first + len(table)
+        if (
+            len(table) > max(part, most_rows)
+            or first % part  # after the last rows, which may be fewer
+            or stop > (collector.rows or stop)
+            or (stop % part and stop != (collector.rows or stop))
+            or not collector.is_possible(table)
+            or any(each.index >= classes for row in worst for each in row.top)
+        ):
+            raise ValueError
+        return table, worst
+
+    records = iter(() if checkpoint is None else checkpoint.records(decode, max(part, most_rows)))
+    while True:
+        (found, *_) = workers.gather(lambda: next(records, None))
+        if found is None:
+            return first
+        table, worst = found
+        first += len(table)
+        collector.require_values_up_to(first)
+        collector.add(table, worst)
+
+
+def _require_same(workers: Workers, sides: tuple[RowSource, RowSource], settings: tuple[object, ...]) -> None:
+    """Raise unless all workers have files of the same shape and the same settings."""
+    own = [f"{s.rows} rows of {s.classes} classes, {s.representation}, {s.dtype}" for s in sides], settings
+    for rank, found in enumerate(workers.gather(lambda: own)):
+        if found != own:
+            raise invalid_value(
+                CALL,
+                "p, q",
+                wanted="the same files and settings on every worker",
+                got=f"{own} on worker {workers.rank}, and {found} on worker {rank}",
+                instead="the same command on every worker, of files that all of them can read",
+            )
+
+
+def _measure_all(
+    blocks: Iterable[tuple[int, Tensor, Tensor] | None],
+    sides: tuple[RowSource, RowSource],
+    collector: Collector,
+    progress: Progress | None,
+    like: LikeLlamaCpp | None,
+    workers: Workers,
+    checkpoint: Checkpoint | None,
+    *,
+    resumes: bool,
+) -> None:
+    """Measure all rows in small parts, one thread for each, and add the results to `collector` in order.
+
+    Of several workers each has a block in turn, and all add the results of all of them; if the comparison `resumes`,
+    the one that has the checkpoint keeps them.
+    """
+    representations = sides[0].representation, sides[1].representation
+    classes = sides[0].classes
+    part = rows_in_part(classes)
+
+    def measure_part(start: int, p: Tensor, q: Tensor) -> tuple[Tensor, list[WorstRow]]:
+        labels = None if collector.labels is None else collector.labels[start : start + len(p)]
+        found = measure(p, q, representations, labels, like_llama_cpp=like)
+        return found.table, collector.worst.candidates(start, found)
+
+    # torch itself uses several threads for a row longer than a part.
+    threads = torch.get_num_threads() if classes <= PART else 1
+    with ThreadPoolExecutor(threads) as pool:
+        remaining = iter(blocks)
+
+        def measure_next() -> tuple[int, Iterable[tuple[Tensor, list[WorstRow]]]] | None:
+            """Measure the next block; with several workers completely, because its results are sent."""
+            block = next(remaining, None)
+            if block is None:
+                return None
+            first, p, q = block
+            stop = first + len(p)
+            collector.require_values_up_to(stop)
+            measured = pool.map(measure_part, range(first, stop, part), p.split(part), q.split(part))
+            return stop, measured if workers.size == 1 and not resumes else list(measured)
+
+        while True:
+            found = [block for block in workers.gather(measure_next) if block is not None]
+            if not found:
+                return
+            if resumes:
+                workers.each(partial(_keep, checkpoint, [measured for _, measured in found]))
+            for stop, measured in found:
+                for table, candidates in measured:
+                    collector.add(table, candidates)
+                if progress is not None:
+                    progress(stop, collector.rows)
+
+
+def _keep(checkpoint: Checkpoint | None, blocks: list[Any]) -> None:
+    """Add measured blocks to the checkpoint, where this worker has it."""
+    if checkpoint is not None:
+        for parts in blocks:
+            checkpoint.add(_encoded_block(parts))
+
+
+def _check_llama_cpp(llama_cpp: object, labels: Tensor | None) -> None:
+    if llama_cpp not in ("format", "like"):
+        wanted, instead = "'format', 'like' or None", "llama_cpp='format'"
+        raise invalid_value(CALL, "llama_cpp", wanted=wanted, got=repr(llama_cpp), instead=instead)
+    if labels is None or bool((labels == NO_LABEL).all()):
+        wanted = "the true token of each position, which llama.cpp's statistics need"
+        got = "none" if labels is None else f"{NO_LABEL} for every row"
+        raise invalid_value(CALL, "labels", wanted=wanted, got=got, instead="labels=tokens (--labels FILE)")
+
+
+def _chunks(sides: list[RowSource]) -> Tensor | None:
+    """Return the number of each row's window in a llama.cpp base file, or None if neither side is one."""
+    for side in sides:
+        if isinstance(side.reader, LlamaBaseFile):
+            return torch.arange(side.reader.layout.rows, device="cpu") // side.reader.layout.rows_per_chunk
+    return None
+
+
+def _rows_in_block(sides: list[RowSource], block_bytes: int, most_rows: int | None) -> int:
+    """Return how many rows to read at a time: whole parts, so that the parts do not depend on `block_bytes`."""
+    part = rows_in_part(sides[0].classes)
+    row_bytes = max(side.classes * side.dtype.itemsize for side in sides)
+    parts = block_bytes // (row_bytes * part)
+    if most_rows is not None:  # what was measured travels, or is kept: some hundred bytes a row
+        parts = min(parts, most_rows // part)
+    return max(1, parts) * part
+
+
+def _for_each(argument: str, value: T | tuple[T | None, T | None] | None) -> tuple[T | None, T | None]:
+    if not isinstance(value, tuple):
+        return value, value
+    if len(value) != 2:
+        instead = f"{argument}=({argument}_of_p, {argument}_of_q)"
+        wanted = "one for both, or a pair: of P, of Q"
+        raise invalid_value(CALL, argument, wanted=wanted, got=f"a tuple of {len(value)}", instead=instead)
+    return cast("tuple[T | None, T | None]", value)
+
+
+def _whole(argument: str, value: object, least: int, most: float = math.inf) -> int:
+    number = whole_from(value)
+    if number is None or not least <= number <= most:
+        wanted = f"a whole number of {least} or more" + (f", at most {most:,}" if math.isfinite(most) else "")
+        instead = f"{argument}={least if most == math.inf else 1000}"
+        raise invalid_value(CALL, argument, wanted=wanted, got=safe_repr(value), instead=instead)
+    return number

@@ -1,0 +1,166 @@
+"""The statistics that llama.cpp's ``llama-perplexity --kl-divergence`` prints, by its own definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kullback.io.llama_cpp_base import stored_log_probs
+from kullback.predictions.prediction_results import LlamaCppFigures, LlamaCppStatistics
+from kullback.representations import Representation
+
+__all__ = ["LIKE_COLUMNS", "LlamaCpp", "LlamaCppRows", "measure_like"]
+
+# The rows to use: the comparison's rows, or the rows that llama.cpp computes.
+LlamaCppRows = Literal["format", "like"]
+FORMAT_COLUMNS = ("cross_entropy_q", "cross_entropy_p", "kl_pq", "delta_prob", "top1_agreement")
+LIKE_COLUMNS = ("like_nll_q", "like_nll_p", "like_kld", "like_delta_p", "like_same_top")
+FLOOR = -16.0  # classes of a lower log-probability are left out of the sum
+KLD_FRACTIONS = (0.999, 0.99, 0.95, 0.9, 0.5, 0.1, 0.05, 0.01, 0.001)
+DELTA_P_FRACTIONS = (0.999, 0.99, 0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.01, 0.001)
+FEWEST_UNCERTAIN, FEWEST_COVARIANCE = 11, 10
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+
+
+def measure_like(p: Representation, q: Representation, labels: Tensor, *, stored: bool) -> list[Tensor]:
+    """Return the columns `LIKE_COLUMNS` of rows, computed as llama.cpp does, in float32.
+
+    P's log-probabilities come from its base file, rounded and not normalized; Q's come from its logits.
+
+    Arguments:
+        p: rows of P, as log-probabilities of a base file or as what one would be written from.
+        q: rows of Q.
+        labels: the true classes; negative where there is none.
+        stored: whether `p` comes from a base file.
+    """
+    logs_p, logits = (side.weights() if side.in_logs else side.weights().log() for side in (p, q))
+    logs_p = logs_p.float() if stored else stored_log_probs(logs_p)
+    logits, label = logits.float(), labels.clamp(min=0).unsqueeze(-1)
+    largest = logits.amax(-1, keepdim=True)
+    log_sum = _exp(logits - largest).sum(-1, dtype=torch.float64, keepdim=True).log().float()
+    normalizer = largest + log_sum
+    nll_q, nll_p = (normalizer - logits.gather(-1, label)).squeeze(-1), -logs_p.gather(-1, label).squeeze(-1)
+    terms = _exp(logs_p) * ((logs_p - logits) + normalizer)
+    kld = torch.where(logs_p > FLOOR, terms, 0).sum(-1, dtype=torch.float64)
+    same = logs_p.max(-1).indices == logits.max(-1).indices
+    return [nll_q.double(), nll_p.double(), kld, (_exp(-nll_q) - _exp(-nll_p)).double(), same.double()]
+
+
+def _exp(x: Tensor) -> Tensor:
+    """Return float32's exponential as the C library rounds it, which torch's differs from in the last place."""
+    return x.double().exp().float()
+
+
+class LlamaCpp:
+    """Collects llama.cpp's sums and values from rows that come in order; it keeps 8 bytes of each row.
+
+    Arguments:
+        rows: whose rows: ``"format"`` for the rows of the comparison, ``"like"`` for llama.cpp's own.
+        chunks: the number of the chunk of each row, from 0 and increasing, or None where rows are not cut in chunks.
+    """
+
+    def __init__(self, rows: LlamaCppRows, chunks: Tensor | None) -> None:
+        self._like, self._chunks, self._taken = rows == "like", chunks, 0
+        self._sums = torch.zeros(0, 12, dtype=torch.float64, device="cpu")
+        self._kld: list[Tensor] = []
+        self._delta_p: list[Tensor] = []
+
+    def add(self, columns: Mapping[str, Tensor], known: Tensor) -> None:
+        """Add the next rows that have a label."""
+        names = LIKE_COLUMNS if self._like else FORMAT_COLUMNS
+        nll, base, kld, delta_p, same = (columns[name][known] for name in names)
+        self._kld.append(kld.float())
+        self._delta_p.append(delta_p.float())
+        if self._like:  # products of float32 are rounded to float32
+            nll, base, delta_p = nll.float(), base.float(), delta_p.float()
+        square = (delta_p * delta_p).double()
+        terms = [torch.ones_like(kld), nll, nll * nll, base, base * base, nll * base]
+        terms += [kld, kld * kld, delta_p, square, square * square, same]
+        stop = self._taken + len(known)
+        chunk = torch.zeros(len(known), dtype=torch.int64, device="cpu")
+        if self._chunks is not None:
+            chunk = self._chunks[self._taken : stop]
+        self._taken = stop
+        missing = int(chunk.max()) + 1 - len(self._sums) if len(chunk) else 0
+        if missing > 0:
+            self._sums = torch.cat([self._sums, self._sums.new_zeros(missing, self._sums.shape[1])])
+        self._sums.index_add_(0, chunk[known], torch.stack([term.double() for term in terms], -1))
+
+    def statistics(self) -> LlamaCppStatistics:
+        """Return the statistics after each chunk and of all rows."""
+        running = _figures(self._sums.cumsum(0).numpy())
+        kld, delta_p = (np.sort(torch.cat(each).numpy()) for each in (self._kld, self._delta_p))
+        return LlamaCppStatistics(
+            chunks=[] if self._chunks is None else running,
+            total=running[-1],
+            kld_quantiles=_quantiles(kld, KLD_FRACTIONS),
+            delta_p_quantiles=_quantiles(delta_p, DELTA_P_FRACTIONS),
+        )
+
+
+def _figures(sums: Array) -> list[LlamaCppFigures]:
+    """Return the figures for each row of sums."""
+    n, nll, nll2, base, base2, both, kld, kld2, dp, dp2, dp4, same = sums.T
+
+    def uncertain(total: Array, squares: Array) -> tuple[Array, Array]:
+        mean = total / n
+        variance = squares / n - mean * mean
+        known = (variance > 0) & (n >= FEWEST_UNCERTAIN)
+        return mean, np.sqrt(np.where(known, variance, 0) / (n - 1))
+
+    with np.errstate(all="ignore"):
+        (log_q, u_q), (log_p, u_p) = uncertain(nll, nll2), uncertain(base, base2)
+        covariance = np.where(n < FEWEST_COVARIANCE, 0, (both / n - (nll / n) * (base / n)) / (n - 1))
+        ppl_q, ppl_p, ratio = np.exp(log_q), np.exp(log_p), np.exp(log_q - log_p)
+        u_ratio = np.sqrt(u_q * u_q + u_p * u_p - 2 * covariance)
+        v_q, v_p = ppl_q * u_q, ppl_p * u_p
+        u_difference = np.sqrt(v_q * v_q + v_p * v_p - 2 * (ppl_q * ppl_p * covariance))
+        square, u_square = uncertain(dp2, dp4)
+        rms, top = np.sqrt(square), same / n
+        columns = {
+            "count": n,
+            "perplexity_q": (ppl_q, v_q),
+            "perplexity_p": (ppl_p, v_p),
+            "correlation": covariance / (u_q * u_p),
+            "log_ratio": (log_q - log_p, u_ratio),
+            "ratio": (ratio, ratio * u_ratio),
+            "difference": (ppl_q - ppl_p, u_difference),
+            "kld": uncertain(kld, kld2),
+            "delta_p": uncertain(dp, dp2),
+            "delta_p_rms": (rms, 0.5 / rms * u_square),
+            "same_top": (top, np.sqrt(top * (1 - top) / (n - 1))),
+        }
+
+    def value(column: Array | tuple[Array, Array], i: int) -> float | tuple[float, float]:
+        return (float(column[0][i]), float(column[1][i])) if isinstance(column, tuple) else float(column[i])
+
+    found: list[LlamaCppFigures] = []
+    for i in range(len(sums)):
+        figures = {name: value(column, i) for name, column in columns.items()}
+        found.append(LlamaCppFigures(**{**figures, "count": int(n[i])}))  # pyright: ignore[reportArgumentType]
+    return found
+
+
+def _quantiles(ordered: Floats, fractions: tuple[float, ...]) -> list[float]:
+    """Return the maximum, the quantiles and the minimum, interpolated in float32; NaN where there is no value."""
+    if not len(ordered):
+        return [float("nan")] * (len(fractions) + 2)
+    with np.errstate(all="ignore"):
+        between = [_quantile(ordered, fraction) for fraction in fractions]
+    return [float(x) for x in (ordered[-1], *between, ordered[0])]
+
+
+def _quantile(ordered: Floats, fraction: float) -> np.float32:
+    count, half = len(ordered), len(ordered) // 2
+    if fraction == 0.5:
+        return ordered[half] if count % 2 else np.float32(0.5) * (ordered[half] + ordered[half - 1])
+    place = np.float32(fraction) * np.float32(count - 1)
+    below = min(int(place), count - 1)
+    share = place - np.float32(below)
+    return (np.float32(1) - share) * ordered[below] + share * ordered[min(below + 1, count - 1)]

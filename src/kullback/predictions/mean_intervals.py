@@ -1,0 +1,447 @@
+"""Standard errors and confidence intervals of means over rows, which may depend on each other within clusters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kullback.common.serial_dependence import SerialDependence, number_scores, serial_dependence
+from kullback.predictions.prediction_results import Reason
+from kullback.predictions.row_blocks import RowBlocks, finite, sums_of_blocks
+
+__all__ = ["FEWEST_UNITS", "MeanEstimate", "MeanEstimator", "RatioOfSums", "student_t"]
+
+# Units beyond so many share a group at random, which preserves the variance of the mean.
+GROUPS = 10_000
+DRAWN_AT_ONCE = 1_000_000
+# Fewer units than these have no interval.
+FEWEST_UNITS = 10
+# Fewer units with a nonzero sum than these do not bound the mean from above.
+FEWEST_NONZERO = 10
+# The nominal probability beyond an end of the interval, and the one used beyond the end on the side of a long tail:
+# there the studentized bootstrap falls short of its nominal coverage. In between, the skewness of the mean decides.
+TAIL, TAIL_IF_SKEWED = 0.025, 0.0025
+SKEWNESS_OF_MEAN = 0.1, 0.2
+# Above this tail index, estimated from the largest units, the upper end is open: the first for 100
+# units or fewer, the second for 1,000 or more, whose estimate is more precise.
+HEAVIEST_TAILS = 0.75, 0.7
+# By how many standard errors Hill's estimate has to exceed that for the end to stay open, and how many times the mean
+# the end by Student's t may be: beyond, it says nothing.
+CERTAINLY_HEAVY, FARTHEST_END = 1.64, 1000.0
+# The fewest degrees of freedom of Student's t: with fewer, its quantiles grow without bound (measured).
+FEWEST_DEGREES = 1.5
+# Sums of units from here on count as infinite: their cubes are beyond float64.
+LARGEST = 1e100
+# Units that differ from their mean by less than this, relative to it, differ by the rounding of sums alone.
+ROUNDING = 1e-13
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+class RatioOfSums(NamedTuple):
+    """A mean to estimate: the sum of a column divided by the sum of another.
+
+    Attributes:
+        column: the column in the numerator.
+        per: the column in the denominator; -1 is the number of rows.
+        low, high: the least and the largest value that a row can have; infinite where there is none.
+        binary: whether every value is 0 or 1.
+    """
+
+    column: int
+    per: int = -1
+    low: float = -math.inf
+    high: float = math.inf
+    binary: bool = False
+
+
+class MeanEstimate(NamedTuple):
+    """A standard error and a 95 % interval.
+
+    Attributes:
+        standard_error: NaN for a single unit, +inf where a value is infinite.
+        interval: its ends; an end that the data do not determine is the bound of the quantity, infinite if it has none.
+            None where neither end is determined or no interval was asked for.
+        reason: why an end is not determined, or None.
+    """
+
+    standard_error: float
+    interval: tuple[float, float] | None = None
+    reason: Reason | None = None
+
+
+class MeanEstimator:
+    r"""Standard errors and 95 % intervals of means :math:`m = \sum_u S_u / \sum_u n_u` over units (clusters, or rows).
+
+    The standard error comes from the delete-one jackknife over units. The interval is the wider of Student's t with it
+    and of the studentized bootstrap, which resamples units and divides the deviation of each draw by the draw's own
+    linearized standard error; for nonnegative quantities on the scale of the logarithm. Toward a long tail it uses a
+    smaller tail probability.
+
+    Where units are of unlike size, and where the sums of clusters are heavy-tailed, the end is at least that of
+    Student's t with Satterthwaite's degrees of freedom, which the units' influences on the mean show:
+
+    .. math:: \nu = \Bigl(\sum_u l_u^2\Bigr)^2 \Big/ \sum_u l_u^4, \qquad l_u = m_{(-u)} - \overline{m_{(-u)}}
+
+    Where the tail is heavier than that allows, or there are too few units, the end is open.
+
+    Arguments:
+        columns: the number of columns.
+        draws: the number of bootstrap draws; 0 for no intervals.
+        generator: the source of the draws; None for one with a fixed seed.
+        clusters: the number of the cluster of each row, shape (rows,), or None where each row is a unit.
+        examined: columns whose order, that of rows or of clusters by their numbers, is examined. If it shows
+            dependence, blocks of rows or of clusters are the units.
+
+    References:
+        The Jackknife, the Bootstrap and Other Resampling Plans (Efron, 1982)
+        Bootstrap Methods and Their Application, sections 2.4, 3.8 and 5.2 (Davison and Hinkley, 1997)
+        A Simple General Approach to Inference About the Tail of a Distribution (Hill, 1975)
+        An Approximate Distribution of Estimates of Variance Components (Satterthwaite, 1946)
+    """
+
+    def __init__(
+        self,
+        columns: int,
+        draws: int,
+        generator: torch.Generator | None,
+        clusters: Tensor | None,
+        examined: Sequence[int] = (),
+    ) -> None:
+        generator = generator or torch.Generator().manual_seed(0)
+        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        self._draws, self._random = draws, np.random.default_rng(seed)
+        self._sums = torch.zeros(
+            GROUPS, columns + 1, dtype=torch.float64, device="cpu"
+        )  # the last column counts rows
+        self._rows = 0
+        self._group_of_row, self._examined = None, list(examined)
+        self._blocks = RowBlocks(columns + 1, examined) if clusters is None and examined else None
+        if clusters is not None:
+            count = int(clusters.max()) + 1
+            ordered = torch.arange(count, device="cpu") * min(count, GROUPS) // count
+            self._group_of_row = (ordered if examined else self._new_groups(0, count))[clusters]
+
+    def add(self, table: Tensor) -> None:
+        """Add the next rows, shape (rows, columns)."""
+        stop = self._rows + len(table)
+        if self._group_of_row is None:
+            groups = self._new_groups(self._rows, len(table))
+        else:
+            groups = self._group_of_row[self._rows : stop]
+        counted = torch.nn.functional.pad(table, (0, 1), value=1.0)
+        self._sums.index_add_(0, groups, counted)
+        if self._blocks is not None:
+            self._blocks.add(counted)
+        self._rows = stop
+
+    @cached_property
+    def dependence(self) -> SerialDependence | None:
+        """How much the rows, or the clusters, depend on their order; None where they do not or were not examined."""
+        if self._blocks is not None:
+            return self._blocks.dependence()
+        if self._group_of_row is None or not self._examined:
+            return None
+        units = self._units()
+        means = units[:, self._examined] / units[:, -1:]
+        return serial_dependence(number_scores(finite(means)))
+
+    def _units(self) -> Array:
+        """Return the sums of the rows, or of the clusters."""
+        return self._sums[self._sums[:, -1] > 0].numpy()
+
+    def combine(self, weights: Mapping[int, float]) -> int:
+        """Add a column that is the weighted sum of others, given all rows, and return its place."""
+        if self._blocks is not None:
+            self._blocks.combine(dict(weights))
+        *columns, rows = self._sums.unbind(-1)
+        combined = torch.stack([weight * columns[place] for place, weight in weights.items()]).sum(0)
+        self._sums = torch.stack([*columns, combined, rows], -1)
+        return len(columns)
+
+    def estimates(self, quantities: Sequence[RatioOfSums]) -> list[MeanEstimate]:
+        """Return the standard error and the interval of each quantity, all from the same draws."""
+        units, dependence = self._units(), self.dependence
+        in_blocks = dependence is not None and dependence.kind != "pattern"
+        if dependence is not None and in_blocks:
+            units = (
+                sums_of_blocks(units, dependence) if self._blocks is None else self._blocks.sums(dependence)
+            )
+        wider = math.sqrt(dependence.correction) if dependence is not None else 1.0
+        clustered = self._group_of_row is not None or in_blocks
+        of_rows = not clustered and self._rows > GROUPS  # rows that share groups, whose sizes say nothing
+        ratios = [
+            _Ratio(units, quantity, clustered=clustered, of_rows=of_rows, wider=wider)
+            for quantity in quantities
+        ]
+        drawn = [ratio for ratio in ratios if self._draws and ratio.needs_draws]
+        found = self._drawn_sums(len(units), [ratio.products() for ratio in drawn])
+        sums_of = dict(zip(map(id, drawn), found, strict=True))
+        return [ratio.estimate(sums_of.get(id(ratio)), asked=self._draws > 0) for ratio in ratios]
+
+    def _drawn_sums(self, units: int, products: list[Array]) -> list[Array]:
+        """Return for each matrix of shape (units, 5) its sums over the units of each draw, shape (draws, 5)."""
+        if not products:
+            return []
+        table = np.concatenate(products, -1)
+        found = np.empty((self._draws, table.shape[1]))
+        step = DRAWN_AT_ONCE // units  # at least 100: there are at most GROUPS units
+        for first in range(0, self._draws, step):
+            here = found[first : first + step]
+            picked = self._random.integers(units, size=(len(here), units))
+            picked += units * np.arange(len(here))[:, None]
+            times = np.bincount(picked.ravel(), minlength=len(here) * units).reshape(len(here), units)
+            here[:] = times @ table
+        return np.split(found, len(products), -1)
+
+    def _new_groups(self, first: int, count: int) -> Tensor:
+        """Return the groups of units `first`, `first` + 1, ...: one each while there are groups, then random ones."""
+        units = torch.arange(first, first + count, device="cpu")
+        drawn = torch.from_numpy(self._random.integers(GROUPS, size=count))
+        return torch.where(units < GROUPS, units, drawn)
+
+
+class _Ratio:
+    """The sums of one quantity over units, and what its standard error and interval are computed from."""
+
+    def __init__(
+        self,
+        units: Array,
+        quantity: RatioOfSums,
+        *,
+        clustered: bool,
+        of_rows: bool = False,
+        wider: float = 1.0,
+    ) -> None:
+        self._quantity, self._clustered = quantity, clustered
+        sizes = units[:, quantity.per]
+        used = sizes > 0
+        self._sums, self._sizes = units[used, quantity.column], sizes[used]
+        self._used, self.count = used, int(used.sum())
+        self.finite = bool((np.abs(self._sums) < LARGEST).all())
+        self._flipped = self.needs_draws = False
+        if not self.finite or self.count < 2:
+            return
+        low, high = quantity.low, quantity.high
+        # A proportion close to its upper bound is skewed to the left: its complement is estimated instead.
+        if low == 0 and math.isfinite(high) and self._sums.sum() / self._sizes.sum() > high / 2:
+            self._flipped = True
+            self._sums = high * self._sizes - self._sums
+        self._low, self._high, self._positive = low, high, low == 0
+        self._unlike = not of_rows and bool(self._sizes.max() > self._sizes.min())
+        total = self._sizes.sum()
+        self._mean = float(self._sums.sum() / total)
+        self._deviations = self._sums - self._mean * self._sizes
+        if (np.abs(self._deviations) <= ROUNDING * np.abs(self._sums)).all():  # every row has the same value
+            self._deviations[:] = 0
+        left_out = self._deviations / (total - self._sizes)
+        self._left_out = left_out - left_out.mean()
+        self.error = wider * math.sqrt((self.count - 1) / self.count * float(np.square(self._left_out).sum()))
+        exact = quantity.binary and not clustered
+        self.needs_draws = self.count >= FEWEST_UNITS and self.error > 0 and not exact
+
+    def products(self) -> Array:
+        """Return deviations, sizes and their products for all units, shape (units, 5)."""
+        found = np.zeros((len(self._used), 5))
+        d, n = self._deviations, self._sizes
+        found[self._used] = np.stack([d, n, d * d, d * n, n * n], -1)
+        return found
+
+    def estimate(self, drawn: Array | None, *, asked: bool) -> MeanEstimate:
+        """Return the estimate from the sums of `products` in each draw, with an interval if one is asked for."""
+        if not self.finite:
+            return MeanEstimate(math.inf)
+        if self.count < 2:
+            return MeanEstimate(math.nan, None, "few units" if asked else None)
+        if not asked:
+            return MeanEstimate(self.error)
+        if self.count < FEWEST_UNITS:
+            return MeanEstimate(self.error, None, "few units")
+        reason: Reason | None = None
+        if drawn is not None:
+            low, high, reason = self._ends(drawn)
+        elif self._quantity.binary:
+            low, high = self._proportion(self._mean)
+        else:  # every row has the same value
+            low = high = self._mean
+            if self._positive and self._mean == 0:
+                high, reason = self._few_nonzero()
+        if self._flipped:
+            low, high = self._quantity.high - high, self._quantity.high - low
+        return MeanEstimate(self.error, (low, high), reason)
+
+    def _ends(self, drawn: Array) -> tuple[float, float, Reason | None]:
+        skewness = np.mean(self._left_out**3) / np.mean(self._left_out**2) ** 1.5 / math.sqrt(self.count)
+        tails = _tail_probability(-skewness), _tail_probability(skewness)
+        below, above = self._studentized(drawn, tails)
+        mean, error = self._mean, self.error
+        if self._positive:
+            ends = mean * math.exp(below * error / mean), mean * math.exp(min(above * error / mean, 700.0))
+        else:
+            ends = mean + below * error, mean + above * error
+        low = min(ends[0], mean - student_t(tails[0], self.count - 1) * error)
+        high = max(ends[1], mean + student_t(tails[1], self.count - 1) * error)
+        farther = self._by_influence(tails)
+        if self._unlike:
+            low, high = min(low, farther[0]), max(high, farther[1])
+        reason: Reason | None = None
+        nonzero = self._sums != 0
+        spread = (np.abs(self._sums).sum() / self._sizes.sum() * self._sizes)[nonzero]
+        deviations = self._deviations[nonzero]
+        if self._positive and len(spread) < FEWEST_NONZERO:
+            high, reason = self._few_nonzero()
+        elif _heavy_tailed(spread + deviations):
+            high, reason = self._beyond_heavy_tail(1, high, farther[1])
+        if not self._positive and _heavy_tailed(spread - deviations):
+            low, reason_below = self._beyond_heavy_tail(-1, low, farther[0])
+            reason = reason or reason_below
+        if high > FARTHEST_END * self._scale() and math.isinf(self._high):
+            high, reason = math.inf, reason or "heavy tail"
+        return max(self._low, low), min(self._high, high), reason
+
+    def _by_influence(self, tails: tuple[float, float]) -> tuple[float, float]:
+        """Return the ends by Student's t with as many degrees of freedom as the units' influences show."""
+        squares = np.square(self._left_out)
+        dof = max(FEWEST_DEGREES, float(squares.sum() ** 2 / np.square(squares).sum()))
+        below, above = (student_t(tail, dof) * self.error for tail in tails)
+        if not self._positive:
+            return self._mean - below, self._mean + above
+        return (
+            self._mean * math.exp(-min(below / self._mean, 700.0)),
+            self._mean * math.exp(min(above / self._mean, 700.0)),
+        )
+
+    def _beyond_heavy_tail(self, sign: int, end: float, farther: float) -> tuple[float, Reason | None]:
+        """Return an end where the sums of units are heavy-tailed, and why it is open if it is.
+
+        The sums of clusters may be, because clusters differ in size. Their end is open where both the deviations from
+        what their sizes let expect and the means of clusters certainly have a heavy tail.
+        """
+        if not (self._clustered or self._unlike):
+            return (self._high if sign > 0 else self._low), "heavy tail"
+        means = self._sums / self._sizes
+        from_mean = means - means.mean()
+        deviations = np.abs(self._sums).mean() + sign * self._deviations
+        certain = _heavy_tailed(deviations, CERTAINLY_HEAVY) and _heavy_tailed(
+            np.abs(means).mean() + sign * from_mean, CERTAINLY_HEAVY
+        )
+        reached = max(end, farther) if sign > 0 else min(end, farther)
+        if certain or abs(reached) > FARTHEST_END * self._scale():
+            return (self._high if sign > 0 else self._low), "heavy tail"
+        return reached, None
+
+    def _scale(self) -> float:
+        """Return the mean of absolute values."""
+        return float(np.abs(self._sums).sum() / self._sizes.sum())
+
+    def _few_nonzero(self) -> tuple[float, Reason | None]:
+        """Return the upper end for few nonzero units: what their number bounds, if the quantity itself is bounded.
+
+        The bootstrap has none: a draw without any nonzero unit has no standard error.
+        """
+        if math.isinf(self._high):
+            return self._high, "few nonzero units"
+        return self._high * self._proportion(np.count_nonzero(self._sums) / self.count)[1], None
+
+    def _studentized(self, drawn: Array, tails: tuple[float, float]) -> tuple[float, float]:
+        """Return the ends of the interval in standard errors from the mean, or from its logarithm."""
+        total = drawn[:, 1]
+        with np.errstate(all="ignore"):
+            shift = drawn[:, 0] / total
+            variance = drawn[:, 2] - 2 * shift * drawn[:, 3] + shift**2 * drawn[:, 4]
+            error = np.sqrt(np.maximum(variance, 0) * self.count / (self.count - 1)) / total
+            ratio = shift / error
+            if self._positive:
+                ratio = np.log1p(shift / self._mean) / (error / (self._mean + shift))
+            ratio = np.where(np.isfinite(ratio), ratio, np.copysign(np.inf, shift))
+        ordered = np.sort(ratio[total > 0])
+        first = max(0, int(tails[1] * (len(ordered) + 1)) - 1)
+        last = min(len(ordered) - 1, len(ordered) - int(tails[0] * (len(ordered) + 1)))
+        return -float(ordered[last]), -float(ordered[first])
+
+    def _proportion(self, of_units: float) -> tuple[float, float]:
+        """Return the ends for a proportion of units; clusters of unlike size may be the largest ones."""
+        if not self._clustered:
+            return _wilson(of_units, float(self._sizes.sum()))
+        return 0.0, min(1.0, _wilson(of_units, self.count)[1] * float(self._sizes.max() / self._sizes.mean()))
+
+
+def _tail_probability(skewness: float) -> float:
+    """Return the probability to leave beyond an end, given the skewness of the mean in its direction."""
+    least, most = SKEWNESS_OF_MEAN
+    weight = min(1.0, max(0.0, (skewness - least) / (most - least)))
+    return TAIL * (TAIL_IF_SKEWED / TAIL) ** weight
+
+
+def _heavy_tailed(values: Array, errors: float = 0.0) -> bool:
+    """Return whether Hill's estimate of the tail index from the largest values is too large, by `errors` of its own."""
+    top = max(5, int(1.5 * math.sqrt(len(values))))
+    largest = np.sort(values)[::-1][: top + 1]
+    few, many = HEAVIEST_TAILS
+    if len(largest) <= top:
+        return True
+    limit = few + (many - few) * min(1.0, max(0.0, math.log10(len(values) / 100)))
+    limit *= 1 + errors / math.sqrt(top)
+    return bool(largest[-1] <= 0 or np.log(largest[:-1] / largest[-1]).mean() > limit)
+
+
+def _wilson(proportion: float, count: float) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a proportion of independent rows, with continuity correction.
+
+    References:
+        Two-Sided Confidence Intervals for the Single Proportion, method 4 (Newcombe, 1998)
+    """
+    z = NormalDist().inv_cdf(1 - TAIL)
+    p, q = proportion, 1 - proportion
+    low = z * math.sqrt(z * z - 2 - 1 / count + 4 * p * (count * q + 1))
+    high = z * math.sqrt(z * z + 2 - 1 / count + 4 * p * (count * q - 1))
+    middle, size = 2 * count * p + z * z, 2 * (count + z * z)
+    return (
+        0.0 if p == 0 else max(0.0, (middle - 1 - low) / size),
+        1.0 if q == 0 else min(1.0, (middle + 1 + high) / size),
+    )
+
+
+def student_t(tail: float, dof: float) -> float:
+    """Return the quantile of Student's t with probability `tail` above it, to 4 digits; `dof` is 1 or more.
+
+    References:
+        Handbook of Mathematical Functions, 26.7.1 and 26.7.5 (Abramowitz and Stegun, 1964)
+    """
+    if dof < 9:
+        return _student_t_of_few(tail, dof)
+    z = NormalDist().inv_cdf(1 - tail)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / dof**power for power, term in enumerate(terms))
+
+
+def _student_t_of_few(tail: float, dof: float) -> float:
+    r"""Return that quantile for few degrees of freedom, by bisection of the angle a in t = sqrt(dof) / tan(a).
+
+    .. math:: P(T > t) = \frac{\Gamma((\nu + 1) / 2)}{\sqrt\pi\,\Gamma(\nu / 2)} \int_0^a \sin^{\nu - 1} \phi \, d\phi
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(32)
+    w = (nodes + 1) / 2  # phi = a w^2, so that the power of the sine is smooth at 0
+    constant = math.exp(math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2)) / math.sqrt(math.pi)
+
+    def above(angle: float) -> float:
+        return constant * angle * float(weights @ (w * np.sin(angle * w * w) ** (dof - 1)))
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) < tail else (low, middle)
+    return math.sqrt(dof) / math.tan(high)

@@ -1,0 +1,283 @@
+"""The profile of one column: weights of the buckets of a grid or of categories, and of missing values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, TypeVar, get_args
+
+from kullback.common.short_repr import ShortRepr
+from kullback.errors import (
+    LONGEST_NAME,
+    ArgumentValueError,
+    FileError,
+    invalid_value,
+    printable,
+    quoted,
+    safe_repr,
+)
+from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
+from kullback.tables.columns.types import GRIDDED, ColumnType
+from kullback.tables.columns.word_groups import WORD_GROUPS
+
+__all__ = ["ColumnProfile", "combined"]
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass(repr=False)
+class ColumnProfile(ShortRepr):
+    """The counts of one column, which add up over parts of a table.
+
+    Every count is a sum of row weights; each row weighs 1 where the table has no weights.
+
+    Attributes:
+        column_type: ``"numeric"``; ``"datetime"`` (dates too), in microseconds since 1970, UTC where there is a time
+            zone; ``"boolean"``; ``"categorical"``; ``"text"``: many long strings, whose length and words are profiled.
+        center: the center of the grid (see `kullback.tables.columns.log_grid`) of numbers, timestamps and lengths.
+        buckets: the weight of every occupied bucket.
+        categories: the weight of every category; of a boolean column, of ``"false"`` and ``"true"``.
+        missing: the weight of missing values.
+        not_a_number: the weight of NaN, which is not counted as missing.
+        minus_infinity: the weight of minus infinity.
+        plus_infinity: the weight of infinity.
+        minimum: the smallest finite number, an int where the type holds integers; None if there is none.
+        maximum: the largest finite number.
+        other_categories: the weight of the categories that a shortened profile no longer names.
+        integer: whether all numbers are integers by their type.
+        zoned: whether timestamps have a time zone; None for dates, for other types, and where parts differ.
+        words: for texts, the weight of the rows that contain a word of each group, by the group's number (see
+            `kullback.tables.columns.word_groups`); None for other types, and where words were not counted.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables import profile_table
+        >>> column = profile_table(pa.table({"plan": ["a", "a", None]})).columns["plan"]
+        >>> column.column_type, column.categories, column.missing
+        ('categorical', {'a': 2.0}, 1.0)
+    """
+
+    column_type: ColumnType
+    center: float = 0.0
+    buckets: dict[int, float] = field(default_factory=dict[int, float])
+    categories: dict[str, float] = field(default_factory=dict[str, float])
+    missing: float = 0.0
+    not_a_number: float = 0.0
+    minus_infinity: float = 0.0
+    plus_infinity: float = 0.0
+    minimum: float | None = None
+    maximum: float | None = None
+    other_categories: float = 0.0
+    integer: bool = False
+    zoned: bool | None = None
+    words: dict[int, float] | None = None
+
+    @property
+    def gridded(self) -> bool:
+        """Whether the column is counted on the grid: numbers, timestamps and lengths."""
+        return self.column_type in GRIDDED
+
+    @property
+    def present(self) -> float:
+        """The weight of all values that are not missing."""
+        specials = self.not_a_number + self.minus_infinity + self.plus_infinity
+        return sum(self.buckets.values()) + sum(self.categories.values()) + self.other_categories + specials
+
+    @property
+    def total(self) -> float:
+        """The weight of all rows."""
+        return self.present + self.missing
+
+    @property
+    def empty(self) -> bool:
+        """Whether every value is missing, or there is no row."""
+        return self.present == 0
+
+    def quantile_bucket(self, probability: float) -> int | None:
+        """Return the bucket that holds a quantile of the finite numbers; None if there are none."""
+        target, reached, last = probability * sum(self.buckets.values()), 0.0, None
+        for bucket in sorted(self.buckets):
+            reached, last = reached + self.buckets[bucket], bucket
+            if reached >= target:
+                break
+        return last
+
+    def merged(self, other: ColumnProfile, name: str = "") -> ColumnProfile:
+        """Return the counts of both parts together; a part without any value takes the other's type and grid.
+
+        Raises:
+            ArgumentValueError: the parts have different types or grids.
+        """
+        for one, another in ((self, other), (other, self)):
+            if one.empty and not (one.column_type == another.column_type and one.center == another.center):
+                return _with_missing(another, one.missing)
+        if self.column_type != other.column_type or self.center != other.center:
+            raise _other_grid(name, self, other)
+        return ColumnProfile(
+            self.column_type,
+            self.center,
+            combined(self.buckets, other.buckets),
+            combined(self.categories, other.categories),
+            self.missing + other.missing,
+            self.not_a_number + other.not_a_number,
+            self.minus_infinity + other.minus_infinity,
+            self.plus_infinity + other.plus_infinity,
+            _extreme(min, self.minimum, other.minimum),
+            _extreme(max, self.maximum, other.maximum),
+            self.other_categories + other.other_categories,
+            self.integer and other.integer,
+            self.zoned if self.zoned == other.zoned else None,
+            None if self.words is None or other.words is None else combined(self.words, other.words),
+        )
+
+    def shortened(self, categories: int) -> ColumnProfile:
+        """Return the profile with only the heaviest categories named; the rest is `other_categories`."""
+        if len(self.categories) <= categories:
+            return self
+        order = sorted(self.categories, key=lambda name: (-self.categories[name], name))
+        named = {name: self.categories[name] for name in sorted(order[:categories])}
+        rest = sum(self.categories[name] for name in order[categories:])
+        changed = dict(vars(self), categories=named, other_categories=self.other_categories + rest)
+        return ColumnProfile(**changed)
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the profile as an object of JSON: buckets as differences and weights; zeros are left out."""
+        written: dict[str, Any] = {"column_type": self.column_type}
+        if self.buckets:
+            written["buckets"] = _steps(self.buckets)
+        if self.words is not None:
+            written["words"] = _steps(self.words)
+        if self.categories:
+            written["categories"] = {name: _short(weight) for name, weight in sorted(self.categories.items())}
+        for name in _PLAIN:
+            value = getattr(self, name)
+            if value not in {0, None}:
+                written[name] = _short(value)
+        if self.zoned is not None:
+            written["zoned"] = self.zoned
+        # A minimum of 0 is no missing minimum.
+        written.update({name: 0 for name in ("minimum", "maximum") if getattr(self, name) == 0})
+        return written
+
+    @staticmethod
+    def from_object(written: dict[str, Any]) -> ColumnProfile:
+        """Return the profile that `to_object` has written.
+
+        Raises:
+            FileError: the object is not one that `to_object` writes.
+        """
+        try:
+            return _read(written)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise FileError(
+                f"a column's profile cannot be read ({reason}); write the profile again"
+            ) from None
+
+
+_PLAIN = (
+    "center",
+    "missing",
+    "not_a_number",
+    "minus_infinity",
+    "plus_infinity",
+    "minimum",
+    "maximum",
+    "other_categories",
+    "integer",
+)
+
+
+def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, float]:
+    """Return the weights of two dictionaries added."""
+    total = dict(first)
+    for key, weight in second.items():
+        total[key] = total.get(key, 0.0) + weight
+    return total
+
+
+def _steps(weights: dict[int, float]) -> dict[str, Any]:
+    """Return weights by number as the differences of the numbers in order, and the weights."""
+    order = sorted(weights)
+    steps = [number - before for before, number in zip([0, *order], order, strict=False)]
+    return {"steps": steps, "weights": [_short(weights[number]) for number in order]}
+
+
+def _from_steps(written: Any) -> dict[int, float]:
+    numbers = accumulate(map(int, written["steps"]))
+    return dict(zip(numbers, map(_number, written["weights"]), strict=True))
+
+
+def _read(written: dict[str, Any]) -> ColumnProfile:
+    if written["column_type"] not in get_args(ColumnType):
+        raise ValueError(f"unknown column type {printable(safe_repr(written['column_type']), LONGEST_NAME)}")
+    numbers = {
+        name: bool(written[name]) if name == "integer" else _number(written[name])
+        for name in _PLAIN
+        if name in written
+    }
+    buckets = _from_steps(written["buckets"]) if "buckets" in written else {}
+    words = _from_steps(written["words"]) if "words" in written else None
+    categories = {
+        str(name): _number(weight) for name, weight in written.get("categories", {}).items() if weight
+    }
+    zoned = None if written.get("zoned") is None else bool(written["zoned"])
+    given: dict[str, Any] = {"buckets": buckets, "categories": categories, "zoned": zoned, **numbers}
+    column = ColumnProfile(written["column_type"], **given, words=words)
+    _check(column)
+    return column
+
+
+def _check(column: ColumnProfile) -> None:
+    """Refuse counts that no table has."""
+    counts = [*column.buckets.values(), *column.categories.values(), column.missing, column.not_a_number]
+    counts += [column.minus_infinity, column.plus_infinity, column.other_categories]
+    if min(counts) < 0:
+        raise ValueError(f"a count of {min(counts):g}")
+    if column.buckets and max(map(abs, column.buckets)) > MOST_BUCKET:
+        raise ValueError("a bucket beyond the grid")
+    if abs(column.center) > FARTHEST_CENTER:
+        raise ValueError(f"a center of {column.center:g}")
+    if column.categories if column.gridded else column.buckets:
+        raise ValueError(f"counts that a column of type {column.column_type} does not have")
+    low, high = column.minimum, column.maximum
+    if (low is None) != (high is None) or (low is not None and high is not None and low > high):
+        raise ValueError("a minimum and a maximum that do not fit")
+    if column.words is not None:
+        if column.column_type != "text" or not all(0 <= group < WORD_GROUPS for group in column.words):
+            raise ValueError("words that the column does not have")
+        if not all(0 <= weight <= column.present * (1 + 1e-6) for weight in column.words.values()):
+            raise ValueError("words of more rows than have texts")
+    if column.buckets and low is None:
+        raise ValueError("numbers without a minimum")
+
+
+def _number(written: Any) -> float:
+    """Return a finite number of JSON; large integers stay exact."""
+    value = written if isinstance(written, int) and abs(written) >= 2**53 else float(written)
+    if isinstance(written, str) or not math.isfinite(value):
+        raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is no number")
+    return value
+
+
+def _short(value: float | bool) -> float | int | bool:
+    """Return a whole number as an integer, which JSON writes shorter."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def _with_missing(column: ColumnProfile, missing: float) -> ColumnProfile:
+    return ColumnProfile(**dict(vars(column), missing=column.missing + missing))
+
+
+def _extreme(choose: Any, first: float | None, second: float | None) -> float | None:
+    known = [value for value in (first, second) if value is not None]
+    return choose(known) if known else None
+
+
+def _other_grid(name: str, first: ColumnProfile, second: ColumnProfile) -> ArgumentValueError:
+    parts = " and ".join(f"{each.column_type} around {each.center:g}" for each in (first, second))
+    got = f"column {quoted(name)}: {parts}"
+    instead = "profile_table(second, like=first), which counts both alike"
+    return invalid_value("Profile.merge", "other", wanted="columns counted alike", got=got, instead=instead)

@@ -1,0 +1,425 @@
+"""The comparison of two tables, or of their profiles, column by column."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from kullback.common.findings import Finding
+from kullback.common.inputs import check_independent
+from kullback.errors import invalid_type, invalid_value, quoted
+from kullback.estimators.sample_checks import seed_of
+from kullback.tables.arguments import (
+    check_column,
+    check_settings,
+    groups_of,
+    name_or_none,
+    names_of,
+    no_column,
+    no_further_column,
+)
+from kullback.tables.columns.bins import Bins
+from kullback.tables.columns.types import Field
+from kullback.tables.contingency import (
+    Pair,
+    column_bins,
+    column_contingency,
+    divergences,
+    every_value,
+    joint_contingency,
+)
+from kullback.tables.engines import Table, open_table
+from kullback.tables.engines.engine import Caller, JointCounts
+from kullback.tables.inference.significance import adjusted
+from kullback.tables.plot_bins import histogram
+from kullback.tables.settings import TableSettings, effective_rows
+from kullback.tables.table_findings import (
+    changed_type,
+    column_findings,
+    finding,
+    in_proportion,
+    order_findings,
+    schema_findings,
+    size_findings,
+    text_finding,
+    unshared_categories,
+)
+from kullback.tables.table_profile import Profile, profile_opened
+from kullback.tables.table_results import ColumnComparison, JointComparison, Quantity, TableComparison, least
+
+__all__ = ["compare_profiles", "compare_tables"]
+
+CALL = "compare_tables"
+
+
+def compare_tables(
+    p: object,
+    q: object,
+    columns: Sequence[str] | None = None,
+    *,
+    weights: str | None = None,
+    cluster: str | None = None,
+    independent: bool = False,
+    joint: Sequence[Sequence[str]] = (),
+    bins: int = 20,
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
+    progress: Callable[[str], object] | None = None,
+) -> TableComparison:
+    r"""Compare two tables column by column.
+
+    The bins of numbers end at quantiles of P (with uneven weights or clusters, of both tables), the first and the last
+    are open-ended; each category, missing values, NaN and the infinities have bins of their own. With the proportions p
+    and q of the bins,
+
+    .. math:: \mathrm{KL}(P \| Q) = \sum_i p_i \log \frac{p_i}{q_i}, \quad
+        \mathrm{PSI} = \sum_i (p_i - q_i) \log \frac{p_i}{q_i}, \quad
+        \mathrm{TV} = \frac12 \sum_i |p_i - q_i|
+
+    and so on. These divergences between bins are at most those between the values. They are corrected for the bias of
+    counts and at least 0. Each table is counted by its own engine.
+
+    Arguments:
+        p: the reference: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas,
+            Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
+        q: the table that is compared with it, likewise.
+        columns: which columns; all by default.
+        weights: the column of the rows' weights. Standard errors assume that weights do not depend on the values.
+        cluster: the column with the group of each row, where rows of one group depend on each other (the visits of
+            one user, the measurements of one machine). Standard errors and tests then assume independent groups.
+        independent: whether rows are known to be independent. By default, and without `cluster`, the order of the first
+            32,768 rows is examined, and repeated rows of continuous numbers are counted. Where a column depends on that
+            order, its standard errors, intervals and test count as many rows as tell as much, and findings say so.
+        joint: groups of columns to be compared by the combinations of their bins as well.
+        bins: the largest number of bins of numbers; there are fewer where a bin would hold less than 10 rows.
+        confidence: the confidence level of the intervals.
+        generator: the source of randomness of permutation tests and of the intervals of total variation; by default
+            one with a fixed seed.
+        progress: called with a sentence before each reading of a table.
+
+    Returns:
+        for every column that both tables have, the largest PSI first: the divergences with standard errors and
+        intervals, a test, and the bins. Columns that cannot be compared are among the findings.
+
+    Raises:
+        ArgumentTypeError: p or q is not a table.
+        ArgumentValueError: a column that is asked for is in neither table, a table lacks the column of weights or of
+            clusters, or a number is out of range.
+        FileError: a file is missing, damaged or of an unknown format.
+        OptionalDependencyError: a package is missing; the error names it.
+
+    Example:
+        >>> import pyarrow as pa, torch
+        >>> before = pa.table({"size": [1.0, 2.0, 3.0, 4.0] * 50, "fruit": ["apple", "pear"] * 100})
+        >>> after = pa.table({"size": [1.0, 2.0, 3.0, 4.0] * 50, "fruit": ["apple", "plum"] * 100})
+        >>> found = compare_tables(before, after, generator=torch.Generator().manual_seed(0))
+        >>> [(column.name, round(column.psi.value, 1), column.new) for column in found.columns]
+        [('fruit', 5.2, ('plum',)), ('size', 0.0, ())]
+
+    References:
+        Credit Risk Scorecards: Developing and Implementing Intelligent Credit Scoring (Siddiqi, 2005)
+        Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
+    """
+    bins = check_settings(CALL, bins, confidence, generator)
+    columns, groups = names_of(CALL, "columns", columns), groups_of(CALL, joint)
+    check_column(CALL, "weights", weights)
+    check_column(CALL, "cluster", cluster)
+    check_independent(CALL, independent, cluster)
+    tables = open_table(p, Caller(CALL, "p")), open_table(q, Caller(CALL, "q"))
+    names = _chosen_names(tables, columns, groups, weights, cluster)
+    usable, findings = schema_findings(tables[0].fields, tables[1].fields, names)
+    known = independent or cluster is not None
+    of_p = profile_opened(tables[0], usable, weights, progress=progress, independent=known)
+    of_q = profile_opened(tables[1], usable, weights, like=of_p, progress=progress, independent=known)
+    joint_counting = _JointCounting(tables, weights, cluster, progress or (lambda _: None))
+    return _compared(
+        of_p,
+        of_q,
+        names=(_name_of(p), _name_of(q)),
+        findings=findings,
+        settings=TableSettings(bins, confidence, _random(generator)),
+        groups=groups,
+        joint_counting=joint_counting if cluster is not None or groups else None,
+        cluster=cluster,
+        independent=known,
+    )
+
+
+def compare_profiles(
+    p: Profile,
+    q: Profile,
+    *,
+    bins: int = 20,
+    confidence: float = 0.95,
+    independent: bool = False,
+    generator: torch.Generator | None = None,
+    names: tuple[str, str] = ("P", "Q"),
+) -> TableComparison:
+    """Compare two tables by their profiles: `compare_tables` without clusters and groups of columns.
+
+    Arguments:
+        p: the reference's profile.
+        q: the profile of the compared table, made with ``like=p``.
+        bins: the largest number of bins of numbers.
+        confidence: the confidence level of the intervals.
+        independent: whether rows are known to be independent, whatever the order that was examined shows.
+        generator: the source of randomness of permutation tests and of the intervals of total variation; by default
+            one with a fixed seed.
+        names: the names of P and Q.
+
+    Returns:
+        what `compare_tables` returns for the tables themselves.
+
+    Raises:
+        ArgumentTypeError: p or q is not a profile.
+        ArgumentValueError: the two are weighted by different columns, count a column on different grids, or a number
+            is out of range.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables import profile_table
+        >>> p = profile_table(pa.table({"fruit": ["apple", "pear"] * 100}))
+        >>> q = profile_table(pa.table({"fruit": ["apple", "plum"] * 100}), like=p)
+        >>> compare_profiles(p, q).columns[0].vanished
+        ('pear',)
+    """
+    bins = check_settings("compare_profiles", bins, confidence, generator)
+    check_independent("compare_profiles", independent, None)
+    for argument, given in (("p", p), ("q", q)):
+        if not isinstance(given, Profile):
+            instead = "compare_profiles(profile_table(a), ...)"
+            got = type(given).__name__
+            raise invalid_type("compare_profiles", argument, wanted="a Profile", got=got, instead=instead)
+    if p.weights != q.weights:
+        raise invalid_value(
+            "compare_profiles",
+            "p, q",
+            wanted="profiles weighted by the same column",
+            got=f"weights from {name_or_none(p.weights)} and from {name_or_none(q.weights)}",
+            instead="profile_table(frame, weights=...) with the same column for both",
+        )
+    settings = TableSettings(bins, confidence, _random(generator))
+    findings = _profile_findings(p, q)
+    return _compared(p, q, names=names, findings=findings, settings=settings, independent=independent)
+
+
+class _JointCounting:
+    """Counts the combinations of bins in both tables."""
+
+    def __init__(
+        self,
+        tables: tuple[Table, Table],
+        weights: str | None,
+        cluster: str | None,
+        progress: Callable[[str], object],
+    ) -> None:
+        self._tables, self._weights, self._cluster, self._progress = tables, weights, cluster, progress
+
+    def count(self, bins: dict[str, Bins], groups: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], Pair]:
+        """Count each group of columns, by cluster where there are clusters."""
+        prefix = () if self._cluster is None else (self._cluster,)
+        keys = [(*prefix, *group) for group in groups]
+        # Rows of weight 0 may hold values that are in no bin.
+        complete = {name: every_value(each) for name, each in bins.items()}
+        found: list[list[JointCounts]] = []
+        for side, table in zip("PQ", self._tables, strict=True):
+            self._progress(f"counting {len(keys)} combinations of columns in {side}")
+            counts = table.joint_counts(
+                {name: each for name, (each, _) in complete.items()}, keys, self._weights
+            )
+            original = [[complete[name][1] for name in group] for group in groups]
+            found.append(
+                [_original(counts[key], each, len(prefix)) for key, each in zip(keys, original, strict=True)]
+            )
+        return dict(zip(groups, zip(*found, strict=True), strict=True))
+
+
+def _original(counts: JointCounts, indices: Sequence[Sequence[int | None]], skipped: int) -> JointCounts:
+    """Return the counts by the indices of the original bins, without empty bins."""
+    return {
+        (*key[:skipped], *(each[index] for each, index in zip(indices, key[skipped:], strict=True))): weight
+        for key, weight in counts.items()
+        if weight > 0
+    }
+
+
+def _compared(
+    p: Profile,
+    q: Profile,
+    *,
+    names: tuple[str, str],
+    findings: list[Finding],
+    settings: TableSettings,
+    groups: Sequence[tuple[str, ...]] = (),
+    joint_counting: _JointCounting | None = None,
+    cluster: str | None = None,
+    independent: bool = False,
+) -> TableComparison:
+    """Compare two profiles."""
+    if independent:
+        p, q = replace(p, order=None), replace(q, order=None)
+    found = [*size_findings(p, q), *findings]
+    columns: list[ColumnComparison] = []
+    joint: list[JointComparison] = []
+    if p.weight > 0 and q.weight > 0:
+        shared = [name for name in p.columns if name in q.columns]
+        changed = {name: changed_type(name, p.columns[name], q.columns[name]) for name in shared}
+        found += [each for each in changed.values() if each is not None]
+        shared = [name for name in shared if changed[name] is None]
+        settings = replace(settings, sizes=(effective_rows(p), effective_rows(q)))
+        found += [] if independent else order_findings(p, q, shared)
+        columns, joint, remarks = _all_compared(p, q, shared, settings, groups, joint_counting, cluster)
+        found += remarks
+    return TableComparison(
+        *names,
+        p.rows,
+        q.rows,
+        tuple(sorted(columns, key=lambda column: (-least(column.psi), column.name))),
+        tuple(joint),
+        tuple(found),
+        settings.confidence,
+        settings.max_bins,
+        p.weights,
+        cluster,
+    )
+
+
+def _all_compared(
+    p: Profile,
+    q: Profile,
+    shared: list[str],
+    settings: TableSettings,
+    groups: Sequence[tuple[str, ...]],
+    joint_counting: _JointCounting | None,
+    cluster: str | None,
+) -> tuple[list[ColumnComparison], list[JointComparison], list[Finding]]:
+    """Compare each shared column and each group of them, and correct the p-values for their number."""
+    findings = settings.findings(shared)
+    own = {name: settings.for_columns(p, q, [name]) for name in shared}
+    uneven = any(size < 0.99 * side.rows for size, side in zip(settings.sizes, (p, q), strict=True))
+    together = uneven or cluster is not None
+    bins = {
+        name: column_bins(p, q, name, each.number_of_bins(), each.sizes, together=together)
+        for name, each in own.items()
+    }
+    counted: dict[tuple[str, ...], Pair] = {}
+    if joint_counting is not None and cluster is not None and shared:
+        counted = joint_counting.count(bins, [(name,) for name in shared])
+    columns: list[ColumnComparison] = []
+    for name in shared:
+        before, after = p.columns[name], q.columns[name]
+        new, vanished = unshared_categories(after, before), unshared_categories(before, after)
+        table = column_contingency(p, q, name, bins[name])
+        parts, remarks = divergences(table, own[name], counted.get((name,)), (name,), (before, after))
+        parts = _in_order(parts, p, q, [name])
+        columns.append(
+            ColumnComparison(
+                name=name,
+                column_type=(after if before.empty else before).column_type,
+                missing_p=before.missing / before.total,
+                missing_q=after.missing / after.total,
+                new=new.names,
+                vanished=vanished.names,
+                histogram=histogram(before, after),
+                **parts,
+            )
+        )
+        of_text = text_finding(name, before, after, parts.get("words"))
+        remarks += [] if of_text is None else [of_text]
+        findings += in_proportion([*column_findings(name, before, after, new, vanished), *remarks])
+    joint: list[JointComparison] = []
+    for group in groups:
+        if lacking := [name for name in group if name not in bins]:
+            reason = f"{', '.join(map(quoted, lacking))} is not"
+            message = f"{' with '.join(map(quoted, group))} cannot be compared: {reason}"
+            findings.append(finding("group-skipped", message, ",".join(group)))
+            continue
+        assert joint_counting is not None  # noqa: S101 - there is one where there are groups
+        wide = settings.for_columns(p, q, group)
+        number = wide.number_of_bins(len(group))
+        coarse = {name: column_bins(p, q, name, number, wide.sizes, together=together) for name in group}
+        pair = joint_counting.count(coarse, [group])[group]
+        table = joint_contingency(group, coarse, pair, clustered=cluster is not None)
+        parts, remarks = divergences(table, wide, pair if cluster is not None else None, group)
+        parts = _in_order(parts, p, q, group)
+        joint.append(JointComparison(columns=group, **parts))
+        findings += remarks
+    corrected = adjusted([each.p_value for each in (*columns, *joint)])
+    columns = [replace(each, p_adjusted=value) for each, value in zip(columns, corrected, strict=False)]
+    joint = [
+        replace(each, p_adjusted=value) for each, value in zip(joint, corrected[len(columns) :], strict=True)
+    ]
+    return columns, joint, findings
+
+
+def _in_order(parts: dict[str, Any], p: Profile, q: Profile, columns: Sequence[str]) -> dict[str, Any]:
+    """Return the parts of a comparison with a note on the order of rows, without errors where these are not known."""
+    notes: list[str] = []
+    unknown = False
+    for side, table in (("P", p), ("Q", q)):
+        if table.order is not None and (time := table.order.time(columns)) > 1:
+            unknown = unknown or bool(table.order.unknown.intersection(columns))
+            notes.append(
+                f"{table.rows:,} rows of {side} tell {'at most ' * unknown}as much as {table.rows / time:,.3g} "
+                "independent ones"
+            )
+    if unknown:
+        notes.append("too few blocks of rows are independent for intervals and a test")
+        for name in ("kl_pq", "kl_qp", "js", "psi", "tv"):
+            parts[name] = Quantity(parts[name].value, None, None)
+        parts["p_value"] = parts["p_adjusted"] = math.nan
+        parts |= {"words": None} if "words" in parts else {}
+    return parts | {"notes": (*parts["notes"], *notes)}
+
+
+def _profile_findings(p: Profile, q: Profile) -> list[Finding]:
+    """Return which columns only one profile has, and which were not counted."""
+
+    def fields(profile: Profile) -> dict[str, Field]:
+        skipped = {name: Field(name, None, reason=reason) for name, reason in profile.skipped.items()}
+        return {name: Field(name, column.column_type) for name, column in profile.columns.items()} | skipped
+
+    return schema_findings(fields(p), fields(q), list(fields(p) | fields(q)))[1]
+
+
+def _chosen_names(
+    tables: tuple[Table, Table],
+    columns: Sequence[str] | None,
+    groups: Sequence[tuple[str, ...]],
+    weights: str | None,
+    cluster: str | None,
+) -> list[str]:
+    """Return the columns in question, in P's order and then Q's."""
+    there = list(tables[0].fields | tables[1].fields)
+    together = [name for group in groups for name in group]
+    for argument, name in [("columns", name) for name in columns or ()] + [
+        ("joint", name) for name in together
+    ]:
+        if name not in there:
+            raise no_column(CALL, argument, name, there)
+    for argument, name in (("weights", weights), ("cluster", cluster)):
+        for side, table in zip("PQ", tables, strict=True):
+            if name is not None and name not in table.fields:
+                raise no_column(CALL, argument, name, list(table.fields), side)
+    wanted = there if columns is None else {*columns, *together}
+    chosen = [name for name in there if name in wanted and name not in (weights, cluster)]
+    if columns is not None and not chosen:
+        raise no_further_column(CALL, columns, [name for name in there if name not in (weights, cluster)])
+    return chosen
+
+
+def _random(generator: torch.Generator | None) -> np.random.Generator:
+    return np.random.default_rng(seed_of(generator or torch.Generator().manual_seed(0)))
+
+
+def _name_of(frame: object) -> str:
+    """Return the path, or the type of the table."""
+    if isinstance(frame, str | os.PathLike):
+        return os.fspath(frame)
+    return f"a {type(frame).__module__.partition('.')[0]} {type(frame).__name__}"

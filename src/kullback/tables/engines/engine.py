@@ -1,0 +1,101 @@
+"""The interface of an engine: a table's columns and their counts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kullback.errors import ArgumentValueError, invalid_value, quoted
+from kullback.tables.columns.column_profile import ColumnProfile
+from kullback.tables.columns.types import ColumnType, Field, FieldType
+
+if TYPE_CHECKING:
+    from kullback.tables.columns.bins import Bins
+
+__all__ = ["Caller", "ColumnSpec", "JointCounts", "Table", "TableCounts", "bad_weights"]
+
+# The weight of each combination of bins that occurs.
+JointCounts = dict[tuple[Any, ...], float]
+
+
+class Caller(NamedTuple):
+    """The user's call and the argument with the table, for errors."""
+
+    call: str = "profile_table"
+    argument: str = "frame"
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """How to count a column.
+
+    Attributes:
+        name: the column.
+        column_type: what to count it as; with ``"string"`` the engine tells categories from text.
+        center: the center of the grid.
+        integer: whether the column's type holds integers only.
+        words: whether the words of texts are counted, which a second reading need not do.
+    """
+
+    name: str
+    column_type: FieldType
+    center: float = 0.0
+    integer: bool = False
+    words: bool = True
+
+
+@dataclass
+class TableCounts:
+    """The counts of one reading of a table: columns, rows, the rows' weight and the sum of its squares."""
+
+    columns: dict[str, ColumnProfile]
+    rows: int
+    weight: float
+    weight_squares: float
+
+
+class Table(ABC):
+    """A table that one engine reads.
+
+    Attributes:
+        fields: its columns by name, in order.
+    """
+
+    fields: dict[str, Field]
+
+    @abstractmethod
+    def count(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
+        """Count columns, in as few readings of the table as possible."""
+
+    @abstractmethod
+    def extremes(
+        self, intervals: Mapping[str, tuple[float, float]], column_types: Mapping[str, ColumnType]
+    ) -> dict[str, tuple[float, float]]:
+        """Return the smallest and the largest number that each column has within its closed interval."""
+
+    def first_rows(self, names: Sequence[str], rows: int) -> Mapping[str, Any] | None:
+        """Return the first rows of some columns, in their order, as Arrow arrays; None where rows have no order."""
+        del names, rows
+        return None
+
+    @abstractmethod
+    def joint_counts(
+        self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
+    ) -> dict[tuple[str, ...], JointCounts]:
+        """Return the weight of every combination of bins that occurs, for each key, a group of columns.
+
+        A column without bins counts by its own values.
+        """
+
+
+def bad_weights(name: str, got: str) -> ArgumentValueError:
+    """Return the error for a column that cannot be weights."""
+    return invalid_value(
+        "",
+        "weights",
+        wanted="a column of finite numbers of 0 or more, none missing",
+        got=f"{got} in {quoted(name)}",
+        instead="another column, or correct this one",
+    )

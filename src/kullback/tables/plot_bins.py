@@ -1,0 +1,179 @@
+"""The distributions of P and Q at their own scale, for drawings: single values, or bins of equal width.
+
+The compared bins end at quantiles of P, so P is flat in them by construction. These bins are only for display.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from kullback.tables.columns.column_profile import ColumnProfile
+from kullback.tables.columns.log_grid import bucket_ends, integers_in
+from kullback.tables.table_results import HistogramBin
+
+__all__ = ["histogram"]
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+MOST_VALUES = 24  # drawn one by one
+FEWEST_BINS, MOST_BINS = 8, 40
+TAIL = 0.005  # the proportion of P and of Q left out at an end that is far from the others
+FAR = 2.0  # how many times longer the whole range is, where tails are left out
+DECADES = 3.0  # of positive values, beyond which bins are of equal ratio
+CENTER = 0.05  # where the middle half is less than this part of the range
+WHOLE = (
+    32.0  # a bucket nearer to the center than this begins at an integer only where its values are integers
+)
+
+
+def histogram(p: ColumnProfile, q: ColumnProfile) -> tuple[HistogramBin, ...]:
+    """Return the weights of P's and Q's finite numbers in bins at their own scale; none for categories.
+
+    Few integers have a bin each; one far from the grid's center has a bin of all integers that are counted as it is.
+
+    The counts of a bucket of the grid are spread evenly over it. The first bin begins at -inf and the last one ends at
+    inf where tails are left out.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables import profile_table
+        >>> ages = profile_table(pa.table({"age": [1, 1, 2]})).columns["age"]
+        >>> [(each.low, each.p, each.q) for each in histogram(ages, ages)]
+        [(1, 2.0, 2.0), (2, 1.0, 1.0)]
+    """
+    sides = [each for each in (p, q) if each.buckets]
+    if not sides or not sides[0].gridded or len({each.center for each in sides}) > 1:
+        return ()
+    column = _Buckets.of(sides)
+    weights = [column.weights(each) for each in (p, q)]
+    single = column.first == column.last
+    dated = sides[0].column_type == "datetime"
+    if len(single) <= MOST_VALUES and (
+        single.all() or (column.integer and not dated and column.apart(single))
+    ):
+        return tuple(
+            HistogramBin(low, high, float(of_p), float(of_q))
+            for low, high, of_p, of_q in zip(column.values, column.ends, *weights, strict=True)
+        )
+    edges = _edges(column, weights, min(sum(each.buckets.values()) for each in sides))
+    if edges is None:
+        return ()
+    counts = [column.spread(each, edges) for each in weights]
+    ends = edges.tolist()
+    return tuple(
+        HistogramBin(low, high, float(of_p), float(of_q))
+        for low, high, of_p, of_q in zip(ends[:-1], ends[1:], *counts, strict=True)
+        if (math.isfinite(low) and math.isfinite(high)) or of_p or of_q
+    )
+
+
+@dataclass(frozen=True)
+class _Buckets:
+    """The occupied buckets of both sides in order: where each begins and ends, within the values that there are.
+
+    Attributes:
+        buckets: their numbers.
+        values: where each begins, an int where the column holds integers.
+        ends: where each ends, likewise.
+        first: the same as floats.
+        last: where each ends; `first` where it holds a single value.
+        integer: whether the column holds integers only.
+    """
+
+    buckets: Sequence[int]
+    values: Sequence[float]
+    ends: Sequence[float]
+    first: Array
+    last: Array
+    integer: bool
+
+    @classmethod
+    def of(cls, sides: Sequence[ColumnProfile]) -> _Buckets:
+        center = sides[0].center
+        buckets = sorted({bucket for each in sides for bucket in each.buckets})
+        least = min(each.minimum for each in sides if each.minimum is not None)
+        most = max(each.maximum for each in sides if each.maximum is not None)
+        integer = sides[0].column_type == "text" or all(each.integer for each in sides)
+        if not integer and _begin_at_integers(buckets, center):
+            nearest = [bucket_ends(bucket, center)[bucket < 0] for bucket in buckets]
+            ends = [(value, value) for value in nearest]
+        elif integer:
+            ends = [integers_in(bucket, center) for bucket in buckets]
+            ends = [(low, high if low == high else high + 1) for low, high in ends]
+        else:
+            ends = [bucket_ends(bucket, center) for bucket in buckets]
+        clipped = [(max(low, least), max(low, least, min(high, most + integer))) for low, high in ends]
+        # The bucket of the largest integer may hold that one alone.
+        clipped = [(low, low if integer and high == low + 1 else high) for low, high in clipped]
+        first, last = np.array(clipped, np.float64).T
+        return cls(buckets, [low for low, _ in clipped], [high for _, high in clipped], first, last, integer)
+
+    def apart(self, single: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
+        """Whether no bucket of several values touches another one, so that each may hold a single value."""
+        return all(
+            after > before + 1 or (alone and alone_too)
+            for (before, alone), (after, alone_too) in pairwise(zip(self.buckets, single, strict=True))
+        )
+
+    def weights(self, column: ColumnProfile) -> Array:
+        """Return the weight of each bucket in one side."""
+        return np.array([column.buckets.get(bucket, 0.0) for bucket in self.buckets])
+
+    def spread(self, weights: Array, edges: Array) -> Array:
+        """Return the weight between each two edges."""
+        place = np.searchsorted(self.first, edges, side="left") - 1  # the last bucket that begins below
+        width = np.where(self.last > self.first, self.last - self.first, 1.0)
+        with np.errstate(invalid="ignore"):
+            inside = np.clip((edges - self.first[place]) / width[place], 0.0, 1.0)
+        inside = np.where(self.last[place] > self.first[place], inside, 1.0)
+        below = np.where(place >= 0, np.cumsum(weights)[place] - weights[place] * (1 - inside), 0.0)
+        below[-1] = weights.sum()  # the last bin holds its end too
+        return np.diff(below)
+
+    def quantile(self, weights: Array, probability: float) -> tuple[float, float]:
+        """Return the ends of the bucket that holds a quantile."""
+        reached = np.cumsum(weights)
+        place = min(int(np.searchsorted(reached, probability * reached[-1])), len(reached) - 1)
+        return float(self.first[place]), float(self.last[place])
+
+
+def _begin_at_integers(buckets: Sequence[int], center: float) -> bool:
+    """Whether the values of a column of floats are integers, as far as the grid tells."""
+    if len(buckets) > MOST_VALUES or not float(center).is_integer():
+        return False
+    nearest = [bucket_ends(bucket, center)[bucket < 0] - center for bucket in buckets]
+    return all(abs(value) < WHOLE and value.is_integer() for value in nearest)
+
+
+def _edges(column: _Buckets, weights: Sequence[Array], rows: float) -> Array | None:
+    """Return the ends of the bins; None where they are beyond float64."""
+    least, most = float(column.first.min()), float(column.last.max())
+    there = [each for each in weights if each.sum() > 0]
+    low = min(column.quantile(each, TAIL)[0] for each in there)
+    high = max(column.quantile(each, 1 - TAIL)[1] for each in there)
+    number = int(np.clip(round(2 * rows ** (1 / 3)), FEWEST_BINS, MOST_BINS))
+    middle = max(column.quantile(each, 0.75)[1] - column.quantile(each, 0.25)[0] for each in there)
+    if least > 0 and high > low * 10**DECADES and middle < CENTER * (high - low):
+        return np.geomspace(least, most, number + 1)
+    if not (math.isfinite(most - least) and most > least):
+        return None
+    if most - least <= FAR * (high - low) or high <= low:
+        low, high = least, most
+    step = (high - low) / number
+    if column.integer:
+        step = max(1.0, math.ceil(step))
+        number = math.ceil((high - low) / step)
+    edges = low + step * np.arange(number + 1)
+    if not column.integer:
+        edges[-1] = high
+    if len(np.unique(edges)) < len(edges):
+        return None
+    head = [-math.inf] if low > least else []
+    tail = [math.inf] if edges[-1] < most else []
+    return np.array([*head, *edges.tolist(), *tail])

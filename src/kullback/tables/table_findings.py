@@ -1,0 +1,293 @@
+"""Findings about tables: what limits or explains the numbers of a comparison, in sentences with stable codes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import compress
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kullback.common.findings import Finding, Level
+from kullback.errors import LONGEST_MESSAGE, printable, quoted
+from kullback.tables.columns.bin_labels import constant_label
+
+if TYPE_CHECKING:
+    from kullback.tables.columns.column_profile import ColumnProfile
+    from kullback.tables.columns.types import Field
+    from kullback.tables.table_profile import Profile
+
+__all__ = [
+    "FINDINGS",
+    "Unshared",
+    "changed_type",
+    "column_findings",
+    "finding",
+    "in_proportion",
+    "order_findings",
+    "schema_findings",
+    "size_findings",
+    "text_finding",
+    "unshared_categories",
+]
+
+# The codes of findings, each with its usual level and when it is reported. Within version 2 of the JSON codes may be
+# added, never changed.
+FINDINGS: dict[str, tuple[Level, str]] = {
+    "no-rows": ("error", "a table has no rows, or no weight: there is no comparison"),
+    "no-common-column": ("error", "the tables share no column: there is no comparison"),
+    "column-missing": ("error", "a column is in one table only"),
+    "type-changed": ("error", "a column has one type in P and another in Q"),
+    "group-skipped": ("error", "a group with a column that cannot be compared"),
+    "all-missing": ("warning", "a column has no values in a table"),
+    "column-skipped": (
+        "warning",
+        "a column's type cannot be compared: nested values, bytes, objects of several types",
+    ),
+    "constant-changed": ("error", "a column has a single value in each table, and not the same one"),
+    "time-zone-changed": ("error", "timestamps have a time zone in one table and none in the other"),
+    "disjoint": ("warning", "no value of P's column is in a bin with one of Q's"),
+    "few-clusters": ("warning", "too few clusters for intervals"),
+    "duplicate-rows": ("warning", "rows of continuous numbers are repeated, so that fewer are independent"),
+    "rows-in-order": ("warning", "the order of rows shows dependence, so that fewer are independent"),
+    "order-unknown": (
+        "note",
+        "the order of a table's rows was not examined: its engine or saved profile has none",
+    ),
+    "few-rows": ("warning", "too few independent rows for intervals, or for as many bins as asked for"),
+    "lengths-only": ("warning", "only the lengths of a column's long texts are compared, not their words"),
+    "words-differ": (
+        "warning",
+        "the texts of a column have other words in Q, which no divergence of their lengths shows",
+    ),
+    "infinite-values": ("warning", "a column holds infinite numbers"),
+    "new-categories": ("warning", "categories that only Q has"),
+    "new-missing": ("warning", "a column has missing values in Q and none in P"),
+    "not-a-number": ("warning", "a column holds NaN"),
+    "too-rare": ("warning", "most values of a column are too rare to be compared"),
+    "unnamed-categories": ("warning", "a saved profile names only its most frequent categories"),
+    "vanished-categories": ("warning", "categories that only P has"),
+    "texts": (
+        "note",
+        "of a column's long texts the lengths and the frequent words are compared, not the order of words",
+    ),
+    "constant": ("note", "a column has a single value in a table"),
+    "infinite": ("note", "the divergence of the counts is infinite: a bin is empty on one side"),
+    "rare-categories": ("note", "values too rare to be compared one by one were compared in groups"),
+}
+MOST_NAMED = 100  # new and vanished categories that a result names
+NAMED = 5  # of these in a sentence
+
+
+def finding(code: str, message: str, column: str | None = None, level: Level | None = None) -> Finding:
+    """Return a finding, of the usual level of its code unless told otherwise."""
+    return Finding(code, message, level or FINDINGS[code][0], column=column)
+
+
+def size_findings(p: Profile, q: Profile) -> list[Finding]:
+    """Return which tables are empty."""
+    return [
+        finding(
+            "no-rows",
+            f"{side} has {'no rows' if not table.rows else 'rows of weight 0 only'}: there is no comparison",
+        )
+        for side, table in (("P", p), ("Q", q))
+        if not table.weight > 0
+    ]
+
+
+def schema_findings(
+    p: dict[str, Field], q: dict[str, Field], names: list[str]
+) -> tuple[list[str], list[Finding]]:
+    """Return the columns that can be compared, and why the others cannot.
+
+    Arguments:
+        p: the columns of P's table.
+        q: the columns of Q's.
+        names: the columns in question.
+    """
+    usable: list[str] = []
+    findings: list[Finding] = []
+    for name in names:
+        fields = {side: table[name] for side, table in (("P", p), ("Q", q)) if name in table}
+        skipped = [side for side, field in fields.items() if field.column_type is None]
+        if len(fields) == 1:
+            findings.append(
+                finding("column-missing", f"{quoted(name)} is in {next(iter(fields))} only", name)
+            )
+        elif skipped:
+            reason = printable(f"in {skipped[0]} {fields[skipped[0]].reason}", LONGEST_MESSAGE)
+            findings.append(finding("column-skipped", f"{quoted(name)} cannot be compared: {reason}", name))
+        else:
+            usable.append(name)
+    if not set(p) & set(q) or not names:
+        besides = " except weights and clusters" if set(p) & set(q) else ""
+        message = f"the tables have no column in common{besides}: there is no comparison"
+        findings.append(finding("no-common-column", message))
+    return usable, findings
+
+
+def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[Finding]:
+    """Yield findings on the order of the rows, and on orders that were not examined."""
+    for side, table in (("P", p), ("Q", q)):
+        order = table.order
+        if order is None:
+            yield finding(
+                "order-unknown",
+                f"the order of {side}'s rows is not known (its engine or saved profile has none), so that dependence "
+                "was not looked for: name the groups of dependent rows with cluster= (--cluster)",
+            )
+            continue
+        times, rows = order.times, f"{table.rows:,}"
+        if order.repeated > 1:
+            yield finding(
+                "duplicate-rows",
+                f"rows of {side} are repeated {order.repeated:.3g} times on average: errors and tests count "
+                f"{table.rows / order.repeated:,.0f} of {rows} rows; if equal rows were drawn independently, pass "
+                "independent=True (--independent)",
+            )
+        names = sorted((name for name in columns if name in times), key=lambda name: (-times[name], name))
+        if names:
+            shown = ", ".join(map(quoted, names[:NAMED])) + (", ..." if len(names) > NAMED else "")
+            unknown = sum(name in order.unknown for name in names)
+            without = (
+                f"; {unknown} of them have too few independent blocks for errors and tests" if unknown else ""
+            )
+            counted = sorted({f"{table.rows / times[names[at]]:,.0f}" for at in (0, -1)}, key=len)
+            yield finding(
+                "rows-in-order",
+                f"the order of {side}'s rows shows dependence in {len(names)} of {len(columns)} columns ({shown}): "
+                f"errors and tests count {' to '.join(counted)} of {rows} rows as independent{without}; name the "
+                "groups of rows with cluster= (--cluster), or, if the order means nothing, pass independent=True "
+                "(--independent)",
+            )
+
+
+def changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
+    """Return the finding that a column has another type in Q; None where a side has no values."""
+    if p.column_type == q.column_type or p.empty or q.empty:
+        return None
+    message = f"{quoted(name)} is {p.column_type} in P and {q.column_type} in Q: not compared"
+    return finding("type-changed", message, name)
+
+
+def column_findings(
+    name: str, p: ColumnProfile, q: ColumnProfile, new: Unshared, vanished: Unshared
+) -> Iterator[Finding]:
+    """Yield findings on the values of a column."""
+    sides = (("P", p), ("Q", q))
+
+    def where(holds: list[bool]) -> str:
+        return " and ".join(side for (side, _), held in zip(sides, holds, strict=True) if held)
+
+    def found(code: str, message: str) -> Finding:
+        return finding(code, f"{quoted(name)} {message}", name)
+
+    for code, held, message in (
+        ("all-missing", [column.empty for _, column in sides], "has no value in {}"),
+        (
+            "not-a-number",
+            [column.not_a_number > 0 for _, column in sides],
+            "holds NaN in {}: a bin of its own",
+        ),
+        (
+            "infinite-values",
+            [column.minus_infinity + column.plus_infinity > 0 for _, column in sides],
+            "holds infinite numbers in {}: bins of their own",
+        ),
+        (
+            "unnamed-categories",
+            [column.other_categories > 0 for _, column in sides],
+            "has categories that the profile of {} does not name; they are compared as one",
+        ),
+    ):
+        if any(held):
+            yield found(code, message.format(where(held)))
+    yield from _constant_findings(name, constant_label(p), constant_label(q))
+    if None not in (p.zoned, q.zoned) and p.zoned != q.zoned:
+        yield found(
+            "time-zone-changed", f"has a time zone in {'P' if p.zoned else 'Q'} only: taken for UTC in both"
+        )
+    if q.missing > 0 and p.missing == 0:
+        yield found("new-missing", f"is missing in {100 * q.missing / q.total:.3g} % of Q, in P nowhere")
+    for code, side, unshared in (("new-categories", "Q", new), ("vanished-categories", "P", vanished)):
+        if unshared.number:
+            yield found(code, f"has {_listed(unshared)} in {side} only")
+
+
+def text_finding(name: str, p: ColumnProfile, q: ColumnProfile, words: float | None) -> Finding | None:
+    """Return the finding on the compared properties of a column of texts; None for other columns."""
+    if "text" not in (p.column_type, q.column_type) or p.empty or q.empty:
+        return None
+    texts = f"{quoted(name)} holds long texts: "
+    if words is None:
+        uncounted = [side for side, column in (("P", p), ("Q", q)) if column.words is None]
+        why = "no words are frequent enough among the independent rows"
+        if uncounted:
+            why = f"the profile of {' and '.join(uncounted)} has no words (its engine or file gave none)"
+        message = f"only their lengths and missing values are compared, not their words: {why}"
+        return finding("lengths-only", texts + message, name)
+    compared = "their lengths, missing values and frequent words (runs of letters) are compared"
+    if words > 0:
+        group = "of rows with and without words of the most significant group"
+        divergences = "KL, JS, PSI and TV of the column compare the lengths"
+        message = f"the words differ significantly (PSI {words:.3g} {group}); {divergences}"
+        return finding("words-differ", texts + message, name)
+    return finding(
+        "texts", f"{texts}{compared}; their order, rare words, digits and punctuation are not", name
+    )
+
+
+def in_proportion(findings: list[Finding]) -> list[Finding]:
+    """Return the findings of a column, those about new categories as notes where nearly all are, as of identifiers."""
+    if not any(each.code == "too-rare" for each in findings):
+        return findings
+    unshared = {"new-categories", "vanished-categories"}
+    return [replace(each, level="note") if each.code in unshared else each for each in findings]
+
+
+class Unshared(NamedTuple):
+    """Categories that only one side has: how many, and the most frequent of them."""
+
+    number: int
+    names: tuple[str, ...]
+
+
+def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unshared:
+    """Return the categories of one side that the other does not have; none where the other's are not all named.
+
+    Arguments:
+        there: the side that has them.
+        elsewhere: the side that does not.
+    """
+    if elsewhere.other_categories > 0 or elsewhere.empty:
+        return Unshared(0, ())
+    number = len(there.categories)
+    shared = np.fromiter(map(elsewhere.categories.__contains__, there.categories), np.bool_, number)
+    only = list(compress(there.categories, ~shared))
+    weights = np.fromiter(there.categories.values(), np.float64, number)[~shared]
+    # The largest weight first, and of equal weights the first name.
+    least = np.partition(weights, -MOST_NAMED)[-MOST_NAMED] if len(only) > MOST_NAMED else 0.0
+    above = sorted(compress(only, weights > least), key=lambda x: (-there.categories[x], x))
+    equal = compress(only, weights == least)
+    return Unshared(len(only), (*above, *heapq.nsmallest(MOST_NAMED - len(above), equal)))
+
+
+def _constant_findings(name: str, of_p: str | None, of_q: str | None) -> Iterator[Finding]:
+    """Yield that a column has one value only."""
+    if of_p is not None and of_q is not None and of_p != of_q:
+        message = f"{quoted(name)} is {quoted(of_p)} in all rows of P and {quoted(of_q)} in all rows of Q"
+        yield finding("constant-changed", message, name)
+    elif of_p is not None or of_q is not None:
+        there = " and ".join(side for side, value in (("P", of_p), ("Q", of_q)) if value is not None)
+        yield finding(
+            "constant", f"{quoted(name)} is {quoted(of_p or of_q or '')} in all rows of {there}", name
+        )
+
+
+def _listed(found: Unshared) -> str:
+    shown = ", ".join(map(quoted, found.names[:NAMED]))
+    word = "category" if found.number == 1 else "categories"
+    return f"{found.number:,} {word} ({shown}{', ...' if found.number > NAMED else ''})"

@@ -1,0 +1,398 @@
+"""Profiles of tables: the weight of every bucket of a fixed grid and of every category, for each column.
+
+A table is read once, and columns whose values are close together for their distance from the grid's center once more.
+The profiles of parts of a table add up to the profile of the whole, exactly where there are no weights. Bins are chosen
+from profiles (`kullback.tables.choose_bins`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kullback.common.files import check_input, write
+from kullback.common.short_repr import ShortRepr
+from kullback.errors import (
+    LONGEST_MESSAGE,
+    LONGEST_NAME,
+    ArgumentValueError,
+    FileError,
+    invalid_type,
+    invalid_value,
+    printable,
+    quoted,
+    safe_repr,
+)
+from kullback.tables.arguments import check_column, name_or_none, names_of, no_column, no_further_column
+from kullback.tables.columns.column_profile import ColumnProfile
+from kullback.tables.columns.log_grid import FARTHEST_CENTER, PER_OCTAVE, bucket_ends, integers_in
+from kullback.tables.columns.types import ColumnType, Field
+from kullback.tables.engines import open_table
+from kullback.tables.engines.engine import ColumnSpec, Table, TableCounts
+from kullback.tables.row_order import RowOrder, row_order
+
+__all__ = ["SCHEMA", "Profile", "profile_table"]
+
+SCHEMA = "kullback.profile/2"
+SAVED_CATEGORIES = 1000
+ROUNDS = 6
+Progress = Callable[[str], object]
+
+
+@dataclass(repr=False)
+class Profile(ShortRepr):
+    """The counts of a table.
+
+    Attributes:
+        columns: the profile of each column, by name, in the table's order.
+        rows: the number of rows.
+        weight: the sum of the rows' weights, :math:`\\sum_i w_i`; the number of rows where there are no weights.
+        weight_squares: :math:`\\sum_i w_i^2`; with the sum it gives the effective number of rows.
+        skipped: the columns that cannot be profiled, each with the reason.
+        weights: the column of the rows' weights, or None.
+        order: how much rows depend on each other, as the order of the first ones shows it; None where it was not
+            examined.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback.tables.table_profile import profile_table
+        >>> profile = profile_table(pa.table({"x": [1, 2, None], "s": ["a", "b", "a"]}))
+        >>> profile.columns["s"].categories["a"], profile.columns["x"].missing
+        (2.0, 1.0)
+    """
+
+    columns: dict[str, ColumnProfile]
+    rows: int
+    weight: float
+    weight_squares: float
+    skipped: dict[str, str] = field(default_factory=dict[str, str])
+    weights: str | None = None
+    order: RowOrder | None = field(default=None, compare=False)
+
+    def merge(self, other: Profile) -> Profile:
+        """Return the profile of both parts together.
+
+        Arguments:
+            other: the profile of the other part, counted with ``like=`` this one.
+
+        Returns:
+            a new profile, equal to the profile of the whole table.
+
+        Raises:
+            ArgumentValueError: the two have different columns or weights, or count a column differently.
+        """
+        if self.weights != other.weights:
+            raise _not_alike(
+                f"weights from {name_or_none(self.weights)} and from {name_or_none(other.weights)}"
+            )
+        if self.columns.keys() | self.skipped.keys() != other.columns.keys() | other.skipped.keys():
+            differing = sorted(self.columns.keys() ^ other.columns.keys())
+            raise _not_alike(f"columns that only one of them has: {', '.join(map(quoted, differing))}")
+        skipped = self.skipped | other.skipped
+        columns = {
+            name: column.merged(other.columns[name], name)
+            for name, column in self.columns.items()
+            if name not in skipped
+        }
+        squares = self.weight_squares + other.weight_squares
+        order = None if self.order is None or other.order is None else self.order.merged(other.order)
+        weight = self.weight + other.weight
+        return Profile(columns, self.rows + other.rows, weight, squares, skipped, self.weights, order)
+
+    def to_json(self, categories: int = SAVED_CATEGORIES) -> str:
+        """Return the profile as JSON of a few KB for each column.
+
+        Arguments:
+            categories: how many categories of a column are named, the heaviest ones; the others are summed up.
+
+        Returns:
+            one line of JSON, with the schema ``"kullback.profile/2"``.
+        """
+        columns = {name: column.shortened(categories).to_object() for name, column in self.columns.items()}
+        head: dict[str, Any] = {"schema": SCHEMA, "rows": self.rows, "weight": self.weight}
+        head |= {"weight_squares": self.weight_squares, "weights": self.weights, "skipped": self.skipped}
+        if self.order is not None:
+            head["order"] = self.order.to_object()
+        return json.dumps(head | {"columns": columns}, separators=(",", ":"), ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str) -> Profile:
+        """Return the profile that `to_json` has written.
+
+        Raises:
+            FileError: the text is no such profile, or one of another version.
+        """
+        try:
+            written: Any = json.loads(text, parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
+            raise _unreadable(f"no JSON ({error})") from None
+        schema = written.get("schema") if isinstance(written, dict) else None
+        if schema != SCHEMA:
+            raise _unreadable(f"schema {printable(safe_repr(schema), LONGEST_NAME)}")
+        try:
+            return _read(written)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise _unreadable(f"a damaged profile ({type(error).__name__}: {error})") from None
+
+    def save(self, path: str | os.PathLike[str], categories: int = SAVED_CATEGORIES) -> None:
+        """Write the profile to a file, which is replaced in one step; a link keeps pointing to its file.
+
+        Raises:
+            FileError: the file cannot be written, or there is something that is no ordinary file.
+        """
+        write(path, self.to_json(categories) + "\n")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Profile:
+        """Return the profile that `save` has written.
+
+        Raises:
+            FileError: there is no such file, or it is no profile.
+        """
+        check_input(path, "path")
+        try:
+            return Profile.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise FileError(f"path = {path}: wanted a profile; got {reason}; check the path") from None
+        except FileError as error:
+            raise FileError(f"path = {path}: {error}") from None
+
+
+def profile_table(
+    frame: object,
+    *,
+    columns: Sequence[str] | None = None,
+    weights: str | None = None,
+    like: Profile | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Count the columns of a table, by its own engine.
+
+    Columns that cannot be profiled (nested ones, bytes, objects of several types) are named with the reason in
+    `Profile.skipped`, unless `columns` asks for them.
+
+    Arguments:
+        frame: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), which may be larger than memory; or
+            a table of pandas, Polars (eager or lazy), PyArrow, DuckDB, Dask, PySpark or Ibis.
+        columns: which columns; all by default.
+        weights: the column of the rows' weights.
+        like: a profile whose column types and grids to use, so that the two can be compared and merged.
+        progress: called with a sentence before each reading of the table.
+
+    Returns:
+        the profile. For the same content it is the same, whichever engine counted (sums of weights up to their
+        rounding).
+
+    Raises:
+        ArgumentTypeError: the frame is not a table.
+        ArgumentValueError: a column asked for is not there or cannot be profiled, two have the same name, or the
+            weights are not finite numbers of 0 or more.
+        FileError: a file is missing, damaged or of an unknown format.
+        OptionalDependencyError: a package is missing; the error names it.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> table = pa.table({"x": [0.5, float("nan"), None, 0.5], "t": [True, False, True, True]})
+        >>> profile = profile_table(table)
+        >>> profile.rows, profile.columns["x"].not_a_number, profile.columns["t"].categories["true"]
+        (4, 1.0, 3.0)
+
+    References:
+        DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error Guarantees (Masson, Rim and Lee, 2019)
+    """
+    if like is not None and not isinstance(like, Profile):
+        got = type(like).__name__
+        instead = "like=profile_table(reference)"
+        raise invalid_type("profile_table", "like", wanted="a Profile", got=got, instead=instead)
+    columns = names_of("profile_table", "columns", columns)
+    check_column("profile_table", "weights", weights)
+    return profile_opened(open_table(frame), columns, weights, like=like, progress=progress)
+
+
+def profile_opened(
+    table: Table,
+    columns: Sequence[str] | None,
+    weights: str | None,
+    *,
+    like: Profile | None = None,
+    progress: Progress | None = None,
+    independent: bool = False,
+) -> Profile:
+    """Count the columns of a table that is open: `profile_table`; examine its order unless rows are independent."""
+    tell = progress or (lambda _: None)
+    fields, skipped = _chosen(table, columns, weights)
+    tell(f"counting {len(fields)} columns")
+    counts = table.count([_spec(field, like) for field in fields], weights)
+    if like is None:
+        _sharpen(table, fields, counts, weights, tell)
+    for each in fields:
+        counts.columns[each.name].zoned = each.zoned
+    order = None if independent else row_order(table, fields)
+    return Profile(counts.columns, counts.rows, counts.weight, counts.weight_squares, skipped, weights, order)
+
+
+def _chosen(
+    table: Table, columns: Sequence[str] | None, weights: str | None
+) -> tuple[list[Field], dict[str, str]]:
+    """Return the columns to count, and the skipped columns with the reason."""
+    for argument, names in (("columns", columns or ()), ("weights", () if weights is None else (weights,))):
+        for name in names:
+            if name not in table.fields:
+                raise no_column("profile_table", argument, name, list(table.fields), where="the table")
+    fields = [
+        field
+        for name, field in table.fields.items()
+        if name != weights and (columns is None or name in columns)
+    ]
+    if columns and not fields:
+        raise no_further_column("profile_table", columns, [name for name in table.fields if name != weights])
+    skipped = {field.name: field.reason for field in fields if field.column_type is None}
+    if columns is not None and skipped:
+        name, reason = next(iter(skipped.items()))
+        instead = f"columns without {quoted(name)}, or convert it first"
+        raise invalid_value(
+            "profile_table",
+            "columns",
+            wanted="columns of numbers, dates, booleans or strings",
+            got=printable(f"{quoted(name)}: {reason}", LONGEST_MESSAGE),
+            instead=instead,
+        )
+    return [field for field in fields if field.column_type is not None], skipped
+
+
+def _spec(field: Field, like: Profile | None) -> ColumnSpec:
+    """Return how to count a column: as in `like` where its type allows that."""
+    assert field.column_type is not None  # noqa: S101 - the others are skipped
+    column = like.columns.get(field.name) if like is not None else None
+    strings = {"string", "categorical", "text"}
+    if column is not None and (
+        column.column_type == field.column_type or {column.column_type, field.column_type} <= strings
+    ):
+        return ColumnSpec(field.name, column.column_type, column.center, field.integer)
+    return ColumnSpec(field.name, field.column_type, 0.0, field.integer)
+
+
+def _sharpen(
+    table: Table, fields: Sequence[Field], counts: TableCounts, weights: str | None, tell: Progress
+) -> None:
+    """Count columns again around their median until their quartiles lie many buckets apart."""
+    for column in counts.columns.values():
+        _center_constant(column)
+    narrow = {each.name: each for each in fields if _is_narrow(counts.columns[each.name])}
+    for _ in range(ROUNDS):
+        if not narrow:
+            return
+        tell(f"counting {len(narrow)} columns again, around their medians")
+        column_types: dict[str, ColumnType] = {name: counts.columns[name].column_type for name in narrow}
+        ends = table.extremes({name: _median_ends(counts.columns[name]) for name in narrow}, column_types)
+        narrow = {name: field for name, field in narrow.items() if name in ends}
+        specs = [
+            ColumnSpec(
+                name,
+                column_types[name],
+                _middle(*ends[name], integer=_is_integer(counts.columns[name])),
+                field.integer,
+                words=False,
+            )
+            for name, field in narrow.items()
+        ]
+        for name, column in table.count(specs, weights).columns.items():
+            counts.columns[name] = replace(column, words=counts.columns[name].words)
+        # Where the median's bucket has a single value, that value is now the center and the grid cannot be finer.
+        narrow = {
+            name: field
+            for name, field in narrow.items()
+            if ends[name][0] < ends[name][1] and _is_narrow(counts.columns[name])
+        }
+
+
+def _center_constant(column: ColumnProfile) -> None:
+    """Make a column's only number the center, so that any other one counted alike is in another bucket."""
+    if (
+        column.minimum is not None
+        and column.minimum == column.maximum
+        and abs(column.minimum) < FARTHEST_CENTER
+    ):
+        column.center, column.buckets = column.minimum, {0: sum(column.buckets.values())}
+
+
+def _is_narrow(column: ColumnProfile) -> bool:
+    """Whether the quartiles of a column are few buckets apart and a nearer center would separate them."""
+    low, median, high = (column.quantile_bucket(probability) for probability in (0.25, 0.5, 0.75))
+    if low is None or median is None or high is None or high - low >= PER_OCTAVE:
+        return False
+    left, right = bucket_ends(low, column.center)[0], bucket_ends(high, column.center)[1]
+    near = bucket_ends(median)
+    return (
+        median != 0
+        and column.minimum != column.maximum
+        and max(abs(left), abs(right)) < FARTHEST_CENTER
+        and not (_is_integer(column) and near[1] - near[0] <= 1)
+    )
+
+
+def _median_ends(column: ColumnProfile) -> tuple[float, float]:
+    """Return the ends of the bucket of the median, within the smallest and the largest number."""
+    bucket = column.quantile_bucket(0.5)
+    assert bucket is not None  # noqa: S101 - a column without numbers is not narrow
+    low, high = integers_in(bucket, column.center) if column.integer else bucket_ends(bucket, column.center)
+    assert column.minimum is not None and column.maximum is not None  # noqa: S101, PT018
+    return max(low, column.minimum), min(high, column.maximum)
+
+
+def _is_integer(column: ColumnProfile) -> bool:
+    """Whether all numbers are integers: microseconds and lengths are."""
+    return column.integer or column.column_type in {"datetime", "text"}
+
+
+def _middle(low: float, high: float, *, integer: bool) -> float:
+    if isinstance(low, int) and isinstance(high, int):
+        return (low + high) // 2
+    middle = low if low == high else low + (high - low) / 2
+    return float(math.floor(middle)) if integer else middle
+
+
+def _read(written: dict[str, Any]) -> Profile:
+    columns = {str(name): ColumnProfile.from_object(column) for name, column in written["columns"].items()}
+    skipped = {str(name): str(reason) for name, reason in written["skipped"].items()}
+    weight, squares, rows = (_count(written[name]) for name in ("weight", "weight_squares", "rows"))
+    for name, column in columns.items():
+        if not math.isclose(column.total, weight, rel_tol=1e-6, abs_tol=1e-300):
+            raise ValueError(
+                f"the counts of column {quoted(name)} add up to {column.total:g}, not to {weight:g}"
+            )
+    weights = written["weights"]
+    if weights is not None and not isinstance(weights, str):
+        raise ValueError("weights is no name")
+    # Kish's effective number of rows is at most their number, and equal to it without weights.
+    if (weights is None and not rows == weight == squares) or weight**2 > squares * rows * (1 + 1e-6):
+        raise ValueError(f"{rows:g} rows of weight {weight:g} and squared weights of {squares:g}")
+    order = RowOrder.from_object(written["order"]) if "order" in written else None
+    return Profile(columns, int(rows), weight, squares, skipped, weights, order)
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _count(written: Any) -> float:
+    """Return a finite number of 0 or more."""
+    value = float(written)
+    if not (math.isfinite(value) and value >= 0) or isinstance(written, str):
+        raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is no count")
+    return value
+
+
+def _not_alike(got: str) -> ArgumentValueError:
+    instead = "profile_table(second, like=first), which counts both alike"
+    return invalid_value("Profile.merge", "other", wanted="a profile counted alike", got=got, instead=instead)
+
+
+def _unreadable(got: str) -> FileError:
+    return FileError(f"wanted a profile with schema {SCHEMA!r}; got {got}; write the profile again")
