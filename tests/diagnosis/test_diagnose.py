@@ -467,7 +467,7 @@ def test_findings_cannot_be_changed():
         (
             LOG_Q,
             torch.cat([P[:6], torch.zeros(2, 10)]),
-            "rows of nothing but 0: 2 of 8, the first at index (6,)",
+            "rows with only 0: 2 of 8, the first at index (6,)",
         ),
         (LOG_Q, torch.cat([P[:7], 2 * P[7:]]), "1 of 8 do not, the first at row (7,)"),
         (

@@ -95,7 +95,7 @@ def test_a_divergence_that_the_draws_cannot_show_has_no_upper_end():
         low, high = estimate.interval
         assert low > 2
         assert high == math.inf
-        assert "bins that Q never showed" in " ".join(estimate.notes)
+        assert "bins where Q has no samples" in " ".join(estimate.notes)
 
 
 @pytest.mark.parametrize("name", list(ON_THE_LINE))

@@ -73,7 +73,7 @@ def test_powers_that_the_tails_decide_have_no_upper_end(name: str, kind: str) ->
     assert found.interval is not None
     assert math.isinf(float(found.interval[1]))
     assert math.isfinite(float(found.value))
-    assert any("The tails decide" in note for note in found.notes)
+    assert any("unobserved ends of the tails" in note for note in found.notes)
 
 
 def test_both_directions_are_those_of_kl() -> None:

@@ -59,7 +59,7 @@ def test_prices_are_categories_as_their_texts_are() -> None:
     assert found.value == texts.value
     assert found.interval == texts.interval
     assert found.method == "coverage_adjusted"
-    assert "150 values, unevenly spaced" in found.notes[0]
+    assert "150 unevenly spaced values" in found.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from kullback.estimators.spans import common_span
 from kullback.estimators.tails import fit_tail_by_moments, heaviness, tail_allowance
 from kullback.estimators.unseen import unseen_by_q, upper_end
 
-LITTLE = "next to no divergence"
+LITTLE = "divergence near 0"
 
 
 def double(value):
@@ -131,7 +131,7 @@ def test_draws_of_p_in_a_gap_of_q_are_found():
         x[:40] = 1.1 + 0.8 * rng.random(40)
         found = histogram(Samples(x), Samples(y))
         assert float(found.interval[1]) == math.inf
-        assert any("no upper end" in note for note in found.notes)
+        assert any("upper limit is infinite" in note for note in found.notes)
     assert finite >= 4  # one in ten is open by chance
 
 
@@ -142,7 +142,7 @@ def test_several_draws_beyond_q_are_said_where_the_upper_end_is_kept():
     assert unseen.draws == pytest.approx(4)
     verdict = upper_end(unseen, 1.0)
     assert math.isfinite(verdict.reach)
-    assert "4 % of P's draws lie beyond" in verdict.note
+    assert "4 % of P's samples are outside the range of Q's samples" in verdict.note
     assert math.isinf(upper_end(unseen, 1e-3).reach)
 
 
@@ -154,7 +154,7 @@ def test_categories_that_q_never_showed_are_said_where_the_upper_end_is_kept():
     )  # eight of P's categories Q never showed
     found = coverage_adjusted(Samples(a), Samples(b))
     assert bool(found.interval[1].isfinite())
-    assert any("takes them for categories" in note for note in found.notes)
+    assert any("assumes that these categories" in note for note in found.notes)
     found = coverage_adjusted(Samples(np.append(a, [292] * 20)), Samples(b))
     assert float(found.interval[1]) == math.inf
 

@@ -1,4 +1,4 @@
-"""`diagnose`: what a call of `torch.nn.functional.kl_div` computes, what is wrong with it, and its correction."""
+"""`diagnose`: the meaning of a call of `torch.nn.functional.kl_div`, its mistakes, and its correction."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["Diagnosis", "Finding", "RowValues", "Suggestion", "TensorSummary", "
 def diagnose(
     input: object, target: object, *, reduction: str = "mean", log_target: bool = False, dim: int = -1
 ) -> Diagnosis:
-    r"""Explain what ``F.kl_div(input, target, reduction=..., log_target=...)`` computes, and what was probably meant.
+    r"""Explain the value of ``F.kl_div(input, target, reduction=..., log_target=...)``, and suggest a correction.
 
     .. math:: \texttt{F.kl\_div(input, target)} = \sum_i p_i (\log p_i - x_i) = KL(P \| Q),
         \quad p = \texttt{target},\; x = \texttt{input} = \log q
 
-    Looks for mistakes that raise no error: reversed arguments, probabilities in place of log-probabilities, a softmax
-    applied twice, along the wrong dimension or not at all, a reduction that does not divide by the number of rows,
-    zeros that become NaN, shapes that broadcast. What the tensors hold is inferred from their values; each finding has
-    the evidence. The tensors are read a few times, block by block, and not copied.
+    It finds mistakes that raise no error: reversed arguments, probabilities in place of log-probabilities, a softmax
+    applied twice, along the wrong dimension or not at all. It also finds a reduction that does not divide by the number
+    of rows, zeros that become NaN, and shapes that broadcast. The contents of the tensors are inferred from their
+    values, and each finding has the evidence. The tensors are read a few times, block by block, and not copied.
 
     Arguments:
         input: the first argument of the call, log-probabilities of Q, shape (..., classes); nats.
@@ -53,12 +53,12 @@ def diagnose(
     Example:
         >>> import torch, kullback
         >>> scores, p = torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([[0.5, 0.25, 0.25]])
-        >>> found = kullback.diagnose(scores, p, reduction="batchmean")
-        >>> found
+        >>> diagnosis = kullback.diagnose(scores, p, reduction="batchmean")
+        >>> diagnosis
         <Diagnosis: input-is-logits; KL(target || input) = 0.3801 per row>
-        >>> print(found.suggestion.kullback)
+        >>> print(diagnosis.suggestion.kullback)
         kl_divergence(Probs(target), Logits(input)).mean()
-        >>> print(found.suggestion.torch)
+        >>> print(diagnosis.suggestion.torch)
         F.kl_div(input.log_softmax(-1), target, reduction="batchmean")
 
     References:

@@ -11,9 +11,9 @@ from kullback.diagnosis.values import largest_cut
 
 __all__ = ["findings_of"]
 
-# The findings that say the same whatever the call: level and advice. `{name}` is the argument, input or target.
+# Level and advice of findings that do not depend on the call. `{name}` is the argument, input or target.
 _CATALOG: dict[str, tuple[Level, str]] = {
-    "call-raises": ("error", "Fix what the message names."),
+    "call-raises": ("error", "Fix the error in the message."),
     "empty-tensor": ("warning", "Skip empty batches before the loss."),
     "no-classes": (
         "error",
@@ -91,10 +91,10 @@ _CATALOG: dict[str, tuple[Level, str]] = {
 
 def findings_of(case: Case) -> list[Finding]:
     """Return the findings of all checks, errors first."""
-    found = [finding for check in _CHECKS for finding in check(case)]
-    if case.error and not any(f.level == "error" for f in found):
-        found.append(_finding("call-raises", f"torch raises: {case.error}"))
-    return sorted(found, key=lambda f: ("error", "warning", "note").index(f.level))
+    findings = [finding for check in _CHECKS for finding in check(case)]
+    if case.error and not any(f.level == "error" for f in findings):
+        findings.append(_finding("call-raises", f"torch raises: {case.error}"))
+    return sorted(findings, key=lambda f: ("error", "warning", "note").index(f.level))
 
 
 def _finding(code: str, message: str, name: str = "") -> Finding:
@@ -107,7 +107,7 @@ def _empty(case: Case) -> Iterator[Finding]:
     for name, x in (("input", case.input), ("target", case.target)):
         if not x.numel():
             what = f"{name} has shape {tuple(x.shape)}, so there is no row to compare."
-            yield _finding("empty-tensor", f"{what} The mean of nothing is NaN.")
+            yield _finding("empty-tensor", f"{what} The mean of no rows is NaN.")
         elif not x.ndim:
             what = f"{name} is a single number; a divergence needs one probability for each class."
             yield _finding("no-classes", what)
@@ -196,8 +196,8 @@ def _single_class(case: Case) -> Iterator[Finding]:
 def _representations(case: Case) -> Iterator[Finding]:
     a, b = case.read_input, case.read_target
     if case.reversed and a and b:
-        held = f"input holds {a.representation} and target {b.representation}"
-        yield _finding("arguments-reversed", f"{held}: probably each stands in the other's place.")
+        contents = f"input holds {a.representation} and target {b.representation}"
+        yield _finding("arguments-reversed", f"{contents}: the arguments are probably exchanged.")
         return
     for name, reading in _readings(case):
         if reading.representation != "nothing":
@@ -205,10 +205,10 @@ def _representations(case: Case) -> Iterator[Finding]:
 
 
 def _representation(case: Case, name: str, reading: Reading) -> Iterator[Finding]:
-    """Compare what an argument holds with what the call takes there."""
+    """Compare the content of an argument with the content that the call needs."""
     in_logs = name == "input" or case.log_target
-    wanted = "log-probabilities" if in_logs else "probabilities"
-    message = f"{name} holds {reading.representation} ({reading.why}), where the call takes {wanted}."
+    expected = "log-probabilities" if in_logs else "probabilities"
+    message = f"{name} holds {reading.representation} ({reading.why}), but the call needs {expected}."
     softmax = f"{name}.{'log_' if in_logs else ''}softmax({case.dim})"
     divide = f"ivide by the sum of each row{', then take the logarithm' if in_logs else ''}"
     if reading.other_dim is not None:
@@ -216,8 +216,8 @@ def _representation(case: Case, name: str, reading: Reading) -> Iterator[Finding
             f"{name}-wrong-dimension",
             f"{name} is normalized along dim {reading.other_dim}, not along dim {case.dim}, where the classes are.",
             "error",
-            f"Take the softmax along dim={case.dim}; if the classes do lie along dim {reading.other_dim}, the other "
-            f"tensor has the wrong one: see diagnose(..., dim={reading.other_dim}).",
+            f"Take the softmax along dim={case.dim}. If the classes are along dim {reading.other_dim}, the other "
+            f"tensor is wrong: see diagnose(..., dim={reading.other_dim}).",
         )
     elif reading.representation == "logits":
         yield Finding(f"{name}-is-logits", message, "error", f"Normalize them: {softmax}.")
@@ -236,8 +236,8 @@ def _class_dimension(case: Case) -> Iterator[Finding]:
             "classes-along-another-dimension",
             f"Both tensors are normalized along dim {case.dim}, and neither along dim {case.asked_dim}.",
             "warning",
-            f"If the classes lie along dim {case.dim}, pass dim={case.dim} to diagnose, which reads them so from here "
-            f"on; if they lie along dim {case.asked_dim}, both softmaxes were taken along the wrong one.",
+            f"If the classes are along dim {case.dim}, as assumed below, pass dim={case.dim} to diagnose. If they are "
+            f"along dim {case.asked_dim}, both softmaxes were taken along the wrong dimension.",
         )
 
 
@@ -246,7 +246,11 @@ def _bad_values(case: Case) -> Iterator[Finding]:
         scan, rows = reading.scan, reading.empty_rows
         for occurrences, code, what in (
             (scan.nan, "{name}-nan", "NaN"),
-            (scan.plus_infinity, "{name}-plus-infinity", "+inf, which no probability or its logarithm is"),
+            (
+                scan.plus_infinity,
+                "{name}-plus-infinity",
+                "+inf, which is neither a probability nor its logarithm",
+            ),
         ):
             if occurrences.count:
                 message = (
@@ -263,7 +267,7 @@ def _bad_values(case: Case) -> Iterator[Finding]:
         if rows.count:
             yield _finding(
                 "{name}-rows-without-mass",
-                f"{name} holds rows of nothing but {'-inf' if rows is scan.masked_rows else '0'}: {rows.count} of "
+                f"{name} holds rows with only {'-inf' if rows is scan.masked_rows else '0'}: {rows.count} of "
                 f"{scan.size // scan.classes}, {rows.where}.",
                 name,
             )
@@ -292,8 +296,8 @@ def _softmaxed_twice(case: Case) -> Iterator[Finding]:
             yield _finding(
                 "{name}-softmaxed-twice",
                 f"{name} is probably the {again}: in no row is a class more than e times as probable as another, "
-                f"nor its logarithm more than 1/{reading.scan.classes} below the mean. Softmax of probabilities always "
-                "looks so; scores as spread as these would hardly.",
+                f"nor its logarithm more than 1/{reading.scan.classes} below the mean. This is always true for a "
+                "softmax of probabilities, but rare for a softmax of scores with this spread.",
                 name,
             )
 

@@ -26,12 +26,11 @@ class TensorSummary:
     """A description of one argument.
 
     Attributes:
-        shape, dtype, device: those of the tensor.
-        representation: what it holds, inferred from its values, such as ``"logits"`` or ``"probabilities"``.
-        why: the evidence in its values.
-        row_sums: the least and the greatest sum of a row (of its exponentials, where it holds logarithms), and None
-            where no row has a sum.
-        zeros, minus_infinities, plus_infinities, nans: how many entries are these, and the index of the first.
+    shape, dtype, device: of the tensor.
+    representation: its content, inferred from its values, such as ``"logits"`` or ``"probabilities"``.
+    why: the evidence in its values.
+    row_sums: the smallest and the largest sum of a row (of its exponentials, for logarithms); None if no row has a sum.
+    zeros, minus_infinities, plus_infinities, nans: the number of these entries, and the index of the first.
     """
 
     shape: tuple[int, ...]
@@ -52,24 +51,24 @@ class Diagnosis:
 
     Attributes:
         call: the code of the call.
-        direction: what it computes.
+        direction: the divergence that it computes.
         input, target: a description of each argument.
         dim: the dimension of the classes, negative.
-        values: what torch returns under each reduction; for ``"none"`` the shape. Empty where the call raises.
-        raises: the message of the error that the call raises, None where it returns.
-        meanings: for each reduction, what its value is in terms of the divergence of a row.
-        kl_target_input, kl_input_target: the divergence of each pair of rows both ways, computed by kullback from
-            what the tensors seem to hold; None where the rows cannot be paired.
-        findings: what is wrong or worth knowing, errors first.
-        suggestion: code for what was probably meant, None where that cannot be told.
+        values: torch's value under each reduction; for ``"none"`` the shape. Empty if the call raises an error.
+        raises: the message of this error; otherwise None.
+        meanings: for each reduction, its value in terms of the divergence of a row.
+        kl_target_input, kl_input_target: the divergence of each pair of rows in both directions, computed by kullback
+            from the inferred contents; None if the rows cannot be paired.
+        findings: mistakes and notes, errors first.
+        suggestion: corrected code; None if the intention is unclear.
 
     Example:
         >>> import torch, kullback
         >>> p, q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.25, 0.75]])
-        >>> found = kullback.diagnose(q, p, reduction="batchmean")
-        >>> found.ok, found.codes
+        >>> diagnosis = kullback.diagnose(q, p, reduction="batchmean")
+        >>> diagnosis.ok, diagnosis.codes
         (False, ('input-is-probabilities',))
-        >>> found.suggestion.torch
+        >>> diagnosis.suggestion.torch
         'F.kl_div(input.log(), target, reduction="batchmean")'
     """
 
@@ -172,7 +171,7 @@ class Diagnosis:
         if self.raises:
             lines += _wrapped(f"torch raises: {self.raises}", "  ")
         if self.kl_target_input:
-            lines += ["", "  From what the tensors seem to hold, by kullback:"]
+            lines += ["", "  By kullback, from the contents that the tensors seem to hold:"]
             lines += _wrapped(f"KL(target || input)  {_described(self.kl_target_input)}", "    ")
         if self.kl_input_target:
             lines += _wrapped(f"KL(input || target)  {_described(self.kl_input_target)}", "    ")
@@ -191,7 +190,7 @@ class Diagnosis:
         if self.suggestion is None:
             return []
         code = self.suggestion
-        lines = ["The same with kullback:" if self.ok else "What was probably meant, with kullback:"]
+        lines = ["The same with kullback:" if self.ok else "The probable intention, with kullback:"]
         lines += textwrap.indent(code.kullback, "    ").splitlines()
         if not (self.ok and code.torch == self.call):
             lines += ["or with torch alone:", *textwrap.indent(code.torch, "    ").splitlines()]

@@ -1,4 +1,4 @@
-"""What a tensor holds, inferred from its values."""
+"""The content of a tensor, inferred from its values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOG_SIGNIFICANCE = -9.2
 
 @dataclass(frozen=True)
 class Reading:
-    """What a tensor holds, with the evidence."""
+    """The content of a tensor, with the evidence."""
 
     scan: Scan
     representation: Representation
@@ -46,7 +46,7 @@ class Reading:
 
     @property
     def empty_rows(self) -> Occurrences:
-        """Rows in which every class has probability 0."""
+        """Rows with probability 0 for every class."""
         masked, zero = self.scan.masked_rows, self.scan.zero_rows
         return masked if self.in_logs or (self.representation == "nothing" and not zero.count) else zero
 
@@ -74,10 +74,10 @@ class Reading:
 
 
 def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
-    """Infer what `x` holds, with its classes along `dim`."""
-    found = Scan(x, dim)
-    representation = _representation(found, logs_expected)
-    reading = Reading(found, representation, _why(found, representation))
+    """Infer the content of `x`, with its classes along `dim`."""
+    scan = Scan(x, dim)
+    representation = _representation(scan, logs_expected)
+    reading = Reading(scan, representation, _why(scan, representation))
     if representation == "nothing" or reading.sums.exact == reading.sums.rows > 0:
         return reading
     others = (other for other in range(-x.ndim, 0) if other != dim and x.shape[other] != 1)
@@ -87,24 +87,24 @@ def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
 
 def read_labels(x: Tensor) -> Reading:
     """Describe class indices."""
-    found = Scan(x.reshape(-1), -1)
-    return Reading(found, "class indices", _why(found, "class indices"))
+    scan = Scan(x.reshape(-1), -1)
+    return Reading(scan, "class indices", _why(scan, "class indices"))
 
 
-def _representation(found: Scan, logs_expected: bool) -> Representation:
-    signed = found.negative.count + found.minus_infinity.count > 0
-    all_zero = found.low == found.high == 0
-    if signed and _are_one(found.masses):
+def _representation(scan: Scan, logs_expected: bool) -> Representation:
+    signed = scan.negative.count + scan.minus_infinity.count > 0
+    all_zero = scan.low == scan.high == 0
+    if signed and _are_one(scan.masses):
         return "log-probabilities"
     # Rounding and corrections leave some probabilities negative, but no more than that.
-    below = found.low > -1 and found.high <= 1 and 2 * found.sums.exact >= found.sums.rows
-    if _are_one(found.sums) and (below or not signed):
-        return "one-hot rows" if found.whole and found.classes > 1 and not signed else "probabilities"
-    if not (found.masses.rows if signed or (all_zero and logs_expected) else found.sums.rows):
+    below = scan.low > -1 and scan.high <= 1 and 2 * scan.sums.exact >= scan.sums.rows
+    if _are_one(scan.sums) and (below or not signed):
+        return "one-hot rows" if scan.whole and scan.classes > 1 and not signed else "probabilities"
+    if not (scan.masses.rows if signed or (all_zero and logs_expected) else scan.sums.rows):
         return "nothing"
     if signed or all_zero:
         return "logits"
-    return "counts" if found.whole else "weights"
+    return "counts" if scan.whole else "weights"
 
 
 def _are_one(sums: RowSums) -> bool:
@@ -112,11 +112,11 @@ def _are_one(sums: RowSums) -> bool:
     return sums.rows > 0 and (2 * sums.exact >= sums.rows or sums.near == sums.rows)
 
 
-def _why(found: Scan, representation: Representation) -> str:
-    span = interval(found.low, found.high)
-    masses = interval(found.masses.low, found.masses.high)
-    sums = interval(found.sums.low, found.sums.high)
-    within = ", all within [0, 1] as sigmoids are" if found.high <= 1 else ""
+def _why(scan: Scan, representation: Representation) -> str:
+    span = interval(scan.low, scan.high)
+    masses = interval(scan.masses.low, scan.masses.high)
+    sums = interval(scan.sums.low, scan.sums.high)
+    within = ", all within [0, 1] as sigmoids are" if scan.high <= 1 else ""
     reasons: dict[Representation, str] = {
         "log-probabilities": f"values {span}, and exp of the rows adds up to {masses}",
         "logits": f"values {span}, but exp of the rows adds up to {masses}",

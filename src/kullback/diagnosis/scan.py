@@ -91,7 +91,7 @@ class RowSums:
         return self.rows - self.off.count
 
     def add(self, sums: Tensor, counted: Tensor, offset: int) -> None:
-        """Add the sums of the rows of a block, those that `counted` marks."""
+        """Add the sums of the marked rows of a block."""
         if not bool(counted.any()):
             return
         distance, selected = (sums - 1).abs(), sums[counted]
@@ -136,7 +136,7 @@ class _Floor:
 
 
 class Scan:
-    """What one pass over `x` finds, with its classes along `dim`; `x` has at least one element.
+    """The result of one pass over `x`, with its classes along `dim`; `x` has at least one element.
 
     `sums` takes the values as weights, `masses` as logarithms of weights.
     """

@@ -37,7 +37,7 @@ class Repair:
 
 
 def fit(input: Tensor, target: Tensor, dim: int) -> tuple[Index | None, Repair | None]:
-    """Return the shape to which torch broadcasts, and the repair that pairs the rows; classes are along `dim` < 0."""
+    """Return torch's broadcast shape, and the repair that pairs the rows; classes are along `dim` < 0."""
     a, b = tuple(input.shape), tuple(target.shape)
     try:
         broadcasts = np.broadcast_shapes(a, b)  # torch's own imports all of sympy
@@ -77,7 +77,7 @@ def labels_of(input: Tensor, target: Tensor, dim: int) -> str | None:
 
 
 def _change(wanted: Index, shape: Index, dim: int, other: str) -> _Change | None:
-    """Find how a tensor of `shape` takes the shape `wanted`, that of `other`, without losing an entry."""
+    """Return a change from `shape` to `wanted`, the shape of `other`, that keeps all entries; None if there is none."""
     n = len(wanted)
     for axis in range(n):
         if wanted[:axis] + wanted[axis + 1 :] == shape and axis - n != dim:
@@ -94,7 +94,7 @@ def _change(wanted: Index, shape: Index, dim: int, other: str) -> _Change | None
 
 
 def _cut(a: Index, b: Index, dim: int) -> Repair | None:
-    """Cut both to what they share along the single dimension in which they differ."""
+    """Cut both to the common size along the only dimension that differs."""
     differing = [axis for axis in range(len(a)) if a[axis] != b[axis]] if len(a) == len(b) else []
     if len(differing) != 1:
         return None

@@ -1,4 +1,4 @@
-"""The line of code that computes what was probably meant."""
+"""The line of code for the probable intention."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Suggestion", "suggest"]
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Code for what was probably meant, twice: with kullback and with torch alone.
+    """Code for the probable intention, twice: with kullback and with torch alone.
 
     Attributes:
-        kullback: with `kl_divergence` and the wrappers, from kullback.
-        torch: with ``F``, which is `torch.nn.functional`.
-        needs: what the code uses beyond `input` and `target`, each as "name: what it holds".
-        value: what the code returns, where that is one number and known here.
+    kullback: with `kl_divergence` and the wrappers, from kullback.
+    torch: with ``F``, which is `torch.nn.functional`.
+    needs: the tensors that the code needs in addition to `input` and `target`, each as "name: content".
+    value: the value of the code, if it is one number that is known.
     """
 
     kullback: str
@@ -33,7 +33,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class _SuggestedArgument:
-    """One argument in the suggested code: an expression, and what it holds."""
+    """One argument in the suggested code: an expression, and its content."""
 
     code: str
     in_logs: bool
@@ -62,7 +62,7 @@ class _SuggestedArgument:
 
 
 def suggest(case: Case) -> Suggestion | None:
-    """Write the code; None where the tensors say too little."""
+    """Write the code; None if the tensors are too unclear."""
     a, b = case.read_input, case.read_target
     if case.labels and a:
         usable = a.representation != "nothing" and not a.invalid and not case.stray_labels.count

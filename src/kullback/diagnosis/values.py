@@ -49,7 +49,7 @@ def torch_values(
     if input.device != target.device and not (input.ndim == 0 or target.ndim == 0):
         return {}, f"the tensors are on different devices, {input.device} and {target.device}"
     try:
-        shape = tuple(torch.broadcast_tensors(target, input)[0].shape)  # in torch's order, for its message
+        shape = tuple(torch.broadcast_tensors(target, input)[0].shape)  # torch's order gives torch's message
         total, dtype = _torch_sum(input, target, log_target, dim)
     except RuntimeError as error:
         return {}, str(error).splitlines()[0]
@@ -83,7 +83,7 @@ def row_values(
 ) -> tuple[RowValues, RowValues, Overlap]:
     """Compute KL(P || Q) and KL(Q || P) of each pair of rows as their readings say, and where there is no mass."""
     p, q = torch.broadcast_tensors(p, q)
-    forward, backward, seen = _RowTally(), _RowTally(), 0
+    forward, backward, offset = _RowTally(), _RowTally(), 0
     both, only_p, only_q = (Occurrences(tuple(p.shape), dim) for _ in range(3))
     for a, b in aligned_blocks(p, q, dim):
         pair = finite_pair(_represented(a, reading_p), _represented(b, reading_q))
@@ -93,10 +93,10 @@ def row_values(
             empty_p, empty_q = (
                 rows == (-math.inf if r.in_logs else 0) for rows, r in ((a, reading_p), (b, reading_q))
             )
-            both.add(empty_p & empty_q, seen)
-            only_p.add(empty_p & ~empty_q, seen)
-            only_q.add(empty_q & ~empty_p, seen)
-        seen += a.numel()
+            both.add(empty_p & empty_q, offset)
+            only_p.add(empty_p & ~empty_q, offset)
+            only_q.add(empty_q & ~empty_p, offset)
+        offset += a.numel()
     return forward.result(), backward.result(), Overlap(p.numel(), both, only_p, only_q)
 
 

@@ -1,4 +1,4 @@
-"""Which estimator serves which draws, and the names they are asked for by."""
+"""The choice of an estimator for draws, and the estimators by name."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ CONTINUOUS: dict[str, Estimator] = {
 }
 METHODS = ("auto", *CATEGORICAL, *CONTINUOUS, "from_density")
 
-# Beyond, neighbors are all about equally far, and no number of draws makes their ratio right.
+# In more dimensions, all neighbors are about equally far, and the ratio of distances is biased for any number of draws.
 MOST_DIMENSIONS_FOR_NEIGHBORS = 10
 FEWEST_FOR_CLASSIFIER = 50
 
@@ -78,7 +78,7 @@ def estimate_from_samples(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    """Estimate a divergence of which at least one side is `Samples`, by the estimator named or the one that suits."""
+    """Estimate a divergence with `Samples` on at least one side, by the named estimator or the suitable one."""
     check_confidence(call, confidence)
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
@@ -90,7 +90,7 @@ def estimate_from_samples(
 
 
 def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
-    """Estimate from draws in the groups that their order shows, without an error where these are too few."""
+    """Estimate from draws in the groups that their order shows; without an error if there are too few groups."""
     first, second = _grouped(p, "P"), _grouped(q, "Q")
     notes = (*first.notes, *second.notes)
     if not notes:
@@ -112,21 +112,23 @@ def _grouped(side: Any, name: str) -> Grouped:
     return grouped(side, name) if isinstance(side, Samples) else Grouped(side)
 
 
-def _widened(found: Estimate, factor: float, largest: float) -> Estimate:
+def _widened(estimate: Estimate, factor: float, largest: float) -> Estimate:
     """Return an estimate with its standard error and interval widened by a factor, within 0 and `largest`."""
-    if factor == 1.0 or not bool(found.value.isfinite()):
-        return found
-    if found.standard_error is not None:
-        found = replace(found, standard_error=factor * found.standard_error)
-    if found.interval is None:
-        return found
-    low, high = ((found.value + factor * (end - found.value)).clamp(0, largest) for end in found.interval)
-    return replace(found, interval=(low, high))
+    if factor == 1.0 or not bool(estimate.value.isfinite()):
+        return estimate
+    if estimate.standard_error is not None:
+        estimate = replace(estimate, standard_error=factor * estimate.standard_error)
+    if estimate.interval is None:
+        return estimate
+    low, high = (
+        (estimate.value + factor * (end - estimate.value)).clamp(0, largest) for end in estimate.interval
+    )
+    return replace(estimate, interval=(low, high))
 
 
 @contextmanager
 def _in_the_name_of(call: str) -> Generator[None]:
-    """Raise an estimator's refusal of the draws in the name of the function that the user called."""
+    """Raise an estimator's refusal of the draws in the name of the user's function."""
     try:
         yield
     except (ArgumentTypeError, ArgumentValueError) as error:
@@ -149,8 +151,8 @@ def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Est
             categories = as_categories(p, q) if settings.method == "auto" else None
             if categories is None:
                 return histogram(p, q, kind=kind, **settings.options)
-            found = bias_corrected(*categories[:2], kind, confidence=settings.confidence)
-            return replace(found, notes=(categories[2], *found.notes))
+            estimate = bias_corrected(*categories[:2], kind, confidence=settings.confidence)
+            return replace(estimate, notes=(categories[2], *estimate.notes))
         raise NoRuleError(
             explain(
                 call,
@@ -164,7 +166,7 @@ def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Est
 
 
 def _instead_of_kind(settings: _Settings, p: object, q: object) -> str:
-    """Name the call that estimates a kind other than KL from these draws."""
+    """Return the call that estimates a kind other than KL from these draws."""
     call, sides = settings.call, (p, q)
     if any(isinstance(x, Samples) and not x.discrete and not _is_number(x) for x in sides):
         cells = [f"Counts(torch.histogramdd({x}, edges).hist.flatten())" for x in "xy"]
@@ -215,7 +217,7 @@ def _kl(settings: _Settings, p: object, q: object) -> Estimate:
             settings.call,
             "p, q",
             wanted="draws of P",
-            got=f"{type(p).__name__} and {type(q).__name__}: draws of Q say little about Q where only P has mass",
+            got=f"{type(p).__name__} and {type(q).__name__}: draws of Q do not show Q where only P has mass",
             instead=f"{settings.call}(Samples(p.sample((n,))), q) for a torch distribution p, or "
             "Counts(torch.bincount(y), prior=0.5) for categories y drawn from Q",
         )
@@ -226,27 +228,27 @@ def _between_samples(settings: _Settings, p: Samples, q: Samples) -> Estimate:
     estimator = _estimator(settings, p)
     categories = as_categories(p, q) if settings.method == "auto" and estimator is histogram else None
     if categories is not None:
-        found = coverage_adjusted(*categories[:2], **settings.options)
-        return replace(found, notes=(categories[2], *found.notes))
+        estimate = coverage_adjusted(*categories[:2], **settings.options)
+        return replace(estimate, notes=(categories[2], *estimate.notes))
     if settings.method != "auto" or estimator is not nearest_neighbors:
         return estimator(p, q, **settings.options)
     if p.cluster is not None or q.cluster is not None:
         return density_ratio(p, q, **settings.options)
     try:
-        found = nearest_neighbors(p, q, **settings.options)
+        estimate = nearest_neighbors(p, q, **settings.options)
     except RepeatedDrawsError as refusal:
-        found = density_ratio(p, q, **settings.options)
-        return replace(found, notes=(*found.notes, f"Not by nearest neighbors: {refusal}"))
-    if min(len(p), len(q)) < FEWEST_FOR_CLASSIFIER or _is_bounded(found):
-        return found
+        estimate = density_ratio(p, q, **settings.options)
+        return replace(estimate, notes=(*estimate.notes, f"Not by nearest neighbors: {refusal}"))
+    if min(len(p), len(q)) < FEWEST_FOR_CLASSIFIER or _is_bounded(estimate):
+        return estimate
     return density_ratio(p, q, **settings.options)
 
 
-def _is_bounded(found: Estimate) -> bool:
-    """Say whether neighbors sufficed for an interval, or the value is infinite."""
-    if bool(found.value.isinf()):
+def _is_bounded(estimate: Estimate) -> bool:
+    """Return whether neighbors sufficed for an interval, or the value is infinite."""
+    if bool(estimate.value.isinf()):
         return True
-    return found.interval is not None and bool(found.interval[1].isfinite())
+    return estimate.interval is not None and bool(estimate.interval[1].isfinite())
 
 
 def _estimator(settings: _Settings, p: Samples) -> Estimator:
@@ -277,7 +279,7 @@ def _to_density(settings: _Settings, p: Samples, q: Distribution) -> Estimate:
 
 
 def _as_distribution(call: str, p: Samples, q: object) -> Distribution:
-    """Read Q: a distribution as it is, or the probabilities of the categories 0, 1, ..."""
+    """Return Q as a distribution: itself, or the probabilities of the categories 0, 1, ..."""
     if isinstance(q, Representation) and p.discrete and p.labels is None and not q.batch_shape:
         return _categorical(call, p, q)
     if not isinstance(q, Distribution):
@@ -301,7 +303,7 @@ def _categorical(call: str, p: Samples, q: Representation) -> Distribution:
             "p",
             wanted=f"categories from 0 to {q.classes - 1}, the classes of q",
             got=f"others ({first_of(outside)})",
-            instead="a q with a class for each category, its probability 0 where it cannot occur",
+            instead="a q with a class for each category, of probability 0 if it cannot occur",
         )
     probabilities = q.weights().double()
     if q.in_logs:
@@ -310,7 +312,7 @@ def _categorical(call: str, p: Samples, q: Representation) -> Distribution:
 
 
 def _suited(p: Samples) -> str:
-    """Name the estimator that the benchmarks found best for draws like these."""
+    """Return the name of the best estimator for such draws in the benchmarks."""
     dimensions = p.tensor.shape[1]
     if p.discrete:
         return "coverage_adjusted"

@@ -1,4 +1,4 @@
-"""Divergences from `Counts`, which are draws: beside other counts, or beside probabilities that are known."""
+"""Divergences from `Counts` of draws, with counts or known probabilities on the other side."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from kullback.results.estimate import Estimate
 
 __all__ = ["with_interval"]
 
-# Notes of a batch, at most.
+# The largest number of notes of a batch.
 _MOST_NOTES = 5
 _NO_DRAWS = (
-    "Counts with a prior, or that are not whole numbers, are taken as weights and have no interval. Whole numbers "
-    "without prior= have one."
+    "Counts with a prior, or that are not whole numbers, count as weights and have no interval. Use whole numbers "
+    "without prior= for an interval."
 )
 
 
 def with_interval(
-    p: Representation, q: Representation, kind: Divergence, found: Estimate, confidence: float
+    p: Representation, q: Representation, kind: Divergence, estimate: Estimate, confidence: float
 ) -> Estimate:
-    """Add to the divergence of the proportions what the draws behind the counts say about it.
+    """Add the standard error, interval and notes from the draws behind the counts to the divergence of the proportions.
 
     Arguments:
-        p, q: finite distributions with the same classes, at least one of them `Counts`.
-        kind: the divergence.
-        found: that of the proportions, in nats.
-        confidence: how often an interval shall hold the divergence.
+    p, q: finite distributions with the same classes, at least one of them `Counts`.
+    kind: the divergence.
+    estimate: the divergence of the proportions, in nats.
+    confidence: the probability that the interval contains the divergence.
     """
     if not all(is_drawn(side) for side in (p, q) if isinstance(side, Counts)):
-        return replace(found, notes=(*found.notes, _NO_DRAWS))
+        return replace(estimate, notes=(*estimate.notes, _NO_DRAWS))
     kind = estimable("kl_estimate", kind)
     described = _described(p, q, kind, confidence)
-    return replace(described, value=found.value, kind=found.kind, base=found.base)
+    return replace(described, value=estimate.value, kind=estimate.kind, base=estimate.base)
 
 
 def _described(p: Representation, q: Representation, kind: Divergence, confidence: float) -> Estimate:
@@ -78,7 +78,7 @@ def _against_counts(p: Counts, q: Counts, confidence: float) -> Estimate:
 
 
 def _against_known(p: Counts, q: Representation, confidence: float) -> Estimate:
-    """Return what rows of counts say where Q's probabilities are known."""
+    """Return the estimate from rows of counts with known probabilities of Q."""
     x = p.weights().detach().double()
     logs = q.weights().detach().double()
     logs = logs.log_softmax(-1) if q.in_logs else (logs / logs.sum(-1, keepdim=True)).log()
@@ -114,9 +114,9 @@ class _Row(NamedTuple):
 
 def _row_against_known(counts: Array, log_q: Array, confidence: float) -> _Row:
     if counts.sum() < 2:
-        return _Row(math.nan, math.inf, 0.0, math.inf, ("One draw gives no interval but 0 to inf.",))
-    found = from_known_categories(counts, log_q, confidence)
-    assert found.interval is not None  # noqa: S101  # which it always has
-    assert found.standard_error is not None  # noqa: S101
-    numbers = (found.value, found.standard_error, *found.interval)
-    return _Row(*map(float, numbers), notes=found.notes)
+        return _Row(math.nan, math.inf, 0.0, math.inf, ("One draw gives only the interval from 0 to inf.",))
+    estimate = from_known_categories(counts, log_q, confidence)
+    assert estimate.interval is not None  # noqa: S101  # it always has both
+    assert estimate.standard_error is not None  # noqa: S101
+    numbers = (estimate.value, estimate.standard_error, *estimate.interval)
+    return _Row(*map(float, numbers), notes=estimate.notes)

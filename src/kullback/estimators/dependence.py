@@ -1,4 +1,4 @@
-"""Draws in groups where their order, or their repetitions, show that they depend on each other."""
+"""Draws in groups, if their order or repetitions show dependence."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from kullback.samples import Samples
 
 __all__ = ["Grouped", "dependence_of", "grouped", "grouped_alike"]
 
-# Repeated rows that may lie in different blocks before blocks count as dependent.
+# The largest share of repeated rows in different blocks for independent blocks.
 _MOST_ACROSS_BLOCKS = 0.05
-# A test has no quantile of Student's t, so that its blocks are longer than those of an interval.
+# A test has no quantile of Student's t, so its blocks are longer than the blocks of an interval.
 _LONGER_IN_TESTS = 1.5
 # Above this ratio of the two sides' autocorrelation times, shuffles exchange blocks within pairs only.
 _UNLIKE = 1.5
@@ -35,13 +35,13 @@ _SHORTEST_IN_PAIRS, _PAIRS = 7.5, 12
 
 
 class Grouped(NamedTuple):
-    """Draws with the groups to take as independent, and what there is to say about them.
+    """Draws with the groups that count as independent, and notes on them.
 
     Attributes:
-        samples: the draws, with their blocks or repeated rows as clusters.
-        notes: a sentence each.
-        is_open: whether there are too few groups for any error.
-        correction: the factor for a variance that takes the groups as independent.
+    samples: the draws, with their blocks or repeated rows as clusters.
+    notes: a sentence each.
+    is_open: whether there are too few groups for any error.
+    correction: the factor for a variance that takes the groups as independent.
     """
 
     samples: Samples
@@ -51,24 +51,24 @@ class Grouped(NamedTuple):
 
 
 def grouped(samples: Samples, name: str) -> Grouped:
-    """Return draws with the groups that their order shows; as they are where the user has said what is independent.
+    """Return draws with the groups that their order shows; unchanged if the user has specified the dependence.
 
     Arguments:
-        samples: the draws.
-        name: what notes call them.
+    samples: the draws.
+    name: their name in notes.
     """
-    found = dependence_of(samples)
-    return Grouped(samples) if found is None else with_groups(samples, found, name)
+    dependence = dependence_of(samples)
+    return Grouped(samples) if dependence is None else with_groups(samples, dependence, name)
 
 
 class GroupedAlike(NamedTuple):
     """Two data sets in groups that can be exchanged.
 
     Attributes:
-        p, q: the draws, with their groups as clusters.
-        notes: a sentence each.
-        is_open: whether there are too few groups for a test.
-        in_pairs: whether only groups with the same number are exchanged, because the two sides' groups are unlike.
+    p, q: the draws, with their groups as clusters.
+    notes: a sentence each.
+    is_open: whether there are too few groups for a test.
+    in_pairs: whether only groups with the same number are exchanged, because the two sides' groups are unlike.
     """
 
     p: Samples
@@ -79,22 +79,21 @@ class GroupedAlike(NamedTuple):
 
 
 def grouped_alike(p: Samples, q: Samples) -> GroupedAlike:
-    """Return two data sets in groups to be exchanged: blocks of one length where either shows dependence in its order.
+    """Return two data sets in exchangeable groups: blocks of one length if either side shows serial dependence.
 
-    If the two sides depend unequally on their order, the means of their blocks have unequal variances, and shuffles of
-    all blocks would vary more or less than the difference that is tested. Then both sides have the same number of
-    blocks, and only the two blocks of a pair are exchanged: where P = Q, the differences within pairs are independent
-    and nearly symmetric about 0, as in a paired test. Evenly spread rows of the longer side are used, as many as the
-    other side has.
+    If the two sides depend unequally on their order, the means of their blocks have unequal variances. Shuffles of all
+    blocks would then vary more or less than the tested difference. So both sides get the same number of blocks, and
+    only the two blocks of a pair are exchanged. If P = Q, the differences within pairs are independent and nearly
+    symmetric about 0, as in a paired test. The longer side uses evenly spread rows, as many as the other side has.
     """
-    sides, found = (p, q), [dependence_of(side) for side in (p, q)]
-    known = [each for each in found if each is not None]
+    sides, dependences = (p, q), [dependence_of(side) for side in (p, q)]
+    known = [each for each in dependences if each is not None]
     free = [side.cluster is None and not side.independent for side in sides]
     serial = [each for each in known if each.kind == "blocks"]
     if not serial or len(serial) < len(known) or not all(free):
-        own = [_own_groups(side, each) for side, each in zip(sides, found, strict=True)]
+        own = [_own_groups(side, each) for side, each in zip(sides, dependences, strict=True)]
         return GroupedAlike(own[0][0], own[1][0], own[0][1] + own[1][1], any(each.is_open for each in known))
-    times = [1.0 if each is None else each.time for each in found]
+    times = [1.0 if each is None else each.time for each in dependences]
     in_pairs = max(times) > _UNLIKE * min(times)
     if in_pairs:
         sizes = (
@@ -108,7 +107,7 @@ def grouped_alike(p: Samples, q: Samples) -> GroupedAlike:
     if min(blocks) < FEWEST_BLOCKS:
         note = (
             f"Neighboring rows are alike, and fewer than {FEWEST_BLOCKS} independent blocks of rows are left. "
-            "The test cannot tell: its p-value is NaN."
+            "The test is inconclusive: its p-value is NaN."
         )
         return GroupedAlike(p, q, (note,), True)
     rows = min(len(p), len(q))
@@ -127,16 +126,16 @@ def grouped_alike(p: Samples, q: Samples) -> GroupedAlike:
     return GroupedAlike(first, second, (note,), in_pairs=in_pairs)
 
 
-def _own_groups(side: Samples, found: SerialDependence | None) -> tuple[Samples, tuple[str, ...]]:
-    """Return the draws in the groups of their own dependence, and a note where they have such groups."""
-    if found is None or found.kind == "pattern":
+def _own_groups(side: Samples, dependence: SerialDependence | None) -> tuple[Samples, tuple[str, ...]]:
+    """Return the draws in the groups of their own dependence, with a note."""
+    if dependence is None or dependence.kind == "pattern":
         return side, ()
-    if found.labels is None:
-        return side, ("No groups of rows are independent. The test cannot tell: its p-value is NaN.",)
-    which = {"repeats": "equal rows", "period": f"rows {found.length} apart"}.get(
-        found.kind, "blocks of rows"
+    if dependence.labels is None:
+        return side, ("No groups of rows are independent. The test is inconclusive: its p-value is NaN.",)
+    which = {"repeats": "equal rows", "period": f"rows {dependence.length} apart"}.get(
+        dependence.kind, "blocks of rows"
     )
-    return _with_cluster(side, found.labels), (f"Shuffles keep {which} together.",)
+    return _with_cluster(side, dependence.labels), (f"Shuffles keep {which} together.",)
 
 
 def _in_blocks(side: Samples, blocks: int, rows: int) -> Samples:
@@ -147,30 +146,34 @@ def _in_blocks(side: Samples, blocks: int, rows: int) -> Samples:
     return _with_cluster(used, block_labels(len(used.tensor), blocks))
 
 
-def with_groups(samples: Samples, found: SerialDependence, name: str) -> Grouped:
-    """Return draws in the groups of a dependence that was measured."""
-    if found.is_open:
-        # The blocks that there are serve what holds out a part of the draws.
+def with_groups(samples: Samples, dependence: SerialDependence, name: str) -> Grouped:
+    """Return draws in the groups of a measured dependence."""
+    if dependence.is_open:
+        # Cross-validation needs blocks, even if they are too few for an error.
         labels = block_labels(len(samples), FEWEST_BLOCKS)
-        return Grouped(_with_cluster(samples, labels), (_noticed(found, name), _no_error(found)), True)
-    if found.labels is None:
-        return Grouped(samples, (_noticed(found, name),))
+        return Grouped(
+            _with_cluster(samples, labels), (_noticed(dependence, name), _no_error(dependence)), True
+        )
+    if dependence.labels is None:
+        return Grouped(samples, (_noticed(dependence, name),))
     return Grouped(
-        _with_cluster(samples, found.labels), (_noticed(found, name),), correction=found.correction
+        _with_cluster(samples, dependence.labels),
+        (_noticed(dependence, name),),
+        correction=dependence.correction,
     )
 
 
 def dependence_of(samples: Samples) -> SerialDependence | None:
-    """Measure how much draws depend on each other; None where they do not, or where the user has said."""
+    """Measure the dependence of draws; None if it is not significant, or if the user has specified it."""
     if samples.cluster is not None or samples.independent or not samples.tensor.numel():
         return None
     used = slice(None) if samples.weights is None else (samples.weights > 0).cpu().numpy()
-    found = _measured(samples, used)
-    if found is None or found.labels is None or isinstance(used, slice):
-        return found
+    dependence = _measured(samples, used)
+    if dependence is None or dependence.labels is None or isinstance(used, slice):
+        return dependence
     labels = np.zeros(len(samples), dtype=np.int64)
-    labels[used] = found.labels  # draws of weight 0 are left out before their label counts
-    return SerialDependence(found.kind, found.rows, found.time, found.length, labels)
+    labels[used] = dependence.labels  # draws of weight 0 keep label 0, but estimators leave them out
+    return SerialDependence(dependence.kind, dependence.rows, dependence.time, dependence.length, labels)
 
 
 def _measured(samples: Samples, used: Any) -> SerialDependence | None:
@@ -192,7 +195,7 @@ def _measured(samples: Samples, used: Any) -> SerialDependence | None:
 
 
 def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
-    """Tell whether most repeated rows are in one block, or in two that adjoin."""
+    """Return whether most repeated rows are in one block, or in two adjacent ones."""
     count = int(repeats.max()) + 1
     lowest, highest = np.full(count, len(blocks)), np.zeros(count, dtype=np.int64)
     np.minimum.at(lowest, repeats, blocks)
@@ -201,38 +204,40 @@ def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
 
 
 def _with_cluster(samples: Samples, labels: Integers) -> Samples:
-    found = copy.copy(samples)
-    found.cluster = torch.from_numpy(labels)
-    return found
+    clustered = copy.copy(samples)
+    clustered.cluster = torch.from_numpy(labels)
+    return clustered
 
 
-def _noticed(found: SerialDependence, name: str) -> str:
-    """Say what was measured, what it means, and what to do."""
-    like = f"about {found.effective:.3g} independent ones"
-    if found.kind == "repeats":
+def _noticed(dependence: SerialDependence, name: str) -> str:
+    """Report the measurement, its meaning, and the remedy."""
+    like = f"about {dependence.effective:.3g} independent ones"
+    if dependence.kind == "repeats":
         return (
-            f"Rows of {name} repeat: its {found.rows:,} rows carry the information of {like}. Equal rows count as one "
-            "cluster. If they were drawn independently, pass independent=True."
+            f"Rows of {name} repeat: its {dependence.rows:,} rows carry the information of {like}. Equal rows count "
+            "as one cluster. If they were drawn independently, pass independent=True."
         )
-    if found.kind == "pattern":
+    if dependence.kind == "pattern":
         return (
-            f"Rows of {name} repeat with a period of {found.length} rows, which is taken for a fixed pattern. If "
-            f"{found.length} sources take turns, pass cluster=, their number for each row."
+            f"Rows of {name} repeat with a period of {dependence.length} rows, which is taken for a fixed pattern. If "
+            f"{dependence.length} sources take turns, pass cluster=, their number for each row."
         )
-    groups = "" if found.labels is None else f"{int(found.labels.max()) + 1} "
-    if found.kind == "period":
-        alike, used = f"rows {found.length} apart are alike", f"{groups}sources that take turns"
+    groups = "" if dependence.labels is None else f"{int(dependence.labels.max()) + 1} "
+    if dependence.kind == "period":
+        alike, used = f"rows {dependence.length} apart are alike", f"{groups}sources that take turns"
     else:
-        alike, used = "neighboring rows are alike", f"{groups}blocks of about {found.length} rows"
-    limit = "at most" if found.is_open else "the information of"
-    counted = "" if found.is_open else f" The standard error uses {used} in place of rows."
+        alike, used = "neighboring rows are alike", f"{groups}blocks of about {dependence.length} rows"
+    limit = "at most" if dependence.is_open else "the information of"
+    counted = "" if dependence.is_open else f" The standard error uses {used} in place of rows."
     return (
-        f"The order of {name} shows dependence ({alike}): its {found.rows:,} rows carry {limit} {like}.{counted} "
+        f"The order of {name} shows dependence ({alike}): its {dependence.rows:,} rows carry {limit} {like}.{counted} "
         "If you know which rows belong together, pass cluster=; if the order means nothing, pass independent=True."
     )
 
 
-def _no_error(found: SerialDependence) -> str:
-    if found.kind == "period":
-        return "Neighboring rows are alike as well, so that no groups of rows are independent: there is no interval."
+def _no_error(dependence: SerialDependence) -> str:
+    if dependence.kind == "period":
+        return (
+            "Neighboring rows are alike as well, so no groups of rows are independent: there is no interval."
+        )
     return f"Fewer than {FEWEST_BLOCKS} independent blocks are left, too few for an interval."

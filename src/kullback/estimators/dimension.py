@@ -1,4 +1,4 @@
-"""How many dimensions vectors fill at the distance of their neighbors, and how few are too few for a density."""
+"""The number of dimensions that vectors fill at the distance of their neighbors, and the fewest for a density."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from kullback.estimators.draws import Array
 
 __all__ = ["dimension_of", "fewest_dimensions", "fills_less", "too_few_dimensions"]
 
-# Draws among which neighbors are looked for, and how many of them look.
+# The number of draws with neighbors, and the number of queries.
 _MOST_DRAWS, _MOST_QUERIES = 10_000, 1000
-# Between the dimension of a normal distribution and that of one with a component less, this share above the latter.
+# The limit is this share of the way from a normal distribution with one component less to the one with all.
 _SHARE = 0.25
-# So many standard errors below that of a normal distribution may be chance.
+# Up to this many standard errors below a normal distribution's dimension may be chance.
 _CHANCE = 2.0
-# Numbers of neighbors by which two sides are compared, in so many dimensions, and by how much they have to differ.
+# The numbers of neighbors for a comparison of two sides, the most dimensions, and the smallest difference.
 _KS, _MOST_DIMENSIONS, _ONE_LESS = (4, 16), 10, 0.7
-# Radii at which a normal distribution's balls are looked at.
+# The number of radii for balls of a normal distribution.
 _RADII = 64
 
 
 def too_few_dimensions(points: Array, whitened: Array, ks: tuple[int, int]) -> float | None:
-    """Return the dimension of points where it is below `fewest_dimensions`, None elsewhere.
+    """Return the dimension of points if it is below `fewest_dimensions`, otherwise None.
 
-    Clusters far apart look flat where the distance between them sets the scale. So points that look flat when they are
-    whitened are measured again, in coordinates in which neighbors differ as much in all directions. A curved surface
-    fills its space in neither.
+    Distant clusters look flat, because the distance between them sets the scale. So points that look flat after
+    whitening are measured again, in coordinates with equal differences of neighbors in all directions. A curved surface
+    is flat in both.
     """
     step = -(-len(points) // _MOST_DRAWS)
     points, whitened = points[::step], whitened[::step]
@@ -44,13 +44,13 @@ def too_few_dimensions(points: Array, whitened: Array, ks: tuple[int, int]) -> f
 
 
 def fills_less(x: Array, y: Array) -> bool:
-    """Say whether one of two sets of points fills at least one dimension less than the other, and than it has."""
+    """Return whether one of two sets of points fills at least one dimension less than the other and its components."""
     if not 1 < x.shape[1] <= _MOST_DIMENSIONS:
         return False
-    found = [
+    fewer = [
         too_few_dimensions(points, (points - points.mean(0)) / _spread(points), _KS) for points in (x, y)
     ]
-    dimensions = [x.shape[1] if d is None else d for d in found]
+    dimensions = [x.shape[1] if d is None else d for d in fewer]
     return abs(dimensions[0] - dimensions[1]) > _ONE_LESS
 
 
@@ -60,7 +60,7 @@ def _spread(points: Array) -> Array:
 
 
 def _measured(points: Array, ks: tuple[int, int]) -> float:
-    """Return the dimension by the distances of some points to their neighbors; those that coincide have none."""
+    """Return the dimension from the distances of some points to their neighbors, without coincident points."""
     tree = load("scipy.spatial", "nearest_neighbors").cKDTree(points)
     distance = tree.query(_some(points), [ks[0] + 1, ks[1] + 1])[0]
     apart = distance[distance[:, 0] > 0]
@@ -68,7 +68,7 @@ def _measured(points: Array, ks: tuple[int, int]) -> float:
 
 
 def _locally_scaled(points: Array, k: int) -> Array:
-    """Return points in coordinates in which the mean square of the steps to k neighbors is 1 in each direction."""
+    """Return points in coordinates with mean square steps of 1 to k neighbors in each direction."""
     tree = load("scipy.spatial", "nearest_neighbors").cKDTree(points)
     queries = _some(points)
     steps = (points[tree.query(queries, k + 1)[1][:, 1:]] - queries[:, None]).reshape(-1, points.shape[1])
@@ -93,9 +93,9 @@ def dimension_of(growth: float, ks: tuple[int, int]) -> float:
 
 
 def fewest_dimensions(ks: tuple[int, int], n: int, d: int) -> float:
-    """Return the dimension below which n draws are nearer to a set of d - 1 dimensions than to filling all d.
+    """Return the dimension below which n draws are nearer to a set of d - 1 dimensions than to all d.
 
-    It is measured as `dimension_of` does: the balls of few draws are wide, and then a normal distribution shows less
+    It is measured as in `dimension_of`: the balls of few draws are wide, and a normal distribution then shows fewer
     than its d dimensions.
     """
     full, below = _of_normal(ks, n, d), _of_normal(ks, n, d - 1)
@@ -110,7 +110,7 @@ def _steps(ks: tuple[int, int]) -> float:
 
 @lru_cache(maxsize=256)
 def _of_normal(ks: tuple[int, int], n: int, d: int) -> float:
-    """Return the dimension that n draws of a standard normal distribution in d dimensions show."""
+    """Return the measured dimension of n draws of a standard normal distribution in d dimensions."""
     special = load("scipy.special", "nearest_neighbors")
     square = 2 * special.gammaincinv(d / 2, (np.arange(_RADII) + 0.5) / _RADII)
     masses = [math.exp(float(special.digamma(k) - special.digamma(n))) for k in ks]

@@ -1,4 +1,4 @@
-"""Estimates of KL the other way round, and of the sum of both ways."""
+"""Estimates of KL in the reverse direction, and of the sum of both."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from kullback.results.estimate import Estimate
 __all__ = ["added", "exchanged"]
 
 
-def exchanged(found: Estimate) -> Estimate:
-    """Return an estimate of KL(Q || P) as one that calls the two sides P and Q as the caller does."""
+def exchanged(estimate: Estimate) -> Estimate:
+    """Return an estimate of KL(Q || P) whose notes name the two sides as the caller does."""
     other = {"P": "Q", "Q": "P"}
-    notes = (re.sub(r"\b[PQ]\b", lambda match: other[match[0]], note) for note in found.notes)
-    return replace(found, n=None if found.n is None else found.n[::-1], notes=tuple(notes))
+    notes = (re.sub(r"\b[PQ]\b", lambda match: other[match[0]], note) for note in estimate.notes)
+    return replace(estimate, n=None if estimate.n is None else estimate.n[::-1], notes=tuple(notes))
 
 
 def added(there: Estimate, back: Estimate) -> Estimate:
-    """Return the sum of the two directions; their errors may depend on each other, so they are added too."""
+    """Return the sum of the two directions; their errors may be dependent, so they are added too."""
     ends = None
     if there.interval is not None and back.interval is not None:
         ends = (there.interval[0] + back.interval[0], there.interval[1] + back.interval[1])

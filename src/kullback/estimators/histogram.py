@@ -1,9 +1,9 @@
-r"""KL from draws of numbers by counting them in bins between quantiles of P and Q together.
+"""KL from draws of numbers: counts in bins between quantiles of P and Q together.
 
-The divergence between histograms is never more than that between the distributions, and nears it as bins narrow, by
-about the square of their width where densities are smooth. The number of bins, :math:`5 n^{0.4}`, was measured: from
-1e3 to 1e5 draws of Gaussian, exponential, Cauchy and Pareto pairs it has about three quarters of the error of nearest
-neighbors.
+The divergence between histograms is at most the divergence between the distributions. It approaches it as bins narrow,
+with an error of about the square of their width for smooth densities. The number of bins, :math:`5 n^{0.4}`, was
+measured: from 1e3 to 1e5 draws of Gaussian, exponential, Cauchy and Pareto pairs, the error is about three quarters of
+the error of nearest neighbors.
 """
 
 from __future__ import annotations
@@ -38,34 +38,33 @@ __all__ = ["histogram"]
 
 _KL = KL()
 
-# Draws of P and Q together that a bin holds at least, on average.
+# The smallest mean number of draws of P and Q together in a bin.
 _DRAWS_IN_A_BIN = 20
 _MOST_BINS = 1_000_000
 
-# P's draws in its outermost bins at least, where its tails are looked into.
+# The smallest number of P's draws in a bin of its tails.
 _DRAWS_IN_A_TAIL = 5
 
-# Draws on either side of a gap that is an edge.
-_DRAWS_BESIDE_A_GAP = 5
+# The number of draws on either side of a gap that becomes an edge.
+_DRAWS_AT_A_GAP = 5
 
-# How many quantiles of each side stand in for its draws, for every bin, when the edges are laid.
+# For each bin, the number of quantiles of each side that are candidates for edges.
 _QUANTILES_IN_A_BIN = 4
 
-# Draws with one value that make it an atom.
+# The smallest number of equal draws that make an atom.
 _FEWEST_AT_AN_ATOM = 4
 
 _TAILS_DECIDE = (
-    "The tails decide a power of p / q of this order, and draws do not show how the tails end: the interval has no "
-    "upper end."
+    "A power of p / q of this order depends on the unobserved ends of the tails: the upper limit is infinite."
 )
 
-# Below this share of draws that equal another, ties are rounding's.
+# Fewer ties than this share get no note.
 _FEW_TIES = 0.01
 
 
 @dataclass(frozen=True)
 class _Sorted:
-    """Finite numbers in order, and the share of the weight that the first k have; None if all weigh the same."""
+    """Finite numbers in ascending order, and the cumulative share of the weight; None if all weights are equal."""
 
     values: Array
     below: Array | None
@@ -78,7 +77,7 @@ class _Sorted:
         return np.diff(self.below)
 
     def quantiles(self, levels: Array) -> Array:
-        """Return the smallest draw that has at least this share of the weight at or below it."""
+        """Return the smallest draw with at least this share of the weight at or below it."""
         if self.below is None:
             place = np.ceil(levels * len(self.values)).astype(np.int64) - 1
         else:
@@ -86,11 +85,11 @@ class _Sorted:
         return self.values[np.clip(place, 0, len(self.values) - 1)]
 
     def places(self, edges: Array) -> Integers:
-        """Return how many draws are at or below each edge."""
+        """Return the number of draws at or below each edge."""
         return np.searchsorted(self.values, edges, side="right")
 
     def counts(self, edges: Array) -> torch.Tensor:
-        """Return how many draws are in each bin, float64."""
+        """Return the number of draws in each bin, float64."""
         inside = np.diff(self.places(edges), prepend=0, append=len(self.values))
         return torch.from_numpy(inside.astype(np.float64))
 
@@ -115,51 +114,49 @@ def histogram(
     bins: int | None = None,
     kind: Divergence | str = _KL,
 ) -> Estimate:
-    r"""Estimate KL(P || Q) on the line by Zhang and Grabchak's estimator on counts in bins, other kinds likewise.
+    r"""Estimate KL(P || Q) on the line by Zhang and Grabchak's estimator on counts in bins; other kinds likewise.
 
-    The edges are quantiles of P and Q together, half the weight each, and wide gaps; the outer bins are open. Where Q
-    has no draw in a bin of P's, its density there is read off the distance :math:`\nu` to its nearest draw, as nearest
-    neighbors do: the bin, of width w, adds :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if that is positive.
+    The edges are quantiles of P and Q together, half of the weight each, and the ends of wide gaps; the outer bins are
+    open. For a bin of width w with draws of P only, Q's density comes from the distance :math:`\nu` to its nearest
+    draw, as for nearest neighbors. Such a bin adds :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if that is positive.
 
-    The interval is that of the counts (`kl_interval`). Its upper end is moved out by what twice as wide bins lose, an
-    estimate of what these do, and to where finer bins in P's tails have theirs.
+    The interval comes from the counts (`kl_interval`). The upper limit is raised by the loss from bins of double width,
+    an estimate of the loss from these bins, and to the upper limit of finer bins in P's tails.
 
-    Kinds other than KL are estimated from the counts as by `bias_corrected`. Their upper ends are moved out likewise,
-    and are infinite for powers of p / q of order above 1 or below 0: the tails decide these, and no draw shows their
-    end.
+    Other kinds are estimated from the counts as by `bias_corrected`, and their upper limits are raised likewise. They
+    are infinite for powers of p / q of order above 1 or below 0, which depend on the unobserved ends of the tails.
 
-    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-        p: draws of finite numbers from P.
-        q: the same from Q.
-        confidence: how often the interval shall hold the divergence.
-        generator: moves rounded draws within their rounding; nothing else is random.
-        bins: how many; by default :math:`5 n^{0.4}`, or as many as leave 20 draws to a bin if they are fewer, with the
-            harmonic mean n of the effective numbers of draws.
-        kind: the divergence or its name, as in `bias_corrected`.
+    p: draws of finite numbers from P.
+    q: the same from Q.
+    confidence: the probability that the interval contains the divergence.
+    generator: for the random moves of rounded draws within their rounding.
+    bins: the number of bins. By default :math:`5 n^{0.4}`, but at least 20 draws in a bin, with the harmonic mean n of
+        the effective numbers of draws.
+    kind: the divergence or its name, as in `bias_corrected`.
 
     Returns:
-        value (0 where the estimate is negative), standard error and interval in nats. The interval's upper end is
-        infinite where more than 5 % of P's draws lie in bins that Q never showed, where P's draws fill a gap of Q's or
-        Q's tails may add more than the interval claims, and where P has atoms that Q lacks; a finite one assumes that
-        Q's tails go on as they do among its outermost draws.
+    value (0 for a negative estimate), standard error and interval in nats. The upper limit is infinite in three cases:
+    more than 5 % of P's draws are in bins without draws of Q; P's draws fill a gap of Q's, or Q's tails could add more
+    than the interval allows; or P has atoms that Q lacks. A finite upper limit extrapolates Q's fitted tails.
 
     Raises:
-        ArgumentValueError: the draws are categories, vectors or infinite, or `bins` is less than 2.
-        NoRuleError: draws say nothing about this kind.
+    ArgumentValueError: the draws are categories, vectors or infinite, or `bins` is less than 2.
+    NoRuleError: draws do not determine this kind.
 
     Example:
-        >>> import torch
-        >>> from kullback import Samples
-        >>> x, y = torch.randn(2, 100_000, generator=torch.Generator().manual_seed(0))
-        >>> estimate = histogram(Samples(x), Samples(1 + 1.5 * y))  # KL(N(0, 1) || N(1, 1.5^2)) = 0.3499
-        >>> round(float(estimate.value), 2), bool(estimate.interval[0] < 0.3499 < estimate.interval[1])
-        (0.35, True)
+    >>> import torch
+    >>> from kullback import Samples
+    >>> x, y = torch.randn(2, 100_000, generator=torch.Generator().manual_seed(0))
+    >>> estimate = histogram(Samples(x), Samples(1 + 1.5 * y))  # KL(N(0, 1) || N(1, 1.5^2)) = 0.3499
+    >>> round(float(estimate.value), 2), bool(estimate.interval[0] < 0.3499 < estimate.interval[1])
+    (0.35, True)
 
     References:
-        Divergence estimation of continuous distributions based on data-dependent partitions (Wang, Kulkarni and Verdu,
-        2005); Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
+    Divergence estimation of continuous distributions based on data-dependent partitions (Wang, Kulkarni and Verdu,
+    2005); Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
     bins = _check("histogram", p, q, confidence, bins)
     kind = estimable("histogram", as_divergence("histogram", kind))
@@ -175,8 +172,8 @@ def histogram(
         rng = np.random.default_rng(seed)
         p, q = jittered(p, step, rng), jittered(q, step, rng)
         rounding.append(
-            f"The draws are rounded to a common step of {step:.4g}. Each was moved at random within its rounding, "
-            "which leaves the divergence of rounded numbers as it is."
+            f"The draws are rounded to a common step of {step:.4g}. Each was moved at random within its rounding. This "
+            "does not change the divergence of rounded numbers."
         )
     first, second = _sorted(p), _sorted(q)
     if bins is None:
@@ -200,7 +197,7 @@ def histogram(
             kl_interval(tails.a, tails.b, confidence, tails.inflation, spread=tails.spread, bins=True)[1]
             + 2 * in_tails
         )
-        # A few draws of P alone in a tail are no reason to give up an upper end.
+        # A few draws of P alone in a tail do not make the upper limit infinite.
         high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1]) + lost
         verdict = _beyond_q(p, first, second, float(table.a.sum()), float(high - interval[0]) / 2)
         if verdict.note and bool(high.isfinite()):
@@ -235,30 +232,30 @@ def _of_kind(
     confidence: float,
     notes: list[str],
 ) -> Estimate:
-    """Return what counts in bins say about a kind, the upper end moved out by what wider bins lose and tails hide."""
+    """Return the estimate of a kind; its upper limit allows for the bins' width and for finer bins in the tails."""
     table = _count(p, q, first, second, edges)
-    found, said = describe_kind(table, kind, confidence, bins=True)
+    result, said = describe_kind(table, kind, confidence, bins=True)
     coarse = _count(p, q, first, second, edges[1::2])
     fine = _count(p, q, first, second, _with_tails(second.values, _with_tails(first.values, edges)))
     tails = measured(kind, fine.a, fine.b, confidence, fine.inflation, spread=fine.spread, bins=True)
     wide = measured(kind, coarse.a, coarse.b, confidence, coarse.inflation, spread=coarse.spread, bins=True)
-    lost = (found.value - wide.value).clamp(min=0) + 2 * (tails.value - found.value).clamp(min=0)
-    high = torch.maximum(found.interval[1], tails.interval[1]) + lost
+    lost = (result.value - wide.value).clamp(min=0) + 2 * (tails.value - result.value).clamp(min=0)
+    high = torch.maximum(result.interval[1], tails.interval[1]) + lost
     order = order_of(kind)
     if order is not None and not 0 < order < 1:
         high = torch.full_like(high, math.inf)
         said = (*said, _TAILS_DECIDE)
     high = high.clamp(max=largest_of(kind))
     device = p.tensor.device
-    interval = found.interval[0].to(device), high.to(device)
+    interval = result.interval[0].to(device), high.to(device)
     return Estimate(
-        found.value.to(device),
+        result.value.to(device),
         None,
         "histogram",
         interval,
         table.n,
         (*notes, *said, *_notes_on_ties(first, second)),
-        found.standard_error.to(device),
+        result.standard_error.to(device),
     )
 
 
@@ -304,7 +301,7 @@ def _number_of_bins(n: float) -> int:
 
 
 def _independent_draws(p: Samples, q: Samples, first: _Sorted, second: _Sorted) -> float:
-    """Return the harmonic mean of the effective numbers of draws; those of clusters are seen in ten bins."""
+    """Return the harmonic mean of the effective numbers of draws; for clusters, from counts in ten bins."""
     if p.cluster is None and q.cluster is None:
         n, m = effective_number(p.weights, len(p)), effective_number(q.weights, len(q))
     else:
@@ -314,23 +311,21 @@ def _independent_draws(p: Samples, q: Samples, first: _Sorted, second: _Sorted) 
 
 
 def _edges(first: _Sorted, second: _Sorted, bins: int) -> Array:
-    """Return the inner edges of bins between which P and Q together have about the same share."""
+    """Return the inner edges of bins with about equal shares of P and Q together."""
     levels = np.arange(1, _QUANTILES_IN_A_BIN * bins) / (_QUANTILES_IN_A_BIN * bins)
     candidates = np.unique(np.concatenate([first.quantiles(levels), second.quantiles(levels)]))
-    together = (first.shares(candidates) + second.shares(candidates)) / 2
-    chosen = np.searchsorted(together, np.arange(1, bins) / bins * (1 - 1e-12))
+    pooled = (first.shares(candidates) + second.shares(candidates)) / 2
+    chosen = np.searchsorted(pooled, np.arange(1, bins) / bins * (1 - 1e-12))
     return candidates[np.unique(np.minimum(chosen, len(candidates) - 1))]
 
 
 def _with_gaps(first: _Sorted, second: _Sorted, edges: Array) -> Array:
-    """Add an edge in every bin that a gap divides into two parts, which are too unlike for one."""
+    """Add an edge to every bin that a wide gap divides into two parts."""
     values = np.sort(np.concatenate([first.values, second.values]), kind="stable")
     ends = np.concatenate([[0], np.searchsorted(values, edges, side="right"), [len(values)]])
     added: list[float] = []
     for start, stop in pairwise(ends.tolist()):
-        x = (
-            values[start + _DRAWS_BESIDE_A_GAP - 1 : stop - _DRAWS_BESIDE_A_GAP + 1] / 2
-        )  # whose range is finite
+        x = values[start + _DRAWS_AT_A_GAP - 1 : stop - _DRAWS_AT_A_GAP + 1] / 2  # whose range is finite
         if len(x) > 1:
             widest = int(np.diff(x).argmax())
             if x[widest + 1] - x[widest] > (x[-1] - x[0]) / 2:
@@ -339,7 +334,7 @@ def _with_gaps(first: _Sorted, second: _Sorted, edges: Array) -> Array:
 
 
 def _with_tails(values: Array, edges: Array) -> Array:
-    """Add edges that halve P's draws in the outer bins again and again."""
+    """Add edges that halve P's draws in the outer bins repeatedly."""
     first, last = np.searchsorted(values, edges[[0, -1]], side="right")
     left = [values[k - 1] for k in _halves(int(first))]
     right = [values[len(values) - k - 1] for k in _halves(len(values) - int(last))]
@@ -362,7 +357,7 @@ def _count(p: Samples, q: Samples, first: _Sorted, second: _Sorted, edges: Array
 
 
 def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
-    """Return what P's draws in bins without any of Q's add for their distance from Q's nearest one."""
+    """Return the term of bins with draws of P only, from the distances to Q's nearest draws."""
     ends = np.concatenate([[0], first.places(edges), [len(first.values)]])
     empty = np.diff(second.places(edges), prepend=0, append=len(second.values)) == 0
     total = 0.0
@@ -377,21 +372,21 @@ def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
 
 
 def _beyond_q(p: Samples, first: _Sorted, second: _Sorted, number: float, half_width: float) -> UpperEndShift:
-    """Return by how much the upper end moves for P's draws where Q has none, and why if that is infinite."""
+    """Return the change of the upper limit for P's draws where Q has none, and a note."""
     atoms = _atoms_of_p_alone(p, first, second)
     if atoms > 0:
         return UpperEndShift(
             math.inf,
-            f"{100 * atoms:.3g} % of P's draws are at repeated values that Q hardly shows: if they are atoms, KL is "
-            "infinite, so the interval has no upper end; if rounding made them, round Q's draws alike.",
+            f"{100 * atoms:.3g} % of P's draws are at repeated values that are rare in Q. If these are atoms, KL is "
+            "infinite, so the upper limit is infinite. If they come from rounding, round Q's draws in the same way.",
         )
     return upper_end(unseen_by_q(first.values, first.each, second.values, number), half_width)
 
 
 def _atoms_of_p_alone(p: Samples, first: _Sorted, second: _Sorted) -> float:
-    """Return the share of P's draws at values that several of them have, and ten times fewer of Q's than that.
+    """Return the share of P's draws at repeated values that are ten times rarer in Q.
 
-    The draws of one cluster that have a value count as one.
+    Equal draws of one cluster count as one.
     """
     of_p = numpy_of(p)[:, 0] if p.cluster is None else _once_in_a_cluster(p)
     values, count = np.unique(of_p, return_counts=True)
@@ -415,7 +410,7 @@ def _once_in_a_cluster(p: Samples) -> Array:
 
 
 def _distances(x: Array, y: Array) -> Array:
-    """Return the distance from each x to the nearest of the ordered y, none of which it equals."""
+    """Return the distance from each x to the nearest of the ordered y; no x equals a y."""
     above = np.searchsorted(y, x)
     up = np.where(above < len(y), y[np.minimum(above, len(y) - 1)] / 2 - x / 2, np.inf)
     down = np.where(above > 0, x / 2 - y[np.maximum(above - 1, 0)] / 2, np.inf)
@@ -430,7 +425,7 @@ def _notes_on_ties(first: _Sorted, second: _Sorted) -> list[str]:
         tied = float(np.mean(values[1:] == values[:-1])) if len(values) > 1 else 0.0
         if tied > _FEW_TIES:
             notes.append(
-                f"{100 * tied:.3g} % of {name}'s draws equal another one, as numbers do that were rounded or that have "
-                "atoms: this is the divergence between bins that hold these values whole."
+                f"{100 * tied:.3g} % of {name}'s draws equal another one, because of rounding or atoms. The value is "
+                "the divergence between bins that do not split these values."
             )
     return notes

@@ -1,8 +1,8 @@
-r"""KL from draws at which both log-densities are known: the mean of their difference, with less noise.
+r"""KL from draws with known log-densities of both sides: the mean of their difference, with a control variate.
 
 With :math:`d = \log p - \log q` at draws of P, every mean of :math:`d + c (q / p - 1)` estimates KL(P || Q). c = 0
-is the plain mean; the c of least variance is fitted here, each half of the draws with that of the other half, so that
-it adds no bias.
+is the plain mean. The c of least variance is fitted here, in each half of the draws for the other half, and adds no
+bias.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 from kullback.common.control_variate import LARGEST_TAIL_INDEX, coefficient, ratio_minus_one, tail_index
 from kullback.common.inputs import as_tensor
 from kullback.errors import invalid_value, safe_repr
-from kullback.estimators.draws import effective_number, few_clusters, shares_of, variance_of_sum
-from kullback.estimators.normal_interval import note_on_sign, standard_normal_quantile
+from kullback.estimators.draws import effective_number, shares_of, variance_of_sum
+from kullback.estimators.normal_interval import note_on_sign, quantile_of
 from kullback.estimators.sample_checks import check_confidence
-from kullback.estimators.tails import tail_allowance
+from kullback.estimators.tails import note_on_heavy_tail, tail_allowance
 from kullback.representations import first_of
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
@@ -30,14 +30,13 @@ __all__ = ["LogDensity", "log_ratio"]
 LogDensity = Tensor | Callable[[Tensor], Tensor]
 
 _FEWEST = 4
-# Fewer draws of a half show too little of q / p.
+# The smallest number of draws in each half for a fit of c.
 _FEWEST_TO_FIT = 25
-# q / p is left out where its tail index may be too large, and where its unseen tail may hold more than this of the
-# standard error of the plain mean.
+# The control variate is left out if its unobserved tail could add more than this, in standard errors of the plain mean.
 _MOST_UNSEEN = 0.25
-# Below this effective number of draws the weights are too uneven for a standard error.
+# With a smaller effective number of draws, the weights are too uneven for a standard error.
 _FEWEST_EFFECTIVE = 10.0
-# So many standard errors above 1, the mean of q / p is there for want of draws.
+# A mean of q / p this many standard errors above 1 shows that draws are missing.
 _BEYOND_CHANCE = 3.0
 
 
@@ -50,53 +49,52 @@ def log_ratio(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    r"""Estimate KL(P || Q) from draws of P at which the log-densities of P and Q are known.
+    r"""Estimate KL(P || Q) from draws of P with known log-densities of P and Q.
 
     .. math::
-        \widehat{KL} = \sum_i w_i \Big[d_i + c \Big(\frac{q(x_i)}{p(x_i)} - 1\Big)\Big], \quad
-        d_i = \log p(x_i) - \log q(x_i)
+    \widehat{KL} = \sum_i w_i \Big[d_i + c \Big(\frac{q(x_i)}{p(x_i)} - 1\Big)\Big], \quad
+    d_i = \log p(x_i) - \log q(x_i)
 
-    The weights :math:`w_i` add up to one: equal for draws of P, proportional to :math:`p / r` for draws of a proposal
-    R (give `log_r`), or those of the `Samples`. The coefficient c is fitted for least variance, each half of the draws
-    with that of the other half; it is 0 where :math:`q / p` may have no finite variance, or a mean that is not 1, where
-    it explains less than three quarters of the variance, and for fewer than 50 draws. The interval's ends move out by
-    what the fitted tails of the terms may hold beyond the outermost of them.
+    The weights :math:`w_i` have sum 1. They are equal for draws of P, proportional to :math:`p / r` for draws of a
+    proposal R (give `log_r`), or the weights of the `Samples`. The coefficient c is fitted for least variance, in each
+    half of the draws for the other half. It is 0 for fewer than 50 draws, if :math:`q / p` may have infinite variance
+    or a mean other than 1, and if it explains less than three quarters of the variance. The limits allow for the fitted
+    tails of the terms beyond the outermost draws.
 
-    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-        x: draws of P, or of R; n of them, with their weights and clusters, if any.
-        log_p: the normalized log-density or log-probability of P, in nats: n numbers, or a function of the draws such
-            as ``distribution.log_prob``, which is given ``x.tensor``, shape (n, d).
-        log_q: that of Q; ``-inf`` where Q has no mass, which makes KL infinite.
-        log_r: that of the proposal R that the draws came from; P by default.
-        confidence: how often the interval shall cover.
-        generator: unused: nothing is random here.
+    x: n draws of P, or of R, with their weights and clusters, if any.
+    log_p: the normalized log-density or log-probability of P, in nats. n numbers, or a function of the draws such as
+        ``distribution.log_prob``, which gets ``x.tensor``, shape (n, d).
+    log_q: the same for Q; ``-inf`` where Q has no mass, which makes KL infinite.
+    log_r: the same for the proposal R of the draws; P by default.
+    confidence: the probability that the interval contains the divergence.
+    generator: not used, because the estimate is not random.
 
     Returns:
-        the estimate in nats, float64, 0 where it is negative. The interval's upper end is infinite where the terms have
-        so heavy a tail that their mean may be, or where the draws contradict themselves: an upper end below 0, or a
-        mean of q / p above 1, beyond chance. Notes tell the effective number of weighted draws.
+    the estimate in nats, float64, 0 for a negative estimate. The upper limit is infinite if the terms have such a heavy
+    tail that their mean may be infinite. It is also infinite if draws are missing: the limit would be below 0, or the
+    mean of q / p is significantly above 1. Notes give the effective number of weighted draws.
 
     Raises:
-        ArgumentValueError: fewer than four draws, or log-densities of another number, NaN, or impossible: P gives a
-            draw of P no mass.
+    ArgumentValueError: fewer than four draws, a wrong number of log-densities, NaN, or a draw of P without mass in P.
 
     Gradient:
-        none: the log-densities are constants. `kl_estimate` with ``method="monte_carlo"`` has one.
+    none: the log-densities are constants. `kl_estimate` with ``method="monte_carlo"`` has one.
 
     Example:
-        >>> import torch
-        >>> from torch.distributions import Normal
-        >>> p, q = Normal(0.0, 1.0), Normal(1.0, 1.5)
-        >>> x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-        >>> estimate = log_ratio(Samples(x), p.log_prob, q.log_prob)  # true value: 0.3499
-        >>> bool(abs(estimate.value - 0.3499) < 3 * estimate.standard_error), bool(estimate.standard_error < 0.03)
-        (True, True)
+    >>> import torch
+    >>> from torch.distributions import Normal
+    >>> p, q = Normal(0.0, 1.0), Normal(1.0, 1.5)
+    >>> x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    >>> estimate = log_ratio(Samples(x), p.log_prob, q.log_prob)  # true value: 0.3499
+    >>> bool(abs(estimate.value - 0.3499) < 3 * estimate.standard_error), bool(estimate.standard_error < 0.03)
+    (True, True)
 
     References:
-        Approximating KL Divergence (Schulman, 2020)
-        Monte Carlo theory, methods and examples, sections 8.9 and 9.2 (Owen, 2013)
+    Approximating KL Divergence (Schulman, 2020)
+    Monte Carlo theory, methods and examples, sections 8.9 and 9.2 (Owen, 2013)
     """
     del generator
     call = "log_ratio"
@@ -105,7 +103,7 @@ def log_ratio(
         raise invalid_value(
             call,
             "x",
-            wanted=f"at least {_FEWEST} draws, which a standard error takes",
+            wanted=f"at least {_FEWEST} draws for a standard error",
             got=safe_repr(x),
             instead="more draws",
         )
@@ -124,37 +122,34 @@ def log_ratio(
     n = effective_number(weights, len(x))
     interval = None
     if n < _FEWEST_EFFECTIVE:
-        notes.append(f"no interval: the weights leave {n:.1f} effective draws, too few for a standard error")
+        notes.append(
+            f"The weights leave {n:.1f} effective draws, too few for a standard error: there is no interval."
+        )
     else:
-        quantile = standard_normal_quantile(confidence)
-        reach = quantile * few_clusters(len(units[used].unique()), quantile) * error
+        reach = quantile_of(confidence, len(units[used].unique())) * error
         counted, shares = terms[used].cpu().numpy(), weights[used].cpu().numpy()
         with np.errstate(divide="ignore", invalid="ignore"):  # half of the largest terms may be the same
             more, less = (tail_allowance(sign * counted, shares, n) for sign in (1.0, -1.0))
         interval = ((value - reach - less).clamp(min=0), (value + reach).clamp(min=0) + more)
-        missed = _what_draws_miss(value + reach, d, weights, units, rounding)
+        missed = _note_on_missing_draws(value + reach, d, weights, units, rounding)
         if missed:
             notes.append(missed)
             interval = (interval[0], torch.full_like(value, torch.inf))
         elif more > float(reach):
-            notes.append(
-                "log p / q has so heavy a tail that draws not seen may decide its mean: the interval's upper end is "
-                + ("infinite" if math.isinf(more) else "that of a Pareto tail")
-            )
+            notes.append(note_on_heavy_tail(more))
     notes = [*note_on_sign(float(value), float(error)), *notes]
     return Estimate(value.clamp(min=0), None, "log_ratio", interval, (len(x), 0), tuple(notes), error)
 
 
-def _what_draws_miss(high: Tensor, d: Tensor, weights: Tensor, units: Tensor, rounding: float) -> str:
-    r"""Say that the draws show that they miss some of P; nothing where they do not.
+def _note_on_missing_draws(high: Tensor, d: Tensor, weights: Tensor, units: Tensor, rounding: float) -> str:
+    r"""Return a note if the draws miss a part of P where p is much larger than q, or densities are not normalized.
 
-    KL is 0 or more, and :math:`E_P[q / p]` at most 1. Draws that miss where p is larger than q by far give less than
-    the one and more than the other.
+    KL is at least 0, and :math:`E_P[q / p]` is at most 1. Such draws contradict one or the other.
     """
     if float(high) < -rounding:
         return (
-            f"the draws alone give an upper end of {float(high):.2g}, below 0, where no divergence is: they miss what "
-            "P has more of than Q, or the densities are not normalized, and the interval has no upper end"
+            f"The upper limit from the draws alone is {float(high):.2g}, but no divergence is below 0. The draws miss "
+            "a part of P where p > q, or the densities are not normalized: the upper limit is infinite."
         )
     used = weights > 0
     extra = ratio_minus_one(d)[used]
@@ -162,18 +157,18 @@ def _what_draws_miss(high: Tensor, d: Tensor, weights: Tensor, units: Tensor, ro
     error = variance_of_sum(weights[used] * (extra - mean), units[used]).sqrt()
     if float(mean) > max(_BEYOND_CHANCE * float(error), 2 * rounding):
         return (
-            f"the mean of q / p is {float(mean) + 1:.4g} with a standard error of {float(error):.2g}, and cannot be "
-            "above 1: the draws miss what P has more of than Q, or the densities are not normalized, and the interval "
-            "has no upper end"
+            f"The mean of q / p is {float(mean) + 1:.4g} with a standard error of {float(error):.2g}, but it is at "
+            "most 1. The draws miss a part of P where p > q, or the densities are not normalized: the upper limit is "
+            "infinite."
         )
     return ""
 
 
 def _values(call: str, name: str, log: LogDensity, x: Samples) -> tuple[Tensor, float]:
-    """Return the log-density at each draw, float64, shape (n,), and how far rounding may have moved it."""
-    given = log if isinstance(log, Tensor) or not callable(log) else log(x.tensor)
-    given = given if isinstance(given, Tensor) else np.asarray(given)  # lists keep double precision there
-    values = as_tensor(call, name, given).detach()
+    """Return the log-density at each draw, float64, shape (n,), and its largest rounding error."""
+    raw = log if isinstance(log, Tensor) or not callable(log) else log(x.tensor)
+    raw = raw if isinstance(raw, Tensor) else np.asarray(raw)  # NumPy keeps the double precision of lists
+    values = as_tensor(call, name, raw).detach()
     if values.shape not in ((len(x),), (len(x), 1)):
         raise invalid_value(
             call,
@@ -198,7 +193,7 @@ def _values(call: str, name: str, log: LogDensity, x: Samples) -> tuple[Tensor, 
 
 
 def _weights(call: str, x: Samples, of_p: Tensor, log_r: LogDensity | None) -> tuple[Tensor, list[str]]:
-    """Return what share each draw has, and what to say about it."""
+    """Return the share of each draw, and notes about them."""
     weights = shares_of(x, of_p)
     if log_r is not None:
         of_r, _ = _values(call, "log_r", log_r, x)
@@ -210,7 +205,9 @@ def _weights(call: str, x: Samples, of_p: Tensor, log_r: LogDensity | None) -> t
         weights = weights * (ratio - highest).exp()
     notes: list[str] = []
     if x.weights is not None or log_r is not None:
-        notes.append(f"the weights leave {effective_number(weights, len(x)):.4g} of {len(x)} draws effective")
+        notes.append(
+            f"The weights leave {effective_number(weights, len(x)):.4g} of {len(x)} draws effective."
+        )
     return weights / weights.sum(), notes
 
 
@@ -220,15 +217,15 @@ def _check_possible(call: str, values: Tensor, used: Tensor, name: str = "log_p"
         raise invalid_value(
             call,
             f"x, {name}",
-            wanted="draws to which the distribution that they came from gives some density",
+            wanted="draws with a positive density under their own distribution",
             got=f"log-density -inf ({first_of(impossible)})",
-            instead="log_r=... with the log-density of the distribution that did make the draws",
+            instead="log_r=... with the log-density of the distribution of the draws",
         )
 
 
 def _infinite(of_q: Tensor, used: Tensor, n: int) -> Estimate:
     outside = used & (of_q == -torch.inf)
-    note = f"Q gives no density to draws of P ({first_of(outside)}), so KL is infinite"
+    note = f"Q has density 0 at draws of P ({first_of(outside)}): KL is infinite."
     infinity = of_q.new_tensor(torch.inf)
     return Estimate(infinity, None, "log_ratio", (infinity, infinity), (n, 0), (note,), of_q.new_zeros(()))
 
@@ -250,9 +247,9 @@ def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _is_usable(d: Tensor, extra: Tensor, weights: Tensor) -> bool:
-    """Say whether q / p - 1 has a finite variance, and little of its mean of 0 is in tails that no draw has shown.
+    """Return whether q / p - 1 has a finite variance, and little of its mean of 0 is in an unobserved tail.
 
-    Its tail index is taken with two of its standard errors added.
+    Its tail index is raised by two standard errors.
     """
     top = min(0.2 * len(extra), 3 * len(extra) ** 0.5)
     if float(tail_index(extra)) * (1 + 2 / math.sqrt(top)) >= LARGEST_TAIL_INDEX:

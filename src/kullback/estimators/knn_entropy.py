@@ -1,8 +1,8 @@
-r"""The entropy of P from draws: of numbers by their nearest neighbors, of categories by counts.
+"""The entropy of P from draws: from nearest neighbors for numbers, from counts for categories.
 
 The distance to the k-th neighbor of a draw gives the log-density there (Sample estimate of the entropy of a random
-vector, Kozachenko and Leonenko, 1987). The error of its mean depends on the shape of P alone once the coordinates are
-brought to one scale, so it can be measured on reference draws whose density is known, and taken off.
+vector, Kozachenko and Leonenko, 1987). In coordinates of one scale, the error of its mean depends only on the shape of
+P. It can be measured on reference draws with a known density, and subtracted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kullback.estimators.draws import Array, Integers
 
 __all__ = ["FlatError", "category_surprise", "local_log_density", "neighbor_numbers"]
 
-# Degrees of freedom of Student's t among which a coordinate's tails are matched; the last is the Gaussian.
+# The candidates for a coordinate's tails, in degrees of freedom of Student's t; the last is the Gaussian.
 _DOFS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, np.inf)
 _ENOUGH_TO_MATCH = 10_000
 _BLOCK = 20_000
@@ -23,11 +23,11 @@ _CHOICES = 4
 
 
 class FlatError(Exception):
-    """The draws lie in a plane of fewer dimensions."""
+    """The draws are in a plane of fewer dimensions."""
 
 
 def neighbor_numbers(n: float) -> tuple[int, int]:
-    """Return how many neighbors are counted for the value, and the larger number that shows its bias."""
+    """Return the number of neighbors for the value, and a larger number that shows its bias."""
     k = int(min(max(round(n ** (1 / 3)), 3), 10))
     return k, 4 * k
 
@@ -39,10 +39,10 @@ def local_log_density(
     cluster: Integers | None = None,
     rng: np.random.Generator | None = None,
 ) -> Array:
-    """Estimate log p at each of its draws by either number of neighbors, shape (n, 2); infinite at an atom.
+    """Estimate log p at each draw with either number of neighbors, shape (n, 2); infinite at an atom.
 
-    The density of weighted draws is that of the plain ones times the mean weight of the neighbors. Neighbors of draws
-    in clusters are looked for among one draw of each other cluster, chosen by `rng`, several times.
+    Weights multiply the density by the mean weight of the neighbors. In clusters, the neighbors of a draw come from one
+    draw of each other cluster, chosen by `rng`, several times.
     """
     n = len(x)
     z, log_volume = _gaussianized(x, np.ones(n) if weights is None else weights)
@@ -51,18 +51,18 @@ def local_log_density(
     sizes = np.bincount(cluster)
     counted = sizes[cluster] * (np.ones(n) if weights is None else weights)
     rng = rng or np.random.default_rng()
-    found = np.zeros((n, 2))
+    total = np.zeros((n, 2))
     for _ in range(_CHOICES):
         order = rng.permutation(n)
         chosen = order[np.unique(cluster[order], return_index=True)[1]]
-        found += _by_neighbors(z, chosen, cluster, numbers, counted if np.ptp(counted) > 0 else None)
-    return found / _CHOICES + log_volume[:, None]
+        total += _by_neighbors(z, chosen, cluster, numbers, counted if np.ptp(counted) > 0 else None)
+    return total / _CHOICES + log_volume[:, None]
 
 
 def _by_neighbors(
     z: Array, chosen: Integers, units: Integers, numbers: tuple[int, int], weights: Array | None
 ) -> Array:
-    """Estimate the log-density at all points from the distances to the chosen ones, of which each unit has one."""
+    """Estimate the log-density at all points from the distances to the chosen ones, one in each unit."""
     special = load("scipy.special", "from_density")
     n, d = z.shape
     tree = load("scipy.spatial", "from_density").KDTree(z[chosen])
@@ -72,7 +72,7 @@ def _by_neighbors(
         rows = np.arange(start, min(start + _BLOCK, n))
         distances, index = tree.query(z[rows], numbers[1] + 1)
         near = chosen[index]
-        # All but the one of the same unit, or the farthest where that one is farther still.
+        # Leave out the one of the same unit, or the farthest if that one is not among them.
         others = units[near] != units[rows][:, None]
         others[others.all(1), -1] = False
         distances = distances[others].reshape(len(rows), -1)
@@ -85,10 +85,10 @@ def _by_neighbors(
 
 
 def _gaussianized(x: Array, weights: Array) -> tuple[Array, Array]:
-    """Return coordinates that are nearly Gaussian and uncorrelated, and the log-volume of their change at each draw.
+    """Return nearly Gaussian, uncorrelated coordinates, and the log-volume of their change at each draw.
 
-    Each coordinate is mapped by the distribution function of the Student's t that fits it, to a Gaussian one; then all
-    by a linear map. Both leave KL as it is.
+    Each coordinate is mapped by the distribution function of the best Student's t to a Gaussian one, and then all by a
+    linear map. Both leave KL unchanged.
     """
     columns, log_derivatives = zip(
         *(_gaussianized_coordinate(column, weights) for column in x.T), strict=True
@@ -143,10 +143,10 @@ def _log_student(u: Array, dof: float) -> Array:
 
 
 def category_surprise(counts: Array, n: float) -> tuple[Array, float]:
-    r"""Estimate the surprise :math:`-\log p` of each category from its count, and what unseen ones add to its mean.
+    r"""Estimate the surprise :math:`-\log p` of each category from its count, and the bias of its mean.
 
-    The mean of :math:`\psi(n) - \psi(a_i)` over the draws is the entropy, but for
-    :math:`\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`, which the categories seen once and twice tell about.
+    The mean of :math:`\psi(n) - \psi(a_i)` over the draws is the entropy, except for
+    :math:`\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`. Categories with one or two draws predict this sum.
 
     Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
     """

@@ -1,4 +1,4 @@
-"""Confidence intervals for KL(P || Q) from counts of P's draws where Q's probabilities are known."""
+"""Confidence intervals for KL(P || Q) from counts of P's draws and known probabilities of Q."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["UnseenByP", "below_zero", "ends_from_counts", "spread_ties"]
 _STEPS = 50
 # The bias of one rare category, in draws.
 _RARE = 0.5
-# Degrees of freedom from which on chi-squared is normal.
+# With more degrees of freedom, chi-squared is nearly normal.
 _MANY = 300
 _ROUNDING = 1e-6
-# Of one, Wilson's ends say all.
+# With fewer degrees of freedom, Wilson's limits suffice.
 _SEVERAL = 2
-# What Q gives to categories that P's draws did not show counts as nothing where it is rounding.
+# A smaller probability under Q of all categories without draws is rounding.
 _LEAST_PROBABILITY = 1e-12
 
 
 @dataclass(frozen=True)
 class UnseenByP:
-    """What Q is where P's draws showed nothing, in logarithms.
+    """Q's log-probabilities of categories without draws of P.
 
     Attributes:
-        total: of its probability of all such categories together.
-        least: of its smallest probability of one of them.
+    total: of all such categories together.
+    least: of the least probable one.
     """
 
     total: float
@@ -48,29 +48,29 @@ def ends_from_counts(
     estimate: float,
     added: float,
 ) -> tuple[float, float]:
-    r"""Return the ends of an interval for KL, which chance may put below 0.
+    r"""Return the two ends of an interval for KL; by chance they may be negative.
 
-    They are those of Wilson's interval: P is taken from the family
+    The interval is Wilson's: P is a member of the family
 
     .. math:: p_\theta \propto \hat p\, e^{\theta d}, \quad d = \log \hat p / q,
 
-    which holds P's proportions and Q, and a member is rejected where the mean of d over the draws is further from its
-    own than `quantile` of its own standard errors. At the end where rare categories become rarer, the mean is moved by
-    half a draw of them first. Half a draw in a category not seen takes part: of all of them together for the lower end,
-    of the one with the least q for the upper end. As far as these ends are from the divergence of the proportions, they
-    are put from the estimate; the upper one is no lower than that of P near Q.
+    which contains both P's proportions and Q. A member is rejected if the sample mean of d is more than `quantile` of
+    the member's own standard errors from its mean. At the end where rare categories become rarer, half a draw of them
+    moves the mean first. Half a draw in a category without draws takes part: in all of them together for the lower end,
+    in the one with the smallest q for the upper end. The distances of these ends from the divergence of the proportions
+    are then measured from the estimate. The upper end is at least the one for P near Q.
 
     Arguments:
-        counts: how often each category was drawn, shape (K,), all above 0.
-        log_q: the log-probabilities of these, shape (K,).
-        unseen: what Q is elsewhere.
-        number: how many independent draws tell as much as these.
-        quantile: of the normal distribution.
-        estimate: of KL, without bias.
-        added: the variance of it that is not that of a mean of d.
+    counts: the counts of the categories with draws, shape (K,).
+    log_q: the log-probabilities of these under Q, shape (K,).
+    unseen: Q's probabilities of other categories.
+    number: the number of independent draws with the same information.
+    quantile: the quantile of the normal distribution.
+    estimate: the estimate of KL without bias.
+    added: the variance of the estimate in addition to the variance of a mean of d.
 
     References:
-        Probable inference, the law of succession, and statistical inference (Wilson, 1927)
+    Probable inference, the law of succession, and statistical inference (Wilson, 1927)
     """
     share = counts / counts.sum()
     value = float(share @ (np.log(share) - log_q))
@@ -89,7 +89,7 @@ def ends_from_counts(
     low = 0.0 if theta <= -1 else min(estimate, value) - math.sqrt(below**2 + more)
     center = max(estimate, min(value, estimate + _RARE / number))
     high = center + math.sqrt(max(max(above) - value, 0.0) ** 2 + more)
-    if value < -_ROUNDING:  # the probabilities of Q add up to more than one
+    if value < -_ROUNDING:  # the probabilities of Q have a sum above 1
         return low, high
     return low, max(high, _near_q(estimate, len(share) - 1 + missing, number, quantile))
 
@@ -97,9 +97,9 @@ def ends_from_counts(
 def _one_at_a_time(
     share: Array, log_q: Array, unseen: UnseenByP, number: float, quantile: float
 ) -> tuple[float, float]:
-    """Return the largest divergences with one category at either of its Wilson ends and the others in proportion.
+    """Return the largest divergences with one category at either of its Wilson limits and the others in proportion.
 
-    Where P's proportions are those of Q, all directions are alike, and d is 0.
+    If P's proportions equal Q's, all directions are alike, and d is 0.
     """
     parts = share * (np.log(share) - log_q)
     others = np.maximum(1 - share, np.finfo(np.float64).tiny)
@@ -110,7 +110,7 @@ def _one_at_a_time(
             np.append(log_q, unseen.least),
             np.append(rest, parts.sum()),
         )
-    found: list[float] = []
+    largest: list[float] = []
     for sign in (-1, 1):
         moved = np.maximum(share - 0.5 / number, 0) if sign < 0 else share
         middle = moved + quantile**2 / (2 * number)
@@ -119,14 +119,14 @@ def _one_at_a_time(
         with np.errstate(divide="ignore", invalid="ignore"):
             one = np.where(end > 0, end * (np.log(end) - log_q), 0.0)
             other = np.where(end < 1, (1 - end) * (np.log1p(-end) + rest), 0.0)
-        found.append(float((one + other)[(rest > 0) | (share < 1)].max(initial=-math.inf)))
-    return found[0], found[1]
+        largest.append(float((one + other)[(rest > 0) | (share < 1)].max(initial=-math.inf)))
+    return largest[0], largest[1]
 
 
 def _near_q(estimate: float, dof: int, number: float, quantile: float) -> float:
-    """Return the largest t that the estimate does not reject where P is nearly Q; -inf where it is not.
+    """Return the largest t that the estimate does not reject if P is nearly Q; -inf otherwise.
 
-    Twice the divergence of the proportions times their number is then noncentral chi-squared.
+    Twice the divergence of the proportions times the number of draws is then noncentral chi-squared.
     """
     estimate = max(estimate, 0.0)
     twice = 2 * number * estimate + dof
@@ -142,8 +142,8 @@ def _near_q(estimate: float, dof: int, number: float, quantile: float) -> float:
 
 
 def spread_ties(values: Array) -> Array:
-    """Spread equal values evenly over as much as there is between them and the next smaller ones; move all alike."""
-    values = values - values.min()  # so that what is between nearly equal ones is not rounded away
+    """Spread equal values evenly over the gap to the next smaller ones."""
+    values = values - values.min()  # so that small differences keep their digits
     distinct, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     if len(distinct) == 1:
         return values
@@ -155,17 +155,17 @@ def spread_ties(values: Array) -> Array:
 
 
 def below_zero(end: float) -> UpperEndShift:
-    """Say that an upper end below 0 shows that draws miss some of P."""
+    """Return the verdict on a negative upper limit: the draws miss a part of P."""
     return UpperEndShift(
         math.inf,
-        f"the draws alone give an upper end of {end:.2g}, below 0, where no divergence is: they miss what P has more "
-        "of than Q, or the probabilities do not add up to one, and the interval has no upper end",
+        f"The upper limit from the draws alone is {end:.2g}, but no divergence is below 0. The draws miss a part of P "
+        "where p > q, or the probabilities are not normalized: the upper limit is infinite.",
     )
 
 
 @dataclass(frozen=True)
 class _Family:
-    """Distributions tilted by d from `share`, and the mean of d over the draws."""
+    """Distributions that are tilted by d from `share`, and the mean of d over the draws."""
 
     share: Array
     d: Array
@@ -192,7 +192,7 @@ class _Family:
         return float(p[some] @ (np.log(p[some]) - self.log_q[some]))
 
     def end(self, sign: float, number: float, quantile: float) -> float:
-        """Return the first theta of this sign that the draws reject, 0 where d is constant."""
+        """Return the first theta of this sign that the draws reject, 0 for a constant d."""
         spread = math.sqrt(float(self.share @ (self.d - self.share @ self.d) ** 2))
         if spread <= 1e-12 * (1 + float(np.abs(self.d).max())):
             return 0.0

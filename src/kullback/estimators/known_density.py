@@ -1,9 +1,9 @@
-r"""KL from draws of P to a distribution Q whose density is known: the cross-entropy less the entropy.
+r"""KL from draws of P to a distribution Q with a known density: the cross-entropy minus the entropy.
 
 .. math:: \mathrm{KL}(P \| Q) = -H(P) - E_P[\log q]
 
-The second term is a mean over the draws. The first takes an estimate of :math:`\log p` at each draw, so that both are
-one mean, and what varies in common cancels.
+The second term is a mean over the draws. The first one uses an estimate of :math:`\log p` at each draw, so both are one
+mean, and their common variation cancels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from kullback.estimators.draws import (
     Draws,
     affordable_draws,
     clusters_in,
-    few_clusters,
     numpy_of,
     with_weight,
 )
@@ -41,12 +40,12 @@ from kullback.estimators.normal_interval import (
     infinite_estimate,
     normal_estimate,
     opened,
-    standard_normal_quantile,
+    quantile_of,
 )
 from kullback.estimators.sample_checks import check_confidence, check_finite, check_weights, seed_of, seeded
 from kullback.estimators.spans import common_span, rank_of
 from kullback.estimators.surfaces import surface_of
-from kullback.estimators.tails import tail_allowance
+from kullback.estimators.tails import note_on_heavy_tail, tail_allowance
 from kullback.estimators.unseen import UpperEndShift
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
@@ -55,15 +54,15 @@ __all__ = ["from_density"]
 
 _T = TypeVar("_T")
 
-# Draws, and draws for each dimension, below which neighbors say nothing about a density.
+# The smallest number of draws for a density from neighbors.
 _FEWEST = 16
-# The k-th distances of draws that have a neighbor in common vary together: by so much of their own variance more.
+# The covariance of the k-th distances of draws with common neighbors, relative to their variance.
 _SHARED = 0.6
-# Neighbors to count where the density changes within more of them.
+# The number of neighbors if the density changes between more of them.
 _FEWEST_NEIGHBORS = 3
-# Draws of Q that show whether it is on the surface that P's draws are on.
+# The number of Q's draws that show whether it is on a surface with P's draws.
 _DRAWS_OF_Q = 1000
-# So many standard deviations from P's change with k, a reference is not like P.
+# A reference whose change with k is off by this many standard deviations is not like P.
 _REFUTED = 3.0
 
 
@@ -74,53 +73,52 @@ def from_density(
 
     .. math:: \widehat{KL} = \frac1n \sum_i \big[\widehat{\log p}(x_i) - \log q(x_i)\big] - \hat b
 
-    For numbers, :math:`\widehat{\log p}` is that of the k nearest neighbors, in coordinates that are brought to one
-    scale, and :math:`\hat b` its bias, measured on as many draws of Q or of a Gaussian: whichever changes like that of
-    P when k is made four times as large; where neither does, the error grows by what is left. For categories,
-    :math:`\widehat{\log p}` is that of their counts and :math:`\hat b` stands for the categories unseen.
-    The interval's ends are then those of Wilson's for proportions: what P's draws did not show is in it, at the known
-    probability of it. Of counting numbers without an end this goes as far as the next value: beyond, log q is taken to
-    go on as its tail does over the draws.
+    For numbers, :math:`\widehat{\log p}` comes from the k nearest neighbors in coordinates of one scale. Its bias
+    :math:`\hat b` is measured on the same number of draws of Q and of a Gaussian; the better reference is the one that
+    changes like P from k to 4 k neighbors. Any remaining difference enters the error.
 
-    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+    For categories, :math:`\widehat{\log p}` comes from their counts, and :math:`\hat b` accounts for categories without
+    draws. The limits are then Wilson's for proportions, and include such categories at their known probability. For
+    unbounded integers this goes as far as the next value; beyond, the tail of log q is extrapolated.
+
+    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-        p: n draws of P, with their weights and clusters, if any; integers where Q gives integers.
-        q: a torch distribution of one event, ``batch_shape`` (), of shape () or (d,).
-        confidence: how often the interval shall cover.
-        generator: for the reference draws.
+    p: n draws of P, with their weights and clusters, if any; integers if Q gives integers.
+    q: a torch distribution of one event, ``batch_shape`` (), of shape () or (d,).
+    confidence: the probability that the interval contains the divergence.
+    generator: for the reference draws.
 
     Returns:
-        the estimate in nats. It is infinite, with a note, where Q gives no density to a draw, and where P has an atom,
-        or is in a plane or on a surface, and Q is not. The density of a Q on the simplex, such as a Dirichlet, is that
-        of all components but the last.
-        The interval's upper end is infinite, with a note, where the tail of log p / q may have no mean, and where the
-        draws put it below 0.
+    the estimate in nats. It is infinite, with a note, if Q has density 0 at a draw, and if P has an atom, or is in a
+    plane or on a surface, and Q is not. The density of a Q on the simplex, such as a Dirichlet, belongs to all
+    components except the last. The upper limit is infinite, with a note, if the tail of log p / q may have no mean, and
+    if the draws put it below 0.
 
     Raises:
-        ArgumentValueError: too few draws, infinite ones, or shapes that do not fit; draws that fill fewer dimensions
-            than they have components, so that P has no density.
-        NoRuleError: the draws are those of Q and the density that of P. Where P has mass and Q showed no draw, nothing
-            can be known: draw from P instead and compare the draws.
-        OptionalDependencyError: SciPy is not installed.
+    ArgumentValueError: too few draws, infinite ones, or shapes that do not fit; draws that fill fewer dimensions
+        than they have components, so that P has no density.
+    NoRuleError: the draws are Q's and the density is P's. Such draws do not show Q where P has mass: draw from P
+        instead and compare the draws.
+    OptionalDependencyError: SciPy is not installed.
 
     Gradient:
-        none.
+    none.
 
     Example:
-        >>> import torch
-        >>> from torch.distributions import Normal
-        >>> from kullback import Samples
-        >>> draws = torch.Generator().manual_seed(0)
-        >>> x = torch.randn(1000, generator=draws)
-        >>> estimate = from_density(Samples(x), Normal(1.0, 1.5), generator=draws)  # true value: 0.3499
-        >>> bool(estimate.interval[0] < 0.3499 < estimate.interval[1])
-        True
+    >>> import torch
+    >>> from torch.distributions import Normal
+    >>> from kullback import Samples
+    >>> draws = torch.Generator().manual_seed(0)
+    >>> x = torch.randn(1000, generator=draws)
+    >>> estimate = from_density(Samples(x), Normal(1.0, 1.5), generator=draws)  # true value: 0.3499
+    >>> bool(estimate.interval[0] < 0.3499 < estimate.interval[1])
+    True
 
     References:
-        Sample estimate of the entropy of a random vector (Kozachenko and Leonenko, 1987)
-        Efficient multivariate entropy estimation via k-nearest neighbor distances (Berrett, Samworth and Yuan, 2019)
-        Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
+    Sample estimate of the entropy of a random vector (Kozachenko and Leonenko, 1987)
+    Efficient multivariate entropy estimation via k-nearest neighbor distances (Berrett, Samworth and Yuan, 2019)
+    Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
     """
     call = "from_density"
     load("scipy", call)
@@ -134,8 +132,8 @@ def from_density(
     if outside.any():
         return _infinite(
             p,
-            f"{int(outside.sum())} of {len(p)} draws lie where Q has no density, the first at index "
-            f"{int(outside.argmax())}: KL is infinite",
+            f"Q has density 0 at {int(outside.sum())} of {len(p)} draws, the first at index {int(outside.argmax())}: "
+            "KL is infinite.",
         )
     p, log_q = with_weight(p), log_q[used]
     draws = Draws.of(p)
@@ -146,18 +144,18 @@ def from_density(
 
 def _from_counts(p: Samples, q: Distribution, draws: Draws, log_q: Array, confidence: float) -> Estimate:
     """Return the mean of log p - log q over draws of categories."""
-    values, first, category, seen = np.unique(
+    values, first, category, number = np.unique(
         draws.x, axis=0, return_index=True, return_inverse=True, return_counts=True
     )
     category = category.reshape(-1)
     n = draws.effective
     counts = (
-        seen.astype(np.float64)
+        number.astype(np.float64)
         if draws.weights is None
         else np.asarray(np.bincount(category, draws.shares) * n, dtype=np.float64)
     )
     elsewhere, listed = _unseen_by_p(q, values, log_q[first])
-    found = of_categories(
+    estimate = of_categories(
         counts,
         log_q[first],
         elsewhere,
@@ -168,43 +166,32 @@ def _from_counts(p: Samples, q: Distribution, draws: Draws, log_q: Array, confid
         confidence=confidence,
         device=p.tensor.device,
     )
-    if listed or bool(found.interval is not None and found.interval[1].isinf()):
-        return found
-    # Where P has no tail of -log q that matters, it has none of log p / q.
+    if listed or bool(estimate.interval is not None and estimate.interval[1].isinf()):
+        return estimate
+    # If -log q has no heavy tail under P, log p / q has none.
     terms = -category_surprise(counts, n)[0][category] - log_q
-    return _with_tail(found, [spread_ties(-log_q), spread_ties(terms)], draws)
-
-
-def _reach(confidence: float, draws: Draws) -> float:
-    """Return half the width of an interval in standard errors."""
-    quantile = standard_normal_quantile(confidence)
-    return quantile if draws.cluster is None else quantile * few_clusters(draws.groups, quantile)
+    return _with_tail(estimate, [spread_ties(-log_q), spread_ties(terms)], draws)
 
 
 def _with_tail(estimate: Estimate, candidates: list[Array], draws: Draws) -> Estimate:
-    """Move the upper end by what draws not seen may add to the mean of terms, the least of several bounds."""
+    """Raise the upper limit by the smallest of several bounds on the contribution of unobserved draws to a mean."""
     number = draws.groups * draws.effective / len(draws)
     with np.errstate(divide="ignore", invalid="ignore"):  # half of the largest terms may be the same
         more = min(tail_allowance(terms, draws.shares, number) for terms in candidates)
-    note = ""
-    if more > half_width(estimate):
-        note = (
-            "log p / q has so heavy a tail that draws not seen may decide its mean: the interval's upper end is "
-            + ("infinite" if math.isinf(more) else "that of a Pareto tail")
-        )
+    note = note_on_heavy_tail(more) if more > half_width(estimate) else ""
     return opened(estimate, UpperEndShift(more, note))
 
 
-def _unseen_by_p(q: Distribution, seen: Array, log_q: Array) -> tuple[UnseenByP, bool]:
-    """Return what Q is at the values that P's draws did not show, and whether Q is a list of categories.
+def _unseen_by_p(q: Distribution, observed: Array, log_q: Array) -> tuple[UnseenByP, bool]:
+    """Return Q's probabilities of values without draws of P, and whether Q is a list of categories.
 
-    Of numbers without an end only those next to the ones seen, or between them, count as values that P may have.
+    For unbounded numbers, only the neighbors of the observed values, and the values between them, count as possible.
     """
     rest = max(-math.expm1(min(float(np.logaddexp.reduce(log_q)), 0.0)), np.finfo(np.float64).tiny)
-    values, listed = _values_of(q, seen)
+    values, listed = _values_of(q, observed)
     if values is None:
         return UnseenByP(math.log(rest), min(math.log(rest), float(log_q.min()))), False
-    both, counts = np.unique(np.concatenate([values, seen]), axis=0, return_counts=True)
+    both, counts = np.unique(np.concatenate([values, observed]), axis=0, return_counts=True)
     logs = _log_prob("from_density", q, both[counts == 1])
     logs = logs[logs > -np.inf]
     if not len(logs):
@@ -213,9 +200,9 @@ def _unseen_by_p(q: Distribution, seen: Array, log_q: Array) -> tuple[UnseenByP,
     return UnseenByP(total, float(logs.min())), listed
 
 
-def _values_of(q: Distribution, seen: Array) -> tuple[Array | None, bool]:
-    """Return the values that Q may have, and whether they are categories; None of vectors too many to list."""
-    d = seen.shape[1]
+def _values_of(q: Distribution, observed: Array) -> tuple[Array | None, bool]:
+    """Return Q's possible values, and whether they are categories; None for vectors that cannot be listed."""
+    d = observed.shape[1]
     if q.has_enumerate_support and not isinstance(q, Binomial):
         try:
             values = q.enumerate_support(expand=False)
@@ -224,7 +211,7 @@ def _values_of(q: Distribution, seen: Array) -> tuple[Array | None, bool]:
         return values.reshape(-1, d).to("cpu", torch.float64).numpy(), True
     if d > 1:
         return None, False
-    whole = seen[:, 0]
+    whole = observed[:, 0]
     around = np.arange(-1.0, 2.0) + whole[:, None]
     return np.unique(around)[:, None], False
 
@@ -237,7 +224,7 @@ def _from_neighbors(
     confidence: float,
     generator: torch.Generator | None,
 ) -> Estimate:
-    """Return the mean of log p - log q over continuous draws, less its bias."""
+    """Return the mean of log p - log q over continuous draws, minus its bias."""
     thinned: list[str] = []
     rng = np.random.default_rng(seed_of(generator))
     if draws.x.shape[1] > 1:
@@ -249,41 +236,50 @@ def _from_neighbors(
         draws, log_q, thinned = _thinned(draws, log_q, rng)
     n = draws.groups
     usual = neighbor_numbers(n * draws.effective / len(draws))
-    found = _by_neighbors(draws, log_q, q, usual, rng)
-    if isinstance(found, _DensityValue) and found.left > found.error / 2 and usual[0] > _FEWEST_NEIGHBORS:
-        # The density changes within so many neighbors: fewer see it better.
-        found = _by_neighbors(draws, log_q, q, (_FEWEST_NEIGHBORS, 4 * _FEWEST_NEIGHBORS), rng)
-    if not isinstance(found, _DensityValue):
-        return _infinite(p, found)
-    notes = [*thinned, *_notes(draws, found.left, found.error)]
-    estimate = _estimate(p, found.value, found.error, confidence, notes)
-    reach = _reach(confidence, draws)
-    high = found.value + reach * math.sqrt(found.error**2 + found.above**2)
+    mean = _by_neighbors(draws, log_q, q, usual, rng)
+    if isinstance(mean, _DensityValue) and mean.left > mean.error / 2 and usual[0] > _FEWEST_NEIGHBORS:
+        # The density changes between these neighbors: fewer of them resolve it better.
+        mean = _by_neighbors(draws, log_q, q, (_FEWEST_NEIGHBORS, 4 * _FEWEST_NEIGHBORS), rng)
+    if not isinstance(mean, _DensityValue):
+        return _infinite(p, mean)
+    notes = [*thinned, *_notes(draws, mean.left, mean.error)]
+    estimate = normal_estimate(
+        mean.value,
+        mean.error,
+        confidence,
+        method="from_density",
+        n=(len(p), 0),
+        notes=notes,
+        device=p.tensor.device,
+        groups=clusters_in(p),
+    )
+    reach = quantile_of(confidence, None if draws.cluster is None else draws.groups)
+    high = mean.value + reach * math.sqrt(mean.error**2 + mean.above**2)
     if high < 0:
         return opened(estimate, below_zero(high))
-    low = max(found.value - reach * found.error, 0.0)
+    low = max(mean.value - reach * mean.error, 0.0)
     estimate = replace(estimate, interval=(estimate.value.new_tensor(low), estimate.value.new_tensor(high)))
-    return _with_tail(estimate, [found.terms], draws)
+    return _with_tail(estimate, [mean.terms], draws)
 
 
 def _thinned(draws: Draws, log_q: Array, rng: np.random.Generator) -> tuple[Draws, Array, list[str]]:
-    """Return as many draws as neighbors are found for in seconds, among them and among draws of the references."""
+    """Return as many draws as have neighbors within seconds, among them and among draws of the references."""
     number = (affordable_draws(draws.x.shape[1]) or 2 * len(draws)) // 2
     if len(draws) <= number:
         return draws, log_q, []
     chosen = np.sort(rng.choice(len(draws), number, replace=False))
     note = (
-        f"{number:,} of the {len(draws):,} draws were used, chosen at random: in {draws.x.shape[1]} dimensions the "
-        "neighbors of all would take too long."
+        f"{number:,} of the {len(draws):,} draws were used, chosen at random, because the search for neighbors is slow "
+        f"in {draws.x.shape[1]} dimensions."
     )
     return draws.taken(chosen), log_q[chosen], [note]
 
 
 def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
-    r"""Return draws in coordinates that they can fill, and the logarithm of the volume that Q's density is for there.
+    r"""Return draws in coordinates that they can fill, and the log-volume of Q's density in them.
 
-    On the simplex the density is that of all components but the last, and the coordinates are
-    :math:`\log x_i / x_d`, in which no edge is near; where a component is 0, the first components themselves.
+    On the simplex the density belongs to all components except the last. The coordinates are :math:`\log x_i / x_d`,
+    which have no boundary, or the first components themselves if a component is 0.
     """
     if not isinstance(_support(q), type(constraints.simplex)):
         return x, 0.0
@@ -294,9 +290,9 @@ def _coordinates(q: Distribution, x: Array) -> tuple[Array, Array | float]:
 
 
 def _on_surface(p: Samples, q: Distribution, rng: np.random.Generator) -> str:
-    """Return why KL is infinite where P's draws are in a plane or on a surface and Q's are not; raise where both are.
+    """Return why KL is infinite if P's draws are in a plane or on a surface and Q's are not; raise if both are.
 
-    The density of a Q on a surface may be that of any coordinates on it.
+    A density of a Q on a surface may refer to any coordinates on it.
     """
     points = _coordinates(q, Draws.of(p).x)[0]
     with seeded(int(rng.integers(2**31))):
@@ -315,7 +311,7 @@ def _on_surface(p: Samples, q: Distribution, rng: np.random.Generator) -> str:
     raise invalid_value(
         "from_density",
         "p, q",
-        wanted="draws that fill all dimensions of their space, or draws of q that do so while those of p do not",
+        wanted="draws of p that fill all dimensions of their space, or draws of q that do so if p's do not",
         got="draws of p and of q in one plane"
         if plane
         else "draws of p on a curved surface, and q on it or unknown",
@@ -329,9 +325,9 @@ def _draws_of(q: Distribution, n: int) -> Array:
 
 @dataclass(frozen=True)
 class _DensityValue:
-    """A value, its standard error, the bias that it may be left with, and the log-ratio at each draw.
+    """A value, its standard error, its possible remaining bias, and the log-ratio at each draw.
 
-    At the upper end, `above` comes to the error.
+    At the upper limit, `above` is added to the error.
     """
 
     value: float
@@ -344,20 +340,20 @@ class _DensityValue:
 def _by_neighbors(
     draws: Draws, log_q: Array, q: Distribution, numbers: tuple[int, int], rng: np.random.Generator
 ) -> _DensityValue | str:
-    """Return the estimate by these numbers of neighbors, or why KL is infinite."""
+    """Return the estimate for these numbers of neighbors, or the reason why KL is infinite."""
     n, d = max(int(draws.groups * draws.effective / len(draws)), 2), draws.x.shape[1]
     units = None if draws.cluster is None else draws.units
     try:
         log_p = local_log_density(draws.x, numbers, draws.weights, units, rng)
     except FlatError:
         return (
-            "the draws lie in a space of fewer dimensions (a constant component, or one that others determine), where "
-            "P has no density and Q has: KL is infinite"
+            "The draws fill fewer dimensions than they have components, because a component is constant or depends on "
+            "others. P has no density there, but Q has: KL is infinite."
         )
     if np.isinf(log_p).any():
         return (
-            f"a draw is repeated more than {numbers[0]} times: an atom of P, where Q has a density, makes KL infinite; "
-            "if rounding made it, Q has to be rounded alike"
+            f"A draw is repeated more than {numbers[0]} times. If this is an atom of P, KL is infinite, because Q "
+            "has a density. If it comes from rounding, round Q in the same way."
         )
     _check_dimensions(draws.x, float(np.diff(log_p.mean(0))[0]), numbers, n)
     terms = log_p - log_q[:, None]
@@ -371,20 +367,20 @@ def _by_neighbors(
 
 
 def _check_dimensions(x: Array, change: float, numbers: tuple[int, int], n: int) -> None:
-    """Refuse draws near a set of fewer dimensions, by how much their mean log-density changes with the number k."""
+    """Refuse draws near a set of fewer dimensions, from the change of their mean log-density with k."""
     d = x.shape[1]
     digamma = load("scipy.special", "from_density").digamma
     growth = float(digamma(numbers[1]) - digamma(numbers[0])) - change
     if d == 1 or dimension_of(growth / d, numbers) >= fewest_dimensions(numbers, n, d):
         return
-    found = too_few_dimensions(x, x, (1, 4))
-    if found is None:
+    dimension = too_few_dimensions(x, x, (1, 4))
+    if dimension is None:
         return
     raise invalid_value(
         "from_density",
         "p",
         wanted="draws that fill all dimensions of their space, so that P has a density as Q has",
-        got=f"draws that fill about {found:.1f} of {d} dimensions at the distance of their neighbors",
+        got=f"draws that fill about {dimension:.1f} of {d} dimensions at the distance of their neighbors",
         instead="kl_estimate(Samples(x), Samples(q.sample((n,)))), draws with draws",
     )
 
@@ -393,16 +389,16 @@ def _notes(draws: Draws, left: float, error: float) -> Generator[str]:
     repeated = len(draws.x) - len(np.unique(draws.x, axis=0))
     if repeated:
         yield (
-            f"{repeated} of {len(draws.x)} draws equal another one: if they are rounded, the density of P is known no "
-            "finer than that, and the value is too high by an unknown amount"
+            f"{repeated} of {len(draws.x)} draws equal another one. If they are rounded, the value is too high by an "
+            "unknown amount."
         )
     if left > error / 2:
-        yield f"P is shaped unlike the references: a bias of about {left:.2g} may be left, and widens the interval"
+        yield f"P differs in shape from the reference distributions: the interval allows for a bias of {left:.2g}."
 
 
 @dataclass(frozen=True)
 class _Bias:
-    """The bias of references, its standard error, what may be left of P's own, and what more if P is above."""
+    """The bias of references, its standard error, P's possible remaining bias, and an addition to it upwards."""
 
     value: float
     error: float
@@ -418,12 +414,12 @@ def _bias(
     d: int,
     rng: np.random.Generator,
 ) -> _Bias:
-    """Measure the bias on reference draws, and what may be left of P's own.
+    """Measure the bias on reference draws, and the possible remaining bias of P.
 
-    Biases fall with k as k^(2 / d), or slower, so what P's estimate changes beyond the reference's from k to 4 k tells
-    the rest. Which reference is nearer, chance decides as well: as far as it does, their difference is an error. Where
-    P's estimate falls more than that of either, P has more edges, or sharper peaks, than they; its change then says no
-    more than that its bias may be as far beyond.
+    A bias falls with k as k^(2 / d) or slower. So the change of P's estimate from k to 4 k, in excess of the
+    reference's change, shows the remaining bias. The choice of the nearer reference is partly chance; to that extent,
+    the difference between references is an error. If P's estimate falls more than both references, P has more edges or
+    sharper peaks. The change then shows only that its bias may be as much larger.
     """
     times = int(min(max(200_000 // n, 2), 8)) if d <= 10 else 2
     with progress_bar("references") as update:
@@ -466,7 +462,7 @@ def _gaussian_bias(rng: np.random.Generator, n: int, d: int, numbers: tuple[int,
 
 
 def _own_bias(q: Distribution, n: int, numbers: tuple[int, int]) -> Array | None:
-    """Return what the estimate of KL(Q || Q) = 0 is from draws of Q; None where it cannot be had."""
+    """Return the estimate of KL(Q || Q) = 0 from draws of Q; None if there is none."""
     try:
         y = _draws_of(q, n)
         x, log_volume = _coordinates(q, y)
@@ -478,16 +474,16 @@ def _own_bias(q: Distribution, n: int, numbers: tuple[int, int]) -> Array | None
 
 
 def _log_prob(call: str, q: Distribution, x: Array) -> Array:
-    """Return Q's log-density at each draw, -inf at those that it cannot give."""
+    """Return Q's log-density at each draw, -inf outside its support."""
     at = torch.from_numpy(x if q.event_shape else x[:, 0])
     support = _support(q)
     inside: Tensor = (
         torch.ones(len(x), dtype=torch.bool, device="cpu") if support is None else support.check(at)
     )
-    found = torch.full((len(x),), -torch.inf, dtype=torch.float64, device="cpu")
+    log_q = torch.full((len(x),), -torch.inf, dtype=torch.float64, device="cpu")
     if bool(inside.any()):
-        found[inside] = q.log_prob(at[inside]).detach().to("cpu", torch.float64)
-    bad = found.isnan() | (found == torch.inf)
+        log_q[inside] = q.log_prob(at[inside]).detach().to("cpu", torch.float64)
+    bad = log_q.isnan() | (log_q == torch.inf)
     if bool(bad.any()):
         raise invalid_value(
             call,
@@ -496,11 +492,11 @@ def _log_prob(call: str, q: Distribution, x: Array) -> Array:
             got=f"NaN or +inf at {int(bad.sum())} of {len(x)}, the first at index {int(bad.int().argmax())}",
             instead="kl_estimate(Samples(x), Samples(q.sample((n,)))), draws with draws",
         )
-    return found.numpy()
+    return log_q.numpy()
 
 
 def _support(q: Distribution) -> Constraint | None:
-    """Return the values that Q can give, where it states them."""
+    """Return Q's possible values, if it states them."""
     try:
         return q.support
     except NotImplementedError:
@@ -508,14 +504,14 @@ def _support(q: Distribution) -> Constraint | None:
 
 
 def _is_discrete(call: str, p: Samples, q: Distribution) -> bool:
-    """Tell whether Q gives integers; refuse draws of the other sort."""
+    """Return whether Q gives integers; refuse draws of the other sort."""
     support = _support(q)
     integers = p.discrete if support is None else support.is_discrete
     if p.labels is not None or (p.discrete and not integers):
         raise invalid_type(
             call,
             "p, q",
-            wanted="draws of the sort that q gives",
+            wanted="draws of the same sort as q",
             got=f"categories, {p!r}, and {type(q).__name__}, which has "
             + ("integers" if integers else "a density"),
             instead="Samples(x.double()) to read integers as numbers, or integer codes in place of strings",
@@ -530,8 +526,8 @@ def _check_sides(call: str, p: object, q: object) -> None:
                 call,
                 "p, q",
                 wanted="draws of P and the density of Q",
-                got=f"the density of P ({type(p).__name__}) and draws of Q: they say nothing of Q where P has mass and "
-                "no draw fell, which is what KL(P || Q) is about",
+                got=f"the density of P ({type(p).__name__}) and draws of Q, which do not show Q where P has mass and "
+                "they are absent",
                 instead="kl_estimate(Samples(p.sample((n,))), q), draws with draws, or from_density(q, p) for "
                 "KL(Q || P)",
             )
@@ -579,16 +575,3 @@ def _check_draws(call: str, p: Samples, *, discrete: bool) -> None:
 
 def _infinite(p: Samples, note: str) -> Estimate:
     return infinite_estimate("from_density", (len(p), 0), note, p.tensor.device)
-
-
-def _estimate(p: Samples, value: float, error: float, confidence: float, notes: list[str]) -> Estimate:
-    return normal_estimate(
-        value,
-        error,
-        confidence,
-        method="from_density",
-        n=(len(p), 0),
-        notes=notes,
-        device=p.tensor.device,
-        groups=clusters_in(p),
-    )

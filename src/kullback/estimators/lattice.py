@@ -1,4 +1,4 @@
-"""Numbers rounded to a common step: how wide it is, and draws moved within it, by which KL does not change."""
+"""Numbers rounded to a common step: the step, and random moves within it, which do not change KL."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from kullback.samples import Samples
 
 __all__ = ["as_categories", "common_step", "jittered"]
 
-# The smallest gap between two values is so many steps at most.
+# The largest number of steps in the smallest gap between two values.
 _MOST_STEPS = 12
-# A value so many steps off the lattice, rounding of floats aside, is not on it.
+# A value that is this many steps off the lattice, apart from rounding of floats, is not on it.
 _OFF = 1e-3
-# From so large an error of the floats on, in steps, no lattice is seen.
+# With a larger rounding error of the floats, in steps, no lattice is found.
 _UNCLEAR = 0.05
-# Below this share of draws that equal another one, ties are chance.
+# Fewer ties than this share of the draws may be chance.
 _FEW_TIES = 0.01
-# The share of as many values as equally likely ones would show.
+# The smallest number of different values, relative to equally likely ones.
 _OCCUPIED = 0.5
-# Of fewer values each has draws enough, and bins between them are finer than those of moved draws.
+# With fewer values, each has enough draws, and bins between them are finer than bins of moved draws.
 _FEWEST_VALUES = 16
-# With more draws for each value than this, values are categories.
+# With more draws of each value, values are categories.
 _DRAWS_FOR_VALUE = 5
 
 
 def common_step(p: Samples, q: Samples) -> float | None:
-    """Return the step of a lattice that all numbers of both sides are on, and that both fill; None elsewhere.
+    """Return the step of a lattice that contains all numbers of both sides and that both fill; None if there is none.
 
-    Both fill it if, between their 5 % and 95 % quantiles, half as many values occur as do where all are equally likely.
-    Prices do not: most end in 9.
+    A side fills it if at least half as many values occur, between its 5 % and 95 % quantiles, as with equally likely
+    values. Prices do not: most end in 9.
     """
     x, y = np.unique(numpy_of(p)[:, 0]), np.unique(numpy_of(q)[:, 0])
     if len(x) > (1 - _FEW_TIES) * len(p) or len(y) > (1 - _FEW_TIES) * len(q):
@@ -53,7 +53,7 @@ def common_step(p: Samples, q: Samples) -> float | None:
         error = 4 * epsilon / step
         if error > _UNCLEAR:
             return None
-        # The gap is as exact as its values: over many steps its error adds up, so the step is fitted to the range.
+        # The rounding error of one gap adds up over many steps, so the step is fitted to the whole range.
         number = np.round((values - values[0]) / step)
         step = float(number @ (values - values[0]) / (number @ number))
         off = np.abs((values - values[0]) / step - np.round((values - values[0]) / step))
@@ -70,7 +70,7 @@ def _fills(x: Array, step: float) -> bool:
 
 
 def as_categories(p: Samples, q: Samples) -> tuple[Samples, Samples, str] | None:
-    """Return numbers of few values, as prices are, as categories, with a note; None where that suits them less."""
+    """Return numbers of few values, such as prices, as categories with a note; None if bins suit them better."""
     both = np.concatenate([numpy_of(p)[:, 0], numpy_of(q)[:, 0]])
     if not np.isfinite(both).all():
         return None
@@ -81,14 +81,14 @@ def as_categories(p: Samples, q: Samples) -> tuple[Samples, Samples, str] | None
     for side, part in zip(sides, np.split(codes, [len(p)]), strict=True):
         side.tensor = torch.from_numpy(part.astype(np.int64))[:, None].to(side.tensor.device)
     note = (
-        f"{len(codes):,} draws have {len(values):,} values, unevenly spaced: each value is a category, and how far two "
-        "of them are apart does not count."
+        f"{len(codes):,} draws have only {len(values):,} unevenly spaced values. Each value counts as a category, so "
+        "distances between values do not matter."
     )
     return *sides, note
 
 
 def jittered(samples: Samples, step: float, rng: np.random.Generator) -> Samples:
-    """Return draws moved at random within half a step: uniform there, whatever the distribution of the values."""
+    """Return draws moved uniformly at random by up to half a step."""
     moved = copy.copy(samples)
     x = numpy_of(samples)
     moved.tensor = torch.from_numpy(x + step * (rng.random(x.shape) - 0.5)).to(samples.tensor.device)

@@ -18,26 +18,35 @@ __all__ = [
     "normal_estimate",
     "note_on_sign",
     "opened",
+    "quantile_of",
     "standard_normal_quantile",
 ]
 
-# A standard error below which a negative estimate tells that there is next to no divergence.
+# With a smaller standard error, a negative estimate shows that the divergence is nearly 0.
 _SMALL = 0.05
 
 
 def standard_normal_quantile(confidence: float) -> float:
-    """Return half the width, in standard errors, of a two-sided normal interval."""
+    """Return half the width of a two-sided normal interval, in standard errors."""
     return math.sqrt(2) * float(torch.erfinv(torch.tensor(confidence, dtype=torch.float64, device="cpu")))
 
 
+def quantile_of(confidence: float, groups: float | None = None) -> float:
+    """Return half the width of a two-sided interval in standard errors, from Student's t for clusters."""
+    quantile = standard_normal_quantile(confidence)
+    return quantile if groups is None else quantile * few_clusters(groups, quantile)
+
+
 def note_on_sign(raw: float, error: float = 0.0) -> list[str]:
-    """Return a note on an estimate that was negative and is answered with 0; none for others."""
+    """Return a note on a negative estimate, which becomes 0; no note on others."""
     if raw >= 0:
         return []
     if error > _SMALL:
         spread = f"a standard error of {error:.2g}" if error < math.inf else "no standard error"
-        return [f"The estimate is {raw:.2g}, with {spread}: 0, the least that KL can be, says little here."]
-    return [f"The estimate is {raw:.2g}, as chance may make it where there is next to no divergence."]
+        return [
+            f"The estimate is {raw:.2g}, with {spread}. It is replaced by 0, but the divergence may be larger."
+        ]
+    return [f"The estimate is {raw:.2g}, by chance for a divergence near 0. It is replaced by 0."]
 
 
 def normal_estimate(
@@ -53,16 +62,16 @@ def normal_estimate(
     rate: float = 0.0,
     constant: float = 0.0,
 ) -> Estimate:
-    r"""Return a value with its normal interval, both cut off at 0, below which no divergence is.
+    r"""Return a value with its normal interval, both cut off at 0.
 
-    With the number of clusters as `groups`, the interval is that of Student's t. The error at the estimate is too small
-    where that is below the divergence t by chance: t's own variance is at least `rate` times t, beside the square of
-    the `constant` error. The upper end is therefore also the largest t of :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`,
-    with :math:`\hat D` no less than 0.
+    With the number of clusters as `groups`, the interval uses Student's t. An estimate below the divergence t by chance
+    has
+    a standard error that is too small: t's own variance is at least the square of the `constant` error plus `rate`
+        times t.
+    So the upper limit is at least the largest t with :math:`(\hat D - t)^2 \le z^2 (c^2 + r\, t)`, for :math:`\hat D`
+    of at least 0.
     """
-    reach = standard_normal_quantile(confidence)
-    if groups is not None:
-        reach *= few_clusters(groups, reach)
+    reach = quantile_of(confidence, groups)
     high = raw + reach * error
     if rate > 0 and reach < math.inf:
         least, half = max(raw, 0.0), reach * rate / 2
@@ -74,14 +83,14 @@ def normal_estimate(
 
 
 def half_width(estimate: Estimate) -> float:
-    """Return half the width of an interval; infinite where there is none."""
+    """Return half the width of an interval; infinite if there is none."""
     if estimate.interval is None:
         return math.inf
     return float(estimate.interval[1] - estimate.interval[0]) / 2
 
 
 def opened(estimate: Estimate, verdict: UpperEndShift) -> Estimate:
-    """Move an interval's upper end as far as what Q has not shown may reach, and say why where that is infinite."""
+    """Raise an interval's upper limit as a verdict says, and add the verdict's note."""
     if estimate.interval is None:
         return estimate
     low, high = estimate.interval
@@ -90,6 +99,6 @@ def opened(estimate: Estimate, verdict: UpperEndShift) -> Estimate:
 
 
 def infinite_estimate(method: str, n: tuple[int, int], note: str, device: torch.device) -> Estimate:
-    """Return an infinite divergence, and why it is."""
+    """Return an infinite divergence with a note on the reason."""
     infinity = torch.tensor(math.inf, dtype=torch.float64, device=device)
     return Estimate(infinity, None, method, (infinity, infinity), n, (note,), torch.zeros_like(infinity))

@@ -1,8 +1,9 @@
-"""Shuffling which draw came from which data set, in whole clusters where there are any."""
+"""Shuffles of the origins of draws, in whole clusters where there are any."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,12 +25,12 @@ __all__ = [
 ]
 
 BLOCK_BYTES = 32 * 1024 * 1024
-# Equal in exact arithmetic counts as equal: the sums of a shuffle may round differently.
+# Values closer than this count as equal, because the sums of a shuffle may round differently.
 ROUNDING = 1e-9
 
 
 class Labeling(NamedTuple):
-    """Which unit each pooled draw belongs to, and which units came from P."""
+    """The unit of each pooled draw, and the units from P."""
 
     unit_of: Integers | None  # None: each draw is a unit of its own
     from_p: np.ndarray[Any, np.dtype[np.bool_]]
@@ -37,7 +38,7 @@ class Labeling(NamedTuple):
 
     @classmethod
     def of(cls, p: Samples, q: Samples, *, in_pairs: bool = False) -> Labeling:
-        """Read the units off two data sets: their clusters where either has some, else the draws."""
+        """Derive the units from two data sets: their clusters if either has some, otherwise the draws."""
         n, m = len(p), len(q)
         if p.cluster is None and q.cluster is None:
             return cls(None, np.arange(n + m) < n)
@@ -58,7 +59,7 @@ class Labeling(NamedTuple):
         return units if self.unit_of is None else units[..., self.unit_of]
 
     def shuffles(self, rows: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-        """Return which draws count as P's in some shuffles, shape (rows, draws)."""
+        """Return the draws that count as P's in some shuffles, shape (rows, draws)."""
         if self.in_pairs:
             kept = rng.random((rows, len(self.from_p) // 2)) < 0.5
             return self.of_draws(np.concatenate([kept, ~kept], 1))
@@ -67,20 +68,20 @@ class Labeling(NamedTuple):
 
 
 class PermutationStatistics(Protocol):
-    """Differences of two data sets that can be computed for many labelings of the pooled draws."""
+    """Differences of two data sets for many labelings of the pooled draws."""
 
     @property
     def names(self) -> Sequence[str]:
-        """What they are called."""
+        """The names of the statistics."""
         ...
 
     @property
     def width(self) -> int:
-        """How many numbers one shuffle takes."""
+        """The number of values that one shuffle needs."""
         ...
 
     def observed(self, labeling: Labeling) -> Array:
-        """Return their values for the draws as they are, shape (statistics,)."""
+        """Return their values for the observed draws, shape (statistics,)."""
         ...
 
     def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
@@ -88,16 +89,31 @@ class PermutationStatistics(Protocol):
         ...
 
 
-class BinCounts(NamedTuple):
-    """Statistics of how many of P's draws fall into each bin; without clusters these counts are drawn directly."""
+class _Counted:
+    """Statistics of the number of P's draws in each bin."""
 
-    codes: Integers  # the bin of each pooled draw
     totals: Integers  # draws in each bin
     of_counts: dict[str, Callable[[Array], Array]]  # each from (rows, bins) to (rows,)
 
     @property
     def names(self) -> Sequence[str]:
         return list(self.of_counts)
+
+    def _drawn(self, draws_of_p: int, rows: int, rng: np.random.Generator) -> Array:
+        counts = rng.multivariate_hypergeometric(self.totals, draws_of_p, size=rows, method="marginals")
+        return self._values(counts.astype(float))
+
+    def _values(self, counts: Array) -> Array:
+        return np.stack([of(counts) for of in self.of_counts.values()], axis=1)
+
+
+@dataclass(frozen=True)
+class BinCounts(_Counted):
+    """Statistics of the number of P's draws in each bin; without clusters, shuffles draw the counts directly."""
+
+    codes: Integers  # the bin of each pooled draw
+    totals: Integers
+    of_counts: dict[str, Callable[[Array], Array]]
 
     @property
     def width(self) -> int:
@@ -109,28 +125,20 @@ class BinCounts(NamedTuple):
     def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
         if labeling.unit_of is not None:
             return self._values(self._counts(labeling.shuffles(rows, rng)))
-        drawn = int(labeling.from_p.sum())
-        counts = rng.multivariate_hypergeometric(self.totals, drawn, size=rows, method="marginals")
-        return self._values(counts.astype(float))
+        return self._drawn(int(labeling.from_p.sum()), rows, rng)
 
     def _counts(self, from_p: np.ndarray[Any, Any]) -> Array:
         bins = len(self.totals)
         return np.stack([np.bincount(self.codes[row], minlength=bins) for row in from_p]).astype(float)
 
-    def _values(self, counts: Array) -> Array:
-        return np.stack([of(counts) for of in self.of_counts.values()], axis=1)
 
-
-class KnownCounts(NamedTuple):
-    """Statistics of counts that are all there is of the draws; those of shuffles are as in `BinCounts`."""
+@dataclass(frozen=True)
+class KnownCounts(_Counted):
+    """Statistics of counts without the draws themselves, which must be independent."""
 
     counts: Integers  # P's draws in each bin
-    totals: Integers  # draws in each bin
+    totals: Integers
     of_counts: dict[str, Callable[[Array], Array]]
-
-    @property
-    def names(self) -> Sequence[str]:
-        return list(self.of_counts)
 
     @property
     def width(self) -> int:
@@ -142,20 +150,14 @@ class KnownCounts(NamedTuple):
 
     def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
         del labeling
-        counts = rng.multivariate_hypergeometric(
-            self.totals, int(self.counts.sum()), size=rows, method="marginals"
-        )
-        return self._values(counts.astype(float))
-
-    def _values(self, counts: Array) -> Array:
-        return np.stack([of(counts) for of in self.of_counts.values()], axis=1)
+        return self._drawn(int(self.counts.sum()), rows, rng)
 
 
 class QuadraticForms(NamedTuple):
     """Statistics of sums of similarities within P, within Q and between the two.
 
-    A similarity is a symmetric matrix, dense or sparse, or the sum of products of features. Of some scores the largest
-    difference of means counts, instead of the sum of their squares. All draws together have mean features and scores 0.
+    A similarity is a symmetric matrix, dense or sparse, or the sum of products of features. For `scores`, the statistic
+    is the largest difference of means, not the sum of squares. Features and scores have mean 0 over all draws.
     """
 
     matrices: dict[str, Any]
@@ -180,52 +182,52 @@ class QuadraticForms(NamedTuple):
         labels = np.ascontiguousarray(from_p.T, dtype=np.float32)
         n = labels.sum(0, dtype=float)
         m = len(labels) - n
-        found: list[Array] = []
+        values: list[Array] = []
         for name, matrix in self.matrices.items():
             product = np.asarray(matrix @ labels)
             within_p = np.einsum("ij,ij->j", labels, product, dtype=float)
             all_p = np.einsum("ij,i->j", labels, np.asarray(matrix.sum(1)).ravel(), dtype=float)
             within_q = float(matrix.sum(dtype=float)) - 2 * all_p + within_p
             if name == "nearest_neighbors":
-                # Edges of either side, weighted so that the smaller one does not drown (Chen, Chen and Su, 2018).
-                found.append((m * within_p + n * within_q) / len(labels))
+                # Edges of either side, weighted for unequal sizes (Chen, Chen and Su, 2018).
+                values.append((m * within_p + n * within_q) / len(labels))
             else:
-                found.append(within_p / n**2 + within_q / m**2 - 2 * (all_p - within_p) / (n * m))
+                values.append(within_p / n**2 + within_q / m**2 - 2 * (all_p - within_p) / (n * m))
 
         def difference(features: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             return (labels.T @ features) * (1 / n + 1 / m)[:, None]
 
-        found += [np.square(difference(x)).sum(1, dtype=float) for x in self.features.values()]
-        found += [np.abs(difference(x)).max(1).astype(float) for x in self.scores.values()]
-        return np.stack(found, axis=1)
+        values += [np.square(difference(x)).sum(1, dtype=float) for x in self.features.values()]
+        values += [np.abs(difference(x)).max(1).astype(float) for x in self.scores.values()]
+        return np.stack(values, axis=1)
 
 
 def permuted(
     statistics: PermutationStatistics, labeling: Labeling, permutations: int, rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Return the statistics of the draws as they are, and of each shuffle."""
-    found: list[Array] = []
+    """Return the statistics of the observed draws, and of each shuffle."""
+    blocks: list[Array] = []
     block = max(1, BLOCK_BYTES // (8 * statistics.width))
     with progress_bar("permutations") as update:
         for start in range(0, permutations, block):
             rows = min(block, permutations - start)
-            found.append(statistics.shuffled(labeling, rows, rng))
+            blocks.append(statistics.shuffled(labeling, rows, rng))
             if update:
                 update(start + rows, permutations)
-    return statistics.observed(labeling), np.concatenate(found)
+    return statistics.observed(labeling), np.concatenate(blocks)
 
 
 def p_value(observed: Array, shuffled: Array, weights: Sequence[float] | None = None) -> tuple[float, int]:
-    """Return the p-value of the statistics together, and which of them is the most extreme.
+    """Return the p-value of all statistics together, and the index of the most extreme one.
 
-    Every labeling, the one observed among them, has for each statistic a normal score among all labelings. The weighted
-    mean of the inverses of its tail probabilities is compared with that of the other labelings, so that the level is
-    exact whatever the distributions of the statistics.
+    Every labeling, the observed one included, has for each statistic a normal score among all labelings. The weighted
+    mean of the inverse tail probabilities is compared between labelings, so the level is exact for any distributions of
+    the statistics.
 
     Arguments:
-        observed: the statistics of the draws as they are, shape (statistics,).
-        shuffled: those of the shuffles, shape (shuffles, statistics).
-        weights: how much the evidence of each counts; the same by default.
+    observed: the statistics of the observed draws, shape (statistics,).
+    shuffled: the statistics of the shuffles, shape (shuffles, statistics).
+    weights: the weight of each statistic's evidence; equal by default.
     """
     values = np.concatenate([observed[None], shuffled])
     values = _rounded(values / np.maximum(np.abs(values).max(0), np.finfo(float).tiny))
@@ -242,7 +244,7 @@ def _rounded(x: Array) -> Array:
 
 
 def _normal_scores(values: Array, sample: Array) -> Array:
-    """Return by how many standard deviations values are above the mean of a sample, made normal by its skewness.
+    """Return the deviations of values from the mean of a sample, in standard deviations, made normal by its skewness.
 
     The distribution of chi-square (Wilson and Hilferty, 1931)
     """

@@ -1,4 +1,4 @@
-"""What every estimator checks first."""
+"""Checks that all estimators make first."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ __all__ = [
     "seeded",
 ]
 
-# Whole weights whose mean is larger, of values that are all different, are counts.
+# Whole weights of different values, with a larger mean, are counts.
 _LARGEST_MEAN_WEIGHT = 2
 
 
 class EstimateWarning(UserWarning):
-    """What a reader has to know about a number from draws that was returned without its notes.
+    """A warning about an estimate from draws that was returned as a plain number, without its notes.
 
     Example:
-        >>> import warnings, kullback
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
-        ...     value = kullback.kl_divergence(kullback.Samples(["a", "b"]), kullback.Samples(["a", "a"]))
-        >>> caught[0].category.__name__
-        'EstimateWarning'
+    >>> import warnings, kullback
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     value = kullback.kl_divergence(kullback.Samples(["a", "b"]), kullback.Samples(["a", "a"]))
+    >>> caught[0].category.__name__
+    'EstimateWarning'
     """
 
 
 def check_samples(call: str, p: Samples, q: Samples) -> None:
-    """Refuse draws from two spaces: other dimensions, categories against numbers, labels on one side only."""
+    """Refuse draws from different spaces: other dimensions, categories and numbers, labels on one side only."""
     for name, draws in (("p", p), ("q", q)):
         if not isinstance(draws, Samples):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise invalid_type(
@@ -54,7 +54,7 @@ def check_samples(call: str, p: Samples, q: Samples) -> None:
         raise invalid_value(
             call,
             "p, q",
-            wanted="draws of as many components in q as in p",
+            wanted="the same number of components in p and q",
             got=f"{p.tensor.shape[1]} in p of shape {tuple(p.tensor.shape)}, {q.tensor.shape[1]} in q of shape "
             f"{tuple(q.tensor.shape)}",
             instead="Samples(x[:, columns]) with the columns that both have",
@@ -72,7 +72,7 @@ def check_samples(call: str, p: Samples, q: Samples) -> None:
 
 
 def check_weights(call: str, name: str, samples: Samples) -> None:
-    """Refuse weights that look like counts: taken as weights, they would make one draw of each value."""
+    """Refuse weights that look like counts: as weights, they would make one draw of each value."""
     if samples.weights is None or samples.cluster is not None:
         return
     positive = samples.weights > 0
@@ -86,8 +86,8 @@ def check_weights(call: str, name: str, samples: Samples) -> None:
     raise invalid_value(
         call,
         name,
-        wanted="a row for each draw, and weights that are no counts",
-        got=f"{len(draws)} different values with whole weights that sum to {float(weights.sum()):.10g}, as counts do",
+        wanted="a row for each draw, and weights that are not counts",
+        got=f"{len(draws)} different values with whole weights of sum {float(weights.sum()):.10g}, like counts",
         instead="Samples(np.repeat(x, counts), independent=True), or Counts(counts, labels=x) for categories; "
         "weights=w / w.sum() if each value is one draw with this weight",
     )
@@ -103,14 +103,14 @@ def check_finite(call: str, name: str, samples: Samples) -> None:
             wanted="finite draws",
             got=f"{int(bad.sum())} of {len(samples)} with an infinity or NaN, the first at index "
             f"{int(bad.int().argmax())}",
-            instead="Samples(x[x.isfinite()]), or x[x.isfinite().all(-1)] of vectors, if these may be left out",
+            instead="Samples(x[x.isfinite()]), or x[x.isfinite().all(-1)] of vectors, to leave these out",
         )
 
 
 def seed_of(generator: torch.Generator | None, call: str = "kl_estimate") -> int:
-    """Draw a seed for libraries with generators of their own: the same generator gives the same seed.
+    """Draw a seed for libraries with their own generators: the same generator gives the same seed.
 
-    Without one it is what torch's own generator would give next, which is left as it was.
+    Without one, the seed is the next number of torch's own generator, whose state does not change.
     """
     check_generator(call, generator)
     if generator is None:
@@ -121,7 +121,7 @@ def seed_of(generator: torch.Generator | None, call: str = "kl_estimate") -> int
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Draw from a seed what takes no generator, and leave torch's and NumPy's global states as they were."""
+    """Seed torch and NumPy for code without a generator argument, and restore their global states afterwards."""
     state = np.random.get_state()  # noqa: NPY002  # the legacy state is the one that others may use
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Vectors in a plane or on a surface: components that follow from others, as those of proportions and unit vectors."""
+"""Vectors in a plane or on a surface: components that others determine, as in proportions and unit vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kullback.samples import Samples
 
 __all__ = ["Span", "as_log_ratios", "common_span", "rank_of"]
 
-# Components that follow from others do so to this relative error, as totals stored in float32.
+# The relative error of components that others determine, such as totals stored in float32.
 _FLAT = 1e-6
 
 
@@ -24,11 +24,10 @@ class Span:
     """The draws in components that do not follow from others.
 
     Attributes:
-        p: P's draws.
-        q: Q's draws.
-        notes: which components were left out, if any.
-        infinite: why KL is infinite, where one side is in a plane, or on a surface, that no draw of the other side is
-            on.
+    p: P's draws.
+    q: Q's draws.
+    notes: the components that were left out, if any.
+    infinite: the reason for an infinite KL: one side is in a plane or on a surface, and no draw of the other side is.
     """
 
     p: Samples
@@ -38,10 +37,10 @@ class Span:
 
 
 def common_span(p: Samples, q: Samples) -> Span:
-    """Leave out components that follow linearly from others in P and Q alike, which does not change KL.
+    """Leave out components that follow linearly from others in both P and Q, which does not change KL.
 
-    Draws on a curved surface keep their components. No plane is seen in fewer draws than there are components and two
-    more; these are returned as they are. Draws of weight 0 are not looked at.
+    Draws on a curved surface keep their components. Fewer draws than components plus two do not determine a plane and
+    are returned unchanged. Draws of weight 0 are ignored.
     """
     x, y = Draws.of(p).x, Draws.of(q).x
     d = x.shape[1]
@@ -65,7 +64,7 @@ def common_span(p: Samples, q: Samples) -> Span:
             "others, and none of the other side's draws is in it: KL is infinite.",
         )
     if any((off > 10 * _FLAT).any() for off in off_plane):
-        return Span(p, q)  # atoms may make a plane of what is none
+        return Span(p, q)  # atoms may look like a plane
     kept = _independent(np.concatenate([side - means[0] for side in sides]), d - null_p.shape[1])
     left_out = [j for j in range(d) if j not in set(kept.tolist())]
     fixed = [j for j in left_out if (both[:, j] == both[0, j]).all()]
@@ -84,7 +83,7 @@ def common_span(p: Samples, q: Samples) -> Span:
 
 
 def _on_other_surfaces(p: Samples, q: Samples, x: Array, y: Array) -> str:
-    """Return why KL is infinite where one side is on a curved surface and no draw of the other side is on it."""
+    """Return why KL is infinite if one side is on a curved surface and no draw of the other side is."""
     for name, own, others in (("P", x, y), ("Q", y, x)):
         surface = surface_of(own, p.tensor.dtype, q.tensor.dtype)
         if surface is not None and surface.misses(others):
@@ -93,9 +92,9 @@ def _on_other_surfaces(p: Samples, q: Samples, x: Array, y: Array) -> str:
 
 
 def as_log_ratios(p: Samples, q: Samples) -> tuple[Samples, Samples, tuple[str, ...]]:
-    """Return rows of positive probabilities as log-ratios to their last one, with a note; other draws as they are.
+    """Return rows of positive probabilities as log-ratios to their last component, with a note; other draws unchanged.
 
-    KL is the same, and these numbers have no edges, near which a density changes within few neighbors.
+    KL is the same. These numbers have no boundaries, near which a density changes between neighbors.
     """
     sides = copy.copy(p), copy.copy(q)
     for side in sides:
@@ -105,26 +104,24 @@ def as_log_ratios(p: Samples, q: Samples) -> tuple[Samples, Samples, tuple[str, 
             return p, q, ()
         ratios = np.log(x[:, :-1]) - np.log(x[:, -1:])
         side.tensor = torch.from_numpy(ratios).to(side.tensor.device)
-    note = "All rows are probabilities: neighbors are searched in logarithms of their ratios, in which KL is the same."
+    note = "All rows are probabilities. Neighbors are searched in the logarithms of their ratios; KL is the same."
     return *sides, (note,)
 
 
 def rank_of(centered: Array) -> int:
-    """Return how many dimensions draws fill."""
+    """Return the number of dimensions that draws fill."""
     return centered.shape[1] - _null_space(centered).shape[1]
 
 
 def _null_space(centered: Array) -> Array:
-    """Return directions in which draws do not vary, as columns."""
+    """Return the directions without variance, as columns."""
     variances, directions = np.linalg.eigh(centered.T @ centered)
     return directions[:, variances <= _FLAT**2 * max(float(variances[-1]), 1e-300)]
 
 
 def _independent(points: Array, rank: int) -> Integers:
-    """Return components, in their order, from which the others follow."""
-    pivots = load("scipy.linalg", "vectors of which components follow from others").qr(
-        points, mode="r", pivoting=True
-    )[1]
+    """Return components, in their order, that determine the others."""
+    pivots = load("scipy.linalg", "vectors with dependent components").qr(points, mode="r", pivoting=True)[1]
     return np.sort(pivots[:rank])
 
 

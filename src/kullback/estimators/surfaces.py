@@ -13,29 +13,29 @@ from kullback.estimators.draws import Array
 
 __all__ = ["Surface", "sphere_chart", "surface_of"]
 
-# A sum whose terms cancel to this relative size is 0 but for rounding.
+# A sum whose terms cancel to this relative size is 0 up to rounding.
 _ROUNDING = 1e-6
-# Quadrics have a quadratic number of coefficients: in more dimensions only spheres about 0 are looked for.
+# In more dimensions, quadrics have too many coefficients, and only spheres about 0 are considered.
 _MOST_DIMENSIONS = 12
-# Distinct draws for each coefficient, so that a few repeated ones are no surface.
+# The smallest number of distinct draws for each coefficient.
 _DRAWS_FOR_COEFFICIENT = 2
-# Above this share of draws with one value of a component it has an atom, and products of components may be 0.
+# With a larger share of equal values, a component has an atom, and products of components may be 0.
 _MOST_EQUAL = 0.05
-# Draws that are off a surface by less may be rounded otherwise than those on it, as float16 rounds.
+# Draws nearer to a surface may be off it by rounding, for example to float16.
 _CLOSE = 0.01
-# A semi-axis this many times longer than another one makes no ellipsoid.
+# The largest ratio of two semi-axes of an ellipsoid.
 _LONGEST_AXIS = 1e3
 
 
 @dataclass(frozen=True)
 class Surface:
-    """A quadric that all draws of one side are on.
+    """A quadric that contains all draws of one side.
 
     Attributes:
-        name: what it is called.
-        distance: by how much points, shape (n, d), are off it, relative to what cancels: shape (n,).
-        tolerance: up to which distance rounding explains it.
-        to_sphere: maps its points to the unit sphere; None where it is no sphere or ellipsoid.
+    name: its name in notes.
+    distance: the relative residuals of points, shape (n, d), from its equation: shape (n,).
+    tolerance: the largest distance that rounding explains.
+    to_sphere: maps its points to the unit sphere; None if it is neither a sphere nor an ellipsoid.
     """
 
     name: str
@@ -44,21 +44,21 @@ class Surface:
     to_sphere: Callable[[Array], Array] | None
 
     def contains(self, points: Array) -> bool:
-        """Say whether all these points are on it."""
+        """Return whether all these points are on it."""
         return bool((self.distance(points) <= self.tolerance).all())
 
     def misses(self, points: Array) -> bool:
-        """Say whether none of these points is on it, and most are off by more than any rounding."""
+        """Return whether none of these points is on it, and most are off by more than any rounding."""
         distance = self.distance(points)
         return bool((distance > self.tolerance).all()) and float(np.median(distance)) > _CLOSE
 
 
 def surface_of(points: Array, *dtypes: torch.dtype) -> Surface | None:
-    """Return the quadric that points of shape (n, d) are on; None where they are on none.
+    """Return the quadric that contains points of shape (n, d); None if there is none.
 
     Arguments:
-        points: the draws of one side.
-        dtypes: in which they and others were given: what is normalized in float16 has norms of its precision.
+    points: the draws of one side.
+    dtypes: the original dtypes of these points and of others: unit vectors in float16 have inexact norms.
     """
     d = points.shape[1]
     if d < 2 or not np.isfinite(points).all():
@@ -77,8 +77,8 @@ def _sphere_about_zero(points: Array, tolerance: float) -> Surface | None:
     def distance(x: Array) -> Array:
         return np.abs(_norms(x) / radius - 1)
 
-    found = Surface("a sphere", distance, tolerance, lambda x: x / _norms(x)[:, None])
-    return found if found.contains(points) else None
+    surface = Surface("a sphere", distance, tolerance, lambda x: x / _norms(x)[:, None])
+    return surface if surface.contains(points) else None
 
 
 def _norms(points: Array) -> Array:
@@ -113,12 +113,12 @@ def _quadric(points: Array) -> Surface | None:
         return (np.abs(terms @ equations) / (np.abs(terms) @ np.abs(equations))).max(1)
 
     whitened = _ellipsoid(equations[:, 0], d) if equations.shape[1] == 1 else None
-    found = Surface("a curved surface", distance, 10 * _ROUNDING, None)
+    surface = Surface("a curved surface", distance, 10 * _ROUNDING, None)
     if whitened is not None:
         center, root = whitened
         to_sphere = lambda x: ((x - mean) / spread - center) @ root  # noqa: E731
-        found = Surface("an ellipsoid", distance, 10 * _ROUNDING, to_sphere)
-    return found if found.contains(points) else None
+        surface = Surface("an ellipsoid", distance, 10 * _ROUNDING, to_sphere)
+    return surface if surface.contains(points) else None
 
 
 def _has_atom(column: Array) -> bool:
@@ -126,7 +126,7 @@ def _has_atom(column: Array) -> bool:
 
 
 def _ellipsoid(equation: Array, d: int) -> tuple[Array, Array] | None:
-    """Return the center of an ellipsoid, and the matrix that maps it to the unit sphere; None of other quadrics."""
+    """Return the center of an ellipsoid, and the matrix that maps it to the unit sphere; None for other quadrics."""
     rows, columns = np.triu_indices(d)
     upper: Array = np.zeros((d, d))
     upper[rows, columns] = equation[: len(rows)]
@@ -145,11 +145,11 @@ def _ellipsoid(equation: Array, d: int) -> tuple[Array, Array] | None:
 
 
 def sphere_chart(p: Array, q: Array) -> tuple[Array, Array]:
-    r"""Map points of the unit sphere in d dimensions to d - 1 coordinates in which its uniform distribution is normal.
+    r"""Map points of the unit sphere in d dimensions to d - 1 coordinates, normal if they are uniform on the sphere.
 
-    About the mean direction m of both sides a point at the angle :math:`\theta` keeps its direction across and gets the
-    radius r with :math:`P(\chi_{d - 1} \le r)` the share of the sphere within :math:`\theta` of m. KL does not depend
-    on coordinates. The pole opposite to m is at infinity.
+    Let m be the mean direction of both sides. A point at the angle :math:`\theta` from m keeps its direction across m.
+    Its radius r solves :math:`P(\chi_{d - 1} \le r) = s`, with s the share of the sphere within :math:`\theta` of m. KL
+    does not depend on coordinates. The pole opposite to m is at infinity.
     """
     special = load("scipy.special", "nearest_neighbors")
     d = p.shape[1]

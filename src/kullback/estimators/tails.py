@@ -1,4 +1,4 @@
-"""Tails of draws: generalized Pareto distributions, and what a mean may owe to draws not seen."""
+"""Tails of draws: generalized Pareto distributions, and the contribution of an unobserved tail to a mean."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ __all__ = [
     "fit_tail",
     "fit_tail_by_moments",
     "heaviness",
+    "note_on_heavy_tail",
     "tail_allowance",
 ]
 
-# The share of draws, and their least number, that a tail is fitted to.
+# A tail is fitted to this share of draws, and to at least this number.
 TAIL, FEWEST_IN_TAIL = 0.1, 10
 
-# From this shape on a tail has no variance, and below 1 it has a mean.
+# A tail with at least this shape has no variance; with a shape below 1 it has a mean.
 _NO_VARIANCE = 0.5
 
 
 @dataclass(frozen=True)
 class ParetoTail:
-    """A generalized Pareto distribution of what lies beyond a threshold."""
+    """A generalized Pareto distribution of excesses over a threshold."""
 
     shape: float
     scale: float
 
     def log_survival(self, beyond: Array) -> Array:
-        """Return the log-probability of lying farther beyond the threshold, -inf from the end of its support on."""
+        """Return the log-probability of a larger excess, -inf beyond the end of the support."""
         if self.shape == 0:
             return -beyond / self.scale
         with np.errstate(divide="ignore"):
@@ -42,10 +43,9 @@ class ParetoTail:
 
 
 def fit_tail(beyond: Array, spread: float) -> ParetoTail:
-    """Fit a tail of no negative shape to distances beyond a threshold by maximum likelihood.
+    """Fit a tail of nonnegative shape to excesses by maximum likelihood; without any, its scale is `spread`.
 
-    Draws cut off at a value leave no tail to fit: `spread` is then the scale. Parameter and Quantile Estimation for the
-    Generalized Pareto Distribution (Hosking and Wallis, 1987)
+    Parameter and Quantile Estimation for the Generalized Pareto Distribution (Hosking and Wallis, 1987)
     """
     if not len(beyond):
         return ParetoTail(0.0, spread)
@@ -60,7 +60,7 @@ def fit_tail(beyond: Array, spread: float) -> ParetoTail:
 
 
 def fit_tail_by_moments(beyond: Array) -> ParetoTail:
-    """Fit a tail of any shape to ordered distances by probability-weighted moments (Hosking and Wallis, 1987)."""
+    """Fit a tail of any shape to ordered excesses by probability-weighted moments (Hosking and Wallis, 1987)."""
     n = len(beyond)
     first = float(beyond.mean())
     second = float((beyond * (n - np.arange(1, n + 1) + 0.35) / n).mean())
@@ -70,17 +70,17 @@ def fit_tail_by_moments(beyond: Array) -> ParetoTail:
 
 
 def heaviness(values: Array) -> float:
-    """Return the k of P(|f - median| > t) falling as t^(-1 / k): a mean has a standard error for k below 1 / 2."""
+    """Return the k of P(|f - median| > t) ~ t^(-1 / k); a mean has a standard error for k below 1 / 2."""
     size = np.sort(np.abs(values - np.median(values)))
     count = min(max(int(TAIL * len(size)), FEWEST_IN_TAIL), len(size) - 1)
     return fit_tail_by_moments(size[-count:] - size[-count - 1]).shape
 
 
 def tail_allowance(terms: Array, shares: Array, number: float) -> float:
-    """Return by how much the mean of terms may exceed that of these draws for the tail that they have not shown.
+    """Return how much the mean of terms could exceed their sample mean because of an unobserved tail.
 
-    A generalized Pareto distribution is fitted to the largest terms, and its mean taken with a shape that is larger by
-    its standard error; infinite where that has no mean.
+    A generalized Pareto distribution is fitted to the largest terms. Its mean is taken with a shape that is larger by
+    one standard error, and is infinite for a shape of 1 or more.
     """
     count = int(max(TAIL * number, min(FEWEST_IN_TAIL, number / 4)) * len(terms) / number)
     if count < 4:
@@ -91,8 +91,16 @@ def tail_allowance(terms: Array, shares: Array, number: float) -> float:
     if not float(beyond[-1]) > 0:
         return 0.0
     shape = fit_tail_by_moments(beyond).shape
-    if shape > _NO_VARIANCE:  # where moments are too low by far
+    if shape > _NO_VARIANCE:  # moments then underestimate the shape
         shape = max(shape, fit_tail(beyond, 1.0).shape)
     shape = max(shape + (1 + abs(shape)) / math.sqrt(count * number / len(terms)), 0.0)
     weight = float(shares[order[-count:]].sum())
     return math.inf if shape >= 1 else weight * float(beyond.mean()) * max(1 / (1 - shape) - 1, 0.0)
+
+
+def note_on_heavy_tail(allowance: float) -> str:
+    """Return a note for an upper limit that is raised by a `tail_allowance`."""
+    limit = "is infinite" if math.isinf(allowance) else "extrapolates a Pareto tail"
+    return (
+        f"log p / q has a heavy tail, and its mean may depend on unobserved draws: the upper limit {limit}."
+    )

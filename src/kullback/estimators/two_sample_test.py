@@ -1,4 +1,4 @@
-"""Could two data sets come from one distribution? A permutation test: `two_sample_test`."""
+"""A permutation test of whether two data sets could come from one distribution: `two_sample_test`."""
 
 from __future__ import annotations
 
@@ -41,22 +41,25 @@ __all__ = ["TwoSampleTest", "two_sample_test"]
 Float32s: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 CALL = "two_sample_test"
-# Neighbors of each draw in the graph that is counted: more see wider differences, at more memory.
+# The number of neighbors of each draw in the graph: more show wider differences, but need more memory.
 FEWEST_NEIGHBORS, MOST_NEIGHBORS = 5, 30
-# Neighbors are looked for among so many draws, chosen at random: in many dimensions they take most of the time.
+# The number of draws, chosen at random, with neighbors: in many dimensions these take most of the time.
 MOST_IN_GRAPH = 5000
-# Ranks finer than this tell nothing more, and each of them costs in every shuffle.
+# More ranks do not raise the power, but cost time in every shuffle.
 MOST_RANKS = 1000
-# Numbers of bins of equal probability in which numbers are counted, and draws for each bin of the finest.
+# The numbers of bins of equal probability, and the mean number of draws in a bin of the finest.
 RANK_BINS, DRAWS_IN_A_BIN = (8, 32, 128), 10
-# As many p-values as floats of six statistics fill half a gigabyte.
+# The values of six statistics then fill half a gigabyte.
 MOST_PERMUTATIONS = 10_000_000
-# NumPy draws from no larger urn.
+# The limit of NumPy's multivariate_hypergeometric.
 MOST_COUNTED = 1_000_000_000
-# All distances are computed between so many draws; between more, sums of features stand in for them.
+# With more draws, random features replace the distances.
 MOST_DISTANCES = 2500
 FEATURE_NUMBERS, FEWEST_FEATURES, MOST_FEATURES, MOST_PRODUCTS = 3_000_000, 64, 512, 10_000_000
-# How much the evidence of each statistic counts: most that of shifts, which are what most differences begin with.
+# The weight of each statistic's evidence; shifts get most, because they are the most frequent differences. Each is
+# needed in a case of benchmarks/bench_two_sample.py. Without it, the power falls there as follows: energy of numbers
+# 58 to 43 %, energy_of_ranks 78 to 70 %, spread_of_ranks 93 to 55 %, chi_squared 96 to 4 %; shift 80 to 60 %, spread 82
+# to 25 %, products 96 to 25 %, nearest_neighbors 94 to 88 %, energy or kernel of vectors 79 to 75 %.
 WEIGHTS = {
     "likelihood_ratio": 1.0,
     "energy_of_ranks": 3.0,
@@ -73,26 +76,25 @@ WEIGHTS = {
 
 @dataclass(frozen=True, repr=False)
 class TwoSampleTest(ShortRepr):
-    """What `two_sample_test` found.
+    """The result of `two_sample_test`.
 
     Attributes:
-        p_value: how often draws with shuffled origins differ at least as much, if both data sets have one distribution.
-            NaN where draws depend on each other so much that fewer than 10 blocks of them are independent; `notes` say
-            so.
-        statistic: the value of the statistic named by `method`.
-        effect: KL(P || Q) of the two, estimated by the method that suits them: how much they differ. None where no
-            estimator serves these draws; `notes` say why.
-        permutations: how many shuffles there were.
-        method: the statistic that shows the difference most clearly: ``"likelihood_ratio"`` of categories; of numbers
-            ``"energy"``, ``"energy_of_ranks"``, ``"spread_of_ranks"`` or ``"chi_squared"``; of vectors ``"energy"``,
-            ``"kernel"``, ``"shift"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
-        notes: what a reader has to know about the draws and the effect, one sentence each.
+    p_value: the share of shuffles with at least this difference, if both data sets have one distribution. NaN if draws
+        are so dependent that fewer than 10 independent blocks exist; `notes` report it.
+    statistic: the value of the statistic in `method`.
+    effect: the difference as an estimate of KL(P || Q), by the method that suits the draws. None if there is no
+        estimator for them; `notes` give the reason.
+    permutations: the number of shuffles.
+    method: the statistic with the clearest difference. Of categories ``"likelihood_ratio"``; of numbers
+        ``"energy"``, ``"energy_of_ranks"``, ``"spread_of_ranks"`` or ``"chi_squared"``; of vectors ``"energy"``,
+        ``"kernel"``, ``"shift"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
+    notes: notes on the draws and the effect, one sentence each.
 
     Example:
-        >>> from kullback import Samples, two_sample_test
-        >>> found = two_sample_test(Samples(["a"] * 50), Samples(["a"] * 25 + ["b"] * 25))
-        >>> found.p_value, found.method
-        (0.001, 'likelihood_ratio')
+    >>> from kullback import Samples, two_sample_test
+    >>> test = two_sample_test(Samples(["a"] * 50), Samples(["a"] * 25 + ["b"] * 25))
+    >>> test.p_value, test.method
+    (0.001, 'likelihood_ratio')
     """
 
     p_value: float
@@ -103,7 +105,7 @@ class TwoSampleTest(ShortRepr):
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the p-value, the statistic behind it and the effect, in one line."""
+        """Return the p-value, the deciding statistic and the effect, in one line."""
         statistic = f"{self.method.replace('_', ' ')} = {self.statistic:.4g}"
         effect = "" if self.effect is None else f"; {self.effect}"
         return f"p = {self.p_value:.3g}, {statistic}, {self.permutations} permutations{effect}"
@@ -113,11 +115,11 @@ class TwoSampleTest(ShortRepr):
         return float(self.p_value)
 
     def __format__(self, spec: str) -> str:
-        """Return the p-value in a format; without one, the line that `print` writes."""
+        """Return the p-value in a format; without one, the line from `print`."""
         return format(float(self), spec) if spec else str(self)
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks, with that of the effect below."""
+        """Return a table for notebooks, followed by the table of the effect."""
         header = ["p-value", "statistic", "value", "permutations"]
         row = [
             f"{self.p_value:.3g}",
@@ -141,58 +143,63 @@ def two_sample_test(
     permutations: int = 999,
     generator: torch.Generator | None = None,
 ) -> TwoSampleTest:
-    r"""Test whether two data sets can come from one distribution, by shuffling which draw came from which.
+    r"""Test whether two data sets can come from one distribution, by shuffling the origins of the draws.
 
     .. math:: \text{p-value} = \frac{\#\{b : h_b \ge h_0\}}{1 + B}, \quad
-        h_b = \sum_j \frac{w_j}{1 - \Phi(z_{jb})}, \quad b = 0, \dots, B
+    h_b = \sum_j \frac{w_j}{1 - \Phi(z_{jb})}, \quad b = 0, \dots, B
 
-    with labeling 0 the one that was seen and B shuffles; :math:`z_{jb}` is the normal score of statistic
+    Labeling 0 is the observed one, and the others are B shuffles. :math:`z_{jb}` is the normal score of statistic
     :math:`T_{jb}` among all labelings (by mean, standard deviation and skewness). The level is exact at any size, and
-    with equal values: if both have one distribution, every labeling is as likely as what was seen.
+    with equal values: if both have one distribution, all labelings are equally likely.
 
-    For categories T is the likelihood ratio of the counts. For numbers there are four, with weights 3, 3, 1.5 and 1:
-    the energy distance, and that of the pooled ranks, which see shifts; the difference of the mean squared normal
-    scores, which sees spreads; and the largest :math:`\chi^2` of 8, 32 and 128 bins and of about ten draws to a
-    bin. For vectors there are six, with weights 3, 3, 2, 1, 1 and 0.5: the energy distance; that by a Gaussian
-    kernel; the largest difference of a component's mean normal scores, which sees shifts of few of many; the
-    difference of the mean logarithms of the distance from the common center, which sees spreads; those of the mean
-    products of two components' normal scores, which see correlations; and the number of nearest neighbors that come
-    from the same data set, weighted for unequal sizes.
+    For categories T is the likelihood ratio of the counts. For numbers there are four statistics, with weights 3, 3,
+    1.5 and 1:
 
-    Time and memory are bounded: above 1000 numbers, ranks and values are taken in 1000 groups; above 2500 vectors,
-    random features stand in for their distances; neighbors are those among 5000 vectors chosen at random; and above
-    10,000,000 products of components, these are left out.
+    * the energy distance, and the energy distance of the pooled ranks, which show shifts;
+    * the difference of the mean squared normal scores, which shows spreads;
+    * the largest :math:`\chi^2` of 8, 32 and 128 bins and of bins with about ten draws each.
+
+    For vectors there are six, with weights 3, 3, 2, 1, 1 and 0.5:
+
+    * the energy distance, and the distance by a Gaussian kernel;
+    * the largest difference of a component's mean normal scores, which shows shifts of a few components;
+    * the difference of the mean logarithms of the distance from the common center, which shows spreads;
+    * the differences of the mean products of two components' normal scores, which show correlations;
+    * the number of nearest neighbors from the same data set, weighted for unequal sizes.
+
+    Time and memory are bounded. Above 1000 numbers, ranks and values are taken in 1000 groups. Above 2500 vectors,
+    random features replace their distances. Neighbors are found among 5000 vectors chosen at random. Above 10,000,000
+    products of components, these are left out.
 
     Arguments:
-        p: draws of P, shape (n, d); its clusters are shuffled as wholes. Without clusters, draws whose order shows
-            dependence are shuffled in blocks, of one length on both sides; equal continuous draws stay together.
-            Or the `Counts` of P's categories.
-        q: draws of Q, shape (m, d), or their `Counts`.
-        permutations: how many shuffles, B; the smallest p-value is 1 / (B + 1).
-        generator: where the shuffles come from; left out, they follow from the state of torch's own, which
-            `torch.manual_seed` sets and this leaves as it was.
+    p: draws of P, shape (n, d); its clusters are shuffled as wholes. Without clusters, draws with serial dependence are
+        shuffled in blocks of one length on both sides, and equal continuous draws stay together. Or the `Counts` of P's
+        categories.
+    q: draws of Q, shape (m, d), or their `Counts`.
+    permutations: the number of shuffles B; the smallest p-value is 1 / (B + 1).
+    generator: for the shuffles; by default they follow from the state of torch's own generator, which does not change.
 
     Returns:
-        a `TwoSampleTest` with the p-value and the estimated divergence as effect.
+    a `TwoSampleTest` with the p-value and the estimated divergence as effect.
 
     Raises:
-        ArgumentValueError: the draws lie in different spaces, have weights, or are too few to shuffle.
+    ArgumentValueError: the draws are from different spaces, have weights, or are too few to shuffle.
 
     Example:
-        >>> import torch, kullback
-        >>> draw = torch.Generator().manual_seed(0)
-        >>> x = torch.randn(300, generator=draw)
-        >>> y = torch.randn(300, generator=draw) + 0.5
-        >>> found = kullback.two_sample_test(kullback.Samples(x), kullback.Samples(y), generator=draw)
-        >>> found.p_value, found.method
-        (0.001, 'energy')
+    >>> import torch, kullback
+    >>> draw = torch.Generator().manual_seed(0)
+    >>> x = torch.randn(300, generator=draw)
+    >>> y = torch.randn(300, generator=draw) + 0.5
+    >>> test = kullback.two_sample_test(kullback.Samples(x), kullback.Samples(y), generator=draw)
+    >>> test.p_value, test.method
+    (0.001, 'energy')
 
     References:
-        Energy statistics: A class of statistics based on distances (Szekely and Rizzo, 2013)
-        A Kernel Two-Sample Test (Gretton et al., 2012)
-        The harmonic mean p-value for combining dependent tests (Wilson, 2019)
-        The distribution of chi-square (Wilson and Hilferty, 1931)
-        A weighted edge-count two-sample test for multivariate and object data (Chen, Chen and Su, 2018)
+    Energy statistics: A class of statistics based on distances (Szekely and Rizzo, 2013)
+    A Kernel Two-Sample Test (Gretton et al., 2012)
+    The harmonic mean p-value for combining dependent tests (Wilson, 2019)
+    The distribution of chi-square (Wilson and Hilferty, 1931)
+    A weighted edge-count two-sample test for multivariate and object data (Chen, Chen and Su, 2018)
     """
     said: tuple[str, ...] = ()
     if isinstance(p, Counts) and isinstance(q, Counts):
@@ -200,7 +207,7 @@ def two_sample_test(
         permutations = _number_of(permutations)
         rng = np.random.default_rng(seed_of(generator, CALL))
         labeling = Labeling(None, np.zeros(0, bool))
-        found, statistic, method = _tested(_of_counts(*counts), labeling, permutations, rng)
+        probability, statistic, method = _tested(_of_counts(*counts), labeling, permutations, rng)
     else:
         p, q = (drawn_one_by_one(CALL, side) for side in (p, q))
         check_samples(CALL, p, q)
@@ -208,19 +215,19 @@ def two_sample_test(
         permutations = _number_of(permutations)
         rng = np.random.default_rng(seed_of(generator, CALL))
         groups = grouped_alike(p, q)
-        found, statistic, method = permutation_test(
+        probability, statistic, method = permutation_test(
             groups.p, groups.q, permutations, rng, in_pairs=groups.in_pairs
         )
-        found, said = math.nan if groups.is_open else found, groups.notes
+        probability, said = math.nan if groups.is_open else probability, groups.notes
     effect, notes = _effect(p, q, generator)
     notes = tuple(dict.fromkeys((*said, *notes)))
-    return TwoSampleTest(found, statistic, effect, permutations, method, notes)
+    return TwoSampleTest(probability, statistic, effect, permutations, method, notes)
 
 
 def permutation_test(
     p: Samples, q: Samples, permutations: int, rng: np.random.Generator, *, in_pairs: bool = False
 ) -> tuple[float, float, str]:
-    """Return the p-value, and value and name of the statistic that shows the difference most clearly."""
+    """Return the p-value, and the value and name of the statistic with the clearest difference."""
     return _tested(_statistics(p, q, rng), Labeling.of(p, q, in_pairs=in_pairs), permutations, rng)
 
 
@@ -228,8 +235,8 @@ def _tested(
     statistics: PermutationStatistics, labeling: Labeling, permutations: int, rng: np.random.Generator
 ) -> tuple[float, float, str]:
     observed, shuffled = permuted(statistics, labeling, permutations, rng)
-    found, best = p_value(observed, shuffled, [WEIGHTS[name] for name in statistics.names])
-    return found, float(observed[best]), statistics.names[best]
+    probability, best = p_value(observed, shuffled, [WEIGHTS[name] for name in statistics.names])
+    return probability, float(observed[best]), statistics.names[best]
 
 
 def _one_row(p: Counts, q: Counts) -> tuple[Integers, Integers]:
@@ -257,9 +264,9 @@ def _check_weightless(p: Samples, q: Samples) -> None:
             raise invalid_value(
                 CALL,
                 name,
-                wanted="draws that count the same, so that they can be exchanged",
+                wanted="draws of equal weight, which can be exchanged",
                 got="draws with weights",
-                instead="kl_estimate(p, q), whose interval knows weights",
+                instead="kl_estimate(p, q), which supports weights",
             )
 
 
@@ -280,7 +287,7 @@ def _number_of(permutations: int) -> int:
 def _effect(
     p: Samples | Counts, q: Samples | Counts, generator: torch.Generator | None
 ) -> tuple[Estimate | None, tuple[str, ...]]:
-    """Estimate how much the two differ; what an estimator cannot use may still be shuffled."""
+    """Estimate the difference; None with a note if no estimator accepts the draws."""
     try:
         method = "coverage_adjusted" if isinstance(p, Counts) else "auto"
         effect = estimate_from_samples(CALL, p, q, KL(), method, generator=generator)
@@ -328,7 +335,7 @@ def _x_log_x(x: Array) -> Array:
 
 
 def _of_ranks(pooled: Array) -> BinCounts:
-    """Return statistics of the pooled values and ranks, at most so many of them; equal values have one rank."""
+    """Return statistics of the pooled values and ranks, at most `MOST_RANKS` of them; equal values have one rank."""
     number = len(pooled)
     distinct, codes, totals = np.unique(pooled, return_inverse=True, return_counts=True)
     if len(distinct) > MOST_RANKS:
@@ -358,7 +365,7 @@ def _of_ranks(pooled: Array) -> BinCounts:
         return np.abs(counts @ square / n - (totals - counts) @ square / (number - n))
 
     def chi_squared(counts: Array) -> Array:
-        """The largest over all numbers of bins, each about standard normal (Wilson and Hilferty, 1931)."""
+        """The largest of the chi-squared sums, each made about standard normal (Wilson and Hilferty, 1931)."""
         n = counts.sum(1, keepdims=True)
         differences = counts @ groups / n - (totals - counts) @ groups / (number - n)
         terms = np.square(differences) / expected * (n * (number - n) / number)
@@ -376,9 +383,9 @@ def _of_ranks(pooled: Array) -> BinCounts:
 
 
 def _bins_of_ranks(middle: Array, totals: Integers) -> tuple[Array, Integers, Array]:
-    """Return which ranks are in which bins, by columns, where each number of bins starts, and the bins' shares.
+    """Return the members of the bins by columns, the first column of each number of bins, and the shares of the bins.
 
-    Equal values are in one bin. So the finest bins are single values where numbers repeat often.
+    Equal values are in one bin. If numbers repeat often, the finest bins are single values.
     """
     draws = int(totals.sum())
     most = max(draws // DRAWS_IN_A_BIN, RANK_BINS[0])
@@ -393,9 +400,9 @@ def _bins_of_ranks(middle: Array, totals: Integers) -> tuple[Array, Integers, Ar
 
 
 def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
-    """Return statistics of the distances between draws, all components brought to one scale.
+    """Return statistics of the distances between draws, with all components in one scale.
 
-    Equal distances are taken in an order that the origin of the draws has no part in.
+    The order of equal distances does not depend on the origin of the draws.
     """
     n = len(points)
     scaled = points / _scale(points)
@@ -418,11 +425,11 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
         return QuadraticForms(matrices, moments, {"shift": scores})
     # A Gaussian kernel is the mean of products of random features (Rahimi and Recht, 2007); a wide one is like energy.
     count = int(min(max(FEATURE_NUMBERS / n, FEWEST_FEATURES), MOST_FEATURES))
-    found = {
+    features = {
         name: _features((scaled / (width * median)).astype(np.float32), count, rng)
         for name, width in (("energy", 3.0), ("kernel", 1.0))
     }
-    return QuadraticForms({"nearest_neighbors": graph}, found | moments, {"shift": scores})
+    return QuadraticForms({"nearest_neighbors": graph}, features | moments, {"shift": scores})
 
 
 def _normal_scores(points: Array) -> Float32s:
@@ -437,11 +444,11 @@ def _moments(points: Array, scores: Float32s) -> dict[str, Float32s]:
     """Return the logarithms of distances from the center, and the products of two components' normal scores."""
     n, d = points.shape
     square = np.square(points - np.median(points, axis=0)).sum(1, keepdims=True)
-    found = {"spread": _centered(np.log(np.maximum(square, np.finfo(np.float32).tiny)))}
+    moments = {"spread": _centered(np.log(np.maximum(square, np.finfo(np.float32).tiny)))}
     if n * d * (d - 1) <= 2 * MOST_PRODUCTS:
         first, second = np.triu_indices(d, 1)
-        found["products"] = _centered(scores[:, first] * scores[:, second])
-    return found
+        moments["products"] = _centered(scores[:, first] * scores[:, second])
+    return moments
 
 
 def _features(points: Float32s, count: int, rng: np.random.Generator) -> Float32s:
@@ -454,7 +461,7 @@ def _centered(features: Array | Float32s) -> Float32s:
 
 
 def _scale(points: Array) -> Array:
-    """Return the width of the middle half of each component, which no outlier moves; 1 where that has none."""
+    """Return the interquartile range of each component, robust against outliers; the deviation or 1 if it is 0."""
     width = np.subtract(*np.quantile(points, [0.75, 0.25], axis=0))
     spread = points.std(0)
     return np.where(width > 0, width, np.where(spread > 0, spread, 1.0))

@@ -1,4 +1,4 @@
-"""What of P lies where Q has no draw: what that may add to KL, and whether an interval can have an upper end."""
+"""The part of P outside Q's draws: its possible contribution to KL, and whether the upper limit is finite."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from kullback.estimators.tails import FEWEST_IN_TAIL, TAIL, ParetoTail, fit_tail
 
 __all__ = ["Unseen", "UpperEndShift", "unseen_by_q", "unseen_in_scores", "upper_end"]
 
-# How many times what Q's tails may add, as far as they can be extrapolated, has to fit into half of the interval.
+# This multiple of the extrapolated contribution of Q's tails must fit into half of the interval.
 _DOUBT = 2.0
-# A tail heavier than this is that of a power, which P's may well have where Q has it.
+# A heavier tail follows a power law, and P's tail may follow it too.
 _POWER = 0.15
 # No draw adds more nats than this by extrapolation.
 _MOST_NATS = 20.0
-# As many draws of P where Q has none are worth a note.
+# The smallest number of P's draws outside Q's range that gets a note.
 _SEVERAL = 3
-# How often, where P = Q, P's draws may be taken for ones where Q has none.
+# The probability of a false `abrupt` at P = Q.
 _FALSE_ALARMS = 0.05
 _NEIGHBORING_GAPS = 20
-# What chance puts beyond Q's outermost draws more often than this adds nothing.
+# Draws of P beyond Q's outermost ones add nothing if chance has at least this probability.
 _BY_CHANCE = 0.3
-# P's probability beyond a quantile of Q falls at least as this power of Q's there, where P does not end abruptly.
+# Beyond a quantile of Q, P's probability falls at least as fast as this power of Q's, unless P ends abruptly.
 _SLOWEST = 0.2
-# A tail of this shape, or less, ends abruptly: any of P beyond it is more than a tail that falls more slowly.
+# A tail with at most this shape ends abruptly.
 _ABRUPT_END = -0.35
-# A draw so many times as far out as the next one is an error, or says nothing of the tail.
+# A draw this many times farther out than the next one is left out of the tail.
 _FAR = 100.0
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """What of P lies on the line where Q has no draw.
+    """The part of P on the line where Q has no draw.
 
     Attributes:
-        share: P's share beyond Q's outermost draws.
-        draws: how many effective draws that is.
-        nats: what Q's tails, if they go on as they do among its outermost draws, add to KL there.
-        abrupt: whether more of P lies beyond, or between two neighboring draws of Q, than chance puts there when
-            log p / q goes on as it does nearby.
+    share: P's share outside the range of Q's draws.
+    draws: the effective number of these draws.
+    nats: the contribution to KL there, by extrapolation of Q's fitted tails.
+    abrupt: whether significantly more of P is there, or between two neighboring draws of Q, than a smooth log p / q
+        allows.
     """
 
     share: float
@@ -64,12 +64,12 @@ def unseen_by_q(
     """Look for P's draws where Q has none.
 
     Arguments:
-        x: P's draws, ordered.
-        shares: their weights, adding up to one.
-        y: Q's draws, ordered.
-        number: P's effective number of draws.
-        alarms: how often `abrupt` may be said where P = Q.
-        upper_only: look beyond Q's largest draw only.
+    x: P's draws, ordered.
+    shares: their weights, with sum 1.
+    y: Q's draws, ordered.
+    number: P's effective number of draws.
+    alarms: the probability of `abrupt` at P = Q.
+    upper_only: whether to look only beyond Q's largest draw.
     """
     if len(y) < 2 or y[0] == y[-1]:
         return Unseen(0.0, 0.0, 0.0, abrupt=False)
@@ -86,12 +86,12 @@ def unseen_by_q(
         smooth = inside / (len(last) ** _SLOWEST - 1)
         chance = _log_probability(np.array([weight * number]), np.array([inside]), len(last) - 1)
         if float(chance[0]) > math.log(_BY_CHANCE * alarms / _FALSE_ALARMS):
-            continue  # a draw, or one of many scores, is there by chance
-        # A draw or two beyond are chance, however far Q's fitted tail ends before them.
+            continue  # chance explains a draw, or one of many scores, there
+        # One or two draws there may be chance, even far beyond the end of Q's fitted tail.
         most = min(_MOST_NATS, 2 * weight * number)
         observed = float(its[outside] @ np.minimum(_extrapolated(at[outside], of_q), most))
         expected = _expected(at, of_q, number) if weight * number >= 1 else 0.0
-        # P's own density falls, too: by one nat on average over its draws beyond any point of a tail.
+        # P's own density falls too: by one nat on average over its draws beyond any point of a tail.
         nats += max(observed - weight, expected - weight, 0.0)
         ends = _tail(of_q)[0].shape < _ABRUPT_END and float(chance[0]) < math.log(alarms)
         abrupt |= ends or (weight * number > smooth and float(chance[0]) < math.log(alarms / 4))
@@ -114,7 +114,7 @@ def _expected(x: Array, y: Array, number: float) -> float:
 
 
 def _tail(y: Array) -> tuple[ParetoTail, int]:
-    """Fit a tail to the largest of ordered draws, how many are said; one far beyond all others has no part in it."""
+    """Fit a tail to the largest of ordered draws, and return their number; one extreme outlier is left out."""
     count = max(int(TAIL * len(y)), min(FEWEST_IN_TAIL, len(y) - 1))
     beyond = y[-count:] - y[-count - 1]
     if len(beyond) > 2 and beyond[-1] > _FAR * beyond[-2]:
@@ -123,9 +123,9 @@ def _tail(y: Array) -> tuple[ParetoTail, int]:
 
 
 def _extrapolated(x: Array, y: Array) -> Array:
-    """Return how much less likely Q is, by its fitted tail, beyond x than beyond its last draw, in nats."""
+    """Return how much less likely Q is beyond x than beyond its last draw, by its fitted tail, in nats."""
     tail, count = _tail(y)
-    # Tails longer or shorter than exponential only where the draws tell.
+    # The tail is exponential unless the draws show otherwise.
     chance = (1 + abs(tail.shape)) / math.sqrt(4 * count)
     tail = ParetoTail(min(max(0.0, tail.shape - chance), tail.shape + chance), tail.scale)
     last = tail.log_survival(y[-1:] - y[-count - 1])
@@ -135,7 +135,7 @@ def _extrapolated(x: Array, y: Array) -> Array:
 
 
 def _in_a_gap(x: Array, shares: Array, y: Array, number: float, alarms: float) -> bool:
-    """Say whether more of P lies between two neighboring draws of Q than between those around them, beyond chance."""
+    """Return whether significantly more of P is between two neighboring draws of Q than in the gaps around them."""
     y = np.unique(y)
     if len(y) < 3 * _NEIGHBORING_GAPS:
         return False
@@ -150,10 +150,10 @@ def _in_a_gap(x: Array, shares: Array, y: Array, number: float, alarms: float) -
 
 
 def _log_probability(inside: Array, around: Array, gaps: int) -> Array:
-    """Return the log-probability of so many draws in a gap, or more, given those in other gaps of the same density.
+    """Return the log-probability of at least this many draws in a gap, given the draws in other gaps of equal density.
 
-    How many of P's draws come between two neighboring ones of Q is geometric, and all ways to spread their sum are
-    equally likely.
+    The number of P's draws between two neighboring draws of Q is geometric, and all ways to spread the sum are equally
+    likely.
     """
     total = inside + around
     chance = np.zeros(len(inside))
@@ -165,50 +165,50 @@ def _log_probability(inside: Array, around: Array, gaps: int) -> Array:
 def unseen_in_scores(
     scores: Iterable[tuple[Array, Array]], shares: Array, number: float, *, log_ratios: bool = False
 ) -> Unseen:
-    """Look for P's draws where Q has none along several scores of vectors, the first of which only counts upwards.
+    """Look for P's draws where Q has none along several scores of vectors; the first score only counts upwards.
 
-    Each is a pair of P's and of Q's scores, in the order of their draws. If the first are `log_ratios`, they say what
-    is beyond Q's largest themselves, in place of Q's tail.
+    Each is a pair of P's and of Q's scores, in the order of their draws. If the first scores are `log_ratios`, their
+    excess over Q's largest replaces the extrapolation of Q's tail.
     """
     pairs = list(scores)
-    found: list[Unseen] = []
+    results: list[Unseen] = []
     for i, (of_p, of_q) in enumerate(pairs):
         order = np.argsort(of_p)
         alarms = _FALSE_ALARMS / len(pairs)
         one = unseen_by_q(of_p[order], shares[order], np.sort(of_q), number, alarms=alarms, upper_only=i == 0)
         if log_ratios and i == 0:
             one = replace(one, nats=float(shares @ np.maximum(of_p - of_q.max(), 0)))
-        found.append(one)
-    most = max(found, key=lambda one: one.nats)
-    return replace(most, abrupt=any(one.abrupt for one in found))
+        results.append(one)
+    most = max(results, key=lambda one: one.nats)
+    return replace(most, abrupt=any(one.abrupt for one in results))
 
 
 @dataclass(frozen=True)
 class UpperEndShift:
-    """By how much an interval's upper end moves, and what to say of that, if anything."""
+    """The change of an interval's upper limit, and a note about it, if any."""
 
     reach: float
     note: str
 
 
 def upper_end(unseen: Unseen, half_width: float) -> UpperEndShift:
-    """Judge whether an interval with this half width can have an upper end, and how far out."""
+    """Return whether an interval with this half width can have a finite upper limit, and its change."""
     if unseen.abrupt:
         return UpperEndShift(
             math.inf,
-            "P has more draws between or beyond Q's draws than chance puts there, where Q's density may be as small as "
-            "it likes: the interval has no upper end, and the value is likely too low.",
+            "Significantly many of P's samples are in gaps or beyond the end of Q's samples. Q has no samples there, "
+            "so KL could be arbitrarily large: the upper limit is infinite, and the value is likely too low.",
         )
     if _DOUBT * unseen.nats > half_width:
         return UpperEndShift(
             math.inf,
-            f"{100 * unseen.share:.3g} % of P's draws lie beyond Q's outermost ones, where Q's tails, going on as they "
-            f"do before, may add {unseen.nats:.2g} nats or more, too much for the interval: it has no upper end.",
+            f"{100 * unseen.share:.3g} % of P's samples are outside the range of Q's samples. Q's fitted tail adds "
+            f"{unseen.nats:.2g} nats or more there, too much for the interval: the upper limit is infinite.",
         )
     note = ""
     if unseen.draws >= _SEVERAL:
         note = (
-            f"{100 * unseen.share:.3g} % of P's draws lie beyond Q's outermost ones: the interval's upper end takes "
-            "Q's tails to go on there as they do before."
+            f"{100 * unseen.share:.3g} % of P's samples are outside the range of Q's samples. The upper limit "
+            "extrapolates Q's fitted tail there."
         )
     return UpperEndShift(_DOUBT * unseen.nats, note)

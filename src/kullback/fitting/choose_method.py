@@ -1,4 +1,4 @@
-"""`kullback.fit`: which method serves the family and the target, and what is made of its answer."""
+"""`kullback.fit`: the choice of a method for the family and the target, and the result."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from kullback.samples import Samples
 
 __all__ = ["METHODS", "fit"]
 
-# A start near a component is left out if its value is this much above the lowest end, relative to 1 + the end's size.
+# A start near a component is left out if its value exceeds the lowest end by more than this, relative to 1 + its size.
 _FAR_ABOVE = 0.1
 METHODS = ("auto", "moment_matching", "maximum_likelihood", "em", "quasi_newton", "stochastic")
 
@@ -69,59 +69,57 @@ def fit(
     generator: torch.Generator | None = None,
     show_progress: bool = True,
 ) -> Fit:
-    r"""Fit a distribution: change its parameters until its divergence from a target is least.
+    r"""Fit a distribution: change its parameters until its divergence from a target is smallest.
 
     .. math:: \min_\theta KL(P \| Q_\theta) \quad \text{or} \quad \min_\theta KL(Q_\theta \| P)
 
-    `KL()`, from the target to the fit, covers all of the target; `ReverseKL()` seeks a mode of it. Computed in float64.
-    Where the divergence has several minima, the result is the lowest that the starts lead to.
+    `KL()`, from the target to the fit, covers all of the target; `ReverseKL()` finds one of its modes. Computed in
+    float64. If the divergence has several minima, the result is the lowest one from all starts.
 
     Arguments:
-        q: the family with its start: a torch distribution such as ``Normal(0.0, 1.0)``, a mixture, a transformed
-            distribution, whose transforms' tensors are free where they require a gradient, or `Logits`, `LogProbs` or
-            `Probs`; or a class such as ``Normal``, which starts where KL(to || q) is least; or an ``nn.Module`` whose
-            forward takes no arguments and returns the distribution: its parameters are changed in place.
-        to: the target: a distribution of torch or a frozen one of SciPy; `Samples`; `Probs`, `Logits`, `LogProbs` or
-            `Counts`; or a function from points to the logarithm of a density known up to a constant factor.
-        kind: which divergence, or its name; left out, `KL()`, and for a log-density `ReverseKL()`, which there is the
-            only one.
-        fixed: the names of q's parameters that stay as they are, such as ``("loc",)``, or
-            ``("component_distribution.scale",)`` in full.
-        method: ``"auto"`` takes the most exact there is of ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"``
-            and ``"quasi_newton"``; ``"stochastic"`` draws at random, and is the one for what has no other.
-        starts: the largest number of starts; the best end is kept. The first is yours. EM takes the others at random,
-            and none if this is left out. Other fits to a mixture start near each component, eight at most.
-        tol: how far the value may be above the nearest minimum, relative to 1 + its size; for ``"stochastic"``, whose
-            gradient may otherwise be 0 within its standard error, 1e-6 at least.
-        max_iterations: how many steps may be taken.
-        draws: how many draws each step of ``"stochastic"`` takes.
-        generator: where its randomness, and that of the starts, comes from; left out, torch's own.
-        show_progress: show a bar on a terminal after a second.
+    q: the family with its start: a torch distribution such as ``Normal(0.0, 1.0)``, a mixture, a transformed
+        distribution (with free tensors where its transforms require a gradient), `Logits`, `LogProbs` or `Probs`. Or a
+        class such as ``Normal``, which starts at the smallest KL(to || q). Or an ``nn.Module`` whose forward takes no
+        arguments and returns the distribution: its parameters are changed in place.
+    to: the target: a distribution of torch or a frozen one of SciPy; `Samples`; `Probs`, `Logits`, `LogProbs` or
+        `Counts`; or a function from points to the logarithm of a density, up to a constant factor.
+    kind: the divergence, or its name. By default `KL()`, and for a log-density `ReverseKL()`, the only one there.
+    fixed: the names of fixed parameters of q, such as ``("loc",)``, or in full ``("component_distribution.scale",)``.
+    method: ``"auto"`` takes the most exact available one of ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"``
+        and ``"quasi_newton"``; ``"stochastic"`` uses random draws, and is the last resort.
+    starts: the largest number of starts; the best end is kept. The first is yours. EM takes the others at random,
+        and by default none. Other fits to a mixture start near each component, at most eight.
+    tol: the largest excess of the value over the nearest minimum, relative to 1 + its size. ``"stochastic"`` uses at
+        least 1e-6, and also stops at a gradient of 0 within its standard error.
+    max_iterations: the largest number of steps.
+    draws: the number of draws in each step of ``"stochastic"``.
+    generator: for random draws and starts; by default torch's own.
+    show_progress: show a bar on a terminal after a second.
 
     Returns:
-        a `Fit`: the distribution, the value, a bound on its error, how it was obtained and whether it converged. From
-        `Samples` the value is the negative log-likelihood per draw, from a log-density the negative ELBO.
+    a `Fit`: the distribution, the value, a bound on its error, the method and the convergence. From `Samples` the value
+    is the negative log-likelihood per draw, from a log-density the negative ELBO.
 
     Raises:
-        ArgumentTypeError: q is no family, or the target no distribution; or draws of text, which only a Categorical
-            can be fitted to.
-        ArgumentValueError: the divergence is infinite for every member of the family, nothing is free, a start lies
-            outside of its constraint, or a log-density is not finite.
-        NoRuleError: no method serves the pair.
-        FitError: the criterion was not met: its ``fit`` is the best point that was found.
+    ArgumentTypeError: q is not a family, or the target not a distribution; or draws of text, which only a Categorical
+        can be fitted to.
+    ArgumentValueError: the divergence is infinite for every member of the family, no parameter is free, a start is
+        outside of its constraint, or a log-density is not finite.
+    NoRuleError: no method is available for the pair.
+    FitError: the fit did not converge: its ``fit`` is the best point.
 
     Example:
-        >>> import torch
-        >>> from torch.distributions import Categorical, MixtureSameFamily, Normal
-        >>> from kullback import ReverseKL, fit
-        >>> modes = MixtureSameFamily(Categorical(torch.ones(2)), Normal(torch.tensor([-5.0, 5.0]), torch.ones(2)))
-        >>> fit(Normal(4.0, 1.0), to=modes).distribution.scale
-        tensor(5.0990)
-        >>> fit(Normal(4.0, 1.0), to=modes, kind=ReverseKL()).distribution.scale
-        tensor(1.0000)
+    >>> import torch
+    >>> from torch.distributions import Categorical, MixtureSameFamily, Normal
+    >>> from kullback import ReverseKL, fit
+    >>> modes = MixtureSameFamily(Categorical(torch.ones(2)), Normal(torch.tensor([-5.0, 5.0]), torch.ones(2)))
+    >>> fit(Normal(4.0, 1.0), to=modes).distribution.scale
+    tensor(5.0990)
+    >>> fit(Normal(4.0, 1.0), to=modes, kind=ReverseKL()).distribution.scale
+    tensor(1.0000)
 
     References:
-        Divergence measures and message passing (Minka, 2005)
+    Divergence measures and message passing (Minka, 2005)
     """
     began = time.perf_counter()
     settings = _settings(method, starts, tol, max_iterations, draws, generator, show_progress)
@@ -132,10 +130,11 @@ def fit(
     kind = as_kl(kind) if kind is not None else ReverseKL() if is_function else KL()
     objective = _objective(target, kind)
     if isinstance(q, torch.nn.Module):
-        found = fit_module(q, objective, settings)
-        return _finish(found, kind, objective, to, began)
+        result = fit_module(q, objective, settings)
+        return _finish(result, kind, objective, to, began)
+    is_nearest = False
     if isinstance(q, type):
-        q = start_of(q, target, kind)
+        q, is_nearest = start_of(q, target)
     form = type(q) if isinstance(q, Representation) else None
     q = _family_of(q)
     shape = q.batch_shape if not isinstance(target, Distribution) else _common_shape(q, target)
@@ -144,11 +143,11 @@ def fit(
         _check_comparable(q, target)
     family = read_family(q, names)
     q = with_tensors(q, _in_float64)
-    found = _fitted(q, target, objective, kind, family, names, settings)
+    result = _fitted(q, target, objective, kind, family, names, settings, is_nearest and not names)
     if form is not None:
-        own = getattr(found.distribution, "_categorical", found.distribution)
-        found = found._replace(distribution=_as_representation(form, own))
-    return _finish(found, kind, objective, to, began)
+        own = getattr(result.distribution, "_categorical", result.distribution)
+        result = result._replace(distribution=_as_representation(form, own))
+    return _finish(result, kind, objective, to, began)
 
 
 def _settings(
@@ -168,8 +167,8 @@ def _settings(
         ("max_iterations", max_iterations, 1),
         ("draws", draws, 4),
     ):
-        found = number_from(number) if name == "tol" else whole_from(number)
-        if found is None or not least <= found < 2**63:
+        value = number_from(number) if name == "tol" else whole_from(number)
+        if value is None or not least <= value < 2**63:
             raise invalid_value(
                 "fit",
                 name,
@@ -205,11 +204,11 @@ def _fixed_names(fixed: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-# ---- What was given.
+# ---- The arguments.
 
 
 def _target(to: Any, q: Any) -> Any:
-    """Return the target in float64: a distribution or draws; or the function that was given."""
+    """Return the target in float64: a distribution or draws; or the user's function."""
     if is_frozen(to):
         to = to_torch("fit", "to", to)
     if isinstance(to, Representation):
@@ -227,7 +226,7 @@ def _target(to: Any, q: Any) -> Any:
         "fit",
         "to",
         wanted="a distribution, Samples, finite probabilities or a function that gives a log-density",
-        got="a tensor, which does not say what it holds" if isinstance(to, Tensor) else type(to).__name__,
+        got="a tensor without a wrapper" if isinstance(to, Tensor) else type(to).__name__,
         instead=wrap,
     )
 
@@ -258,7 +257,7 @@ def _as_representation(form: type[Representation], d: Categorical) -> Representa
 
 
 def _family_of(q: Any) -> Distribution:
-    """Return the distribution that is the start."""
+    """Return the distribution at the start."""
     if isinstance(q, Logits | LogProbs):
         return Categorical(logits=q.tensor.detach().movedim(q.dim, -1), validate_args=False)
     if isinstance(q, Probs):
@@ -269,7 +268,7 @@ def _family_of(q: Any) -> Distribution:
         "fit",
         "q",
         wanted="a distribution with the start, its class, an nn.Module that returns one, or Logits",
-        got="a tensor, which does not say what it holds" if isinstance(q, Tensor) else safe_repr(q),
+        got="a tensor without a wrapper" if isinstance(q, Tensor) else safe_repr(q),
         instead="fit(Normal(0.0, 1.0), to=p)",
     )
 
@@ -302,7 +301,7 @@ def _objective(target: Any, kind: Divergence) -> Objective:
             raise invalid_value(
                 "fit",
                 "kind",
-                wanted="KL() for Samples, whose density is not known",
+                wanted="KL() for Samples, whose density is unknown",
                 got=repr(kind),
                 instead="kind=KL(), which is maximum likelihood",
             )
@@ -311,7 +310,7 @@ def _objective(target: Any, kind: Divergence) -> Objective:
         raise invalid_value(
             "fit",
             "kind",
-            wanted="ReverseKL() for a log-density, of which there are no draws",
+            wanted="ReverseKL() for a log-density, which has no draws",
             got=repr(kind),
             instead="kind=ReverseKL(), which maximizes the ELBO",
         )
@@ -329,22 +328,24 @@ def _fitted(
     family: Family,
     fixed: frozenset[str],
     settings: FitSettings,
+    is_nearest: bool,
 ) -> Found:
+    """Return the fit; `is_nearest` if the start already has the smallest KL(to || q)."""
     method = settings.method
     count = None if settings.starts is None else settings.starts - 1
     starts = itertools.islice(other_starts(q, target, family, fixed), count)
     by_formula = "maximum_likelihood" if isinstance(target, Samples) else "moment_matching"
     if behaves_as(kind, KL) and method in ("auto", by_formula):
-        distribution = nearest(q, target, family, fixed)
-        is_finite = distribution is not None and has_numbers(distribution)
-        # Without finite means, in float64 or at all, the other methods find the optimum or say that there is none.
+        distribution = q if is_nearest else nearest(q, target, family, fixed)
+        is_finite = is_nearest or (distribution is not None and has_numbers(distribution))
+        # Without finite means, the other methods find the optimum or report that there is none.
         others = method == "auto" and isinstance(target, Distribution)
         if is_finite or not (distribution is None or others):
             return _by_formula(q, distribution if is_finite else None, objective, by_formula, settings)
     if method in ("auto", "em") and behaves_as(kind, KL) and isinstance(q, MixtureSameFamily):
-        found = _by_em(q, target, objective, family, settings)
-        if found is not None:
-            return found
+        result = _by_em(q, target, objective, family, settings)
+        if result is not None:
+            return result
     if method in ("auto", "quasi_newton"):
         try:
             before = objective.measure(q)
@@ -376,16 +377,17 @@ def _by_formula(
         raise invalid_value(
             "fit",
             "q, to",
-            wanted="a target to which one member of the family is nearest",
-            got=f"one for which the parameters of {type(q).__name__} have no finite values inside their range, as for "
-            "draws that are all alike",
+            wanted="a target with a nearest member of the family",
+            got=f"one without finite parameters of {type(q).__name__} inside their range, such as equal draws",
             instead="a target with some spread, or fixed= for the parameter that has none",
         )
-    after = objective.measure_or_draw(upcast_copy(distribution), settings.generator)
+    after = before
+    if distribution is not q:
+        after = objective.measure_or_draw(upcast_copy(distribution), settings.generator)
     zero = torch.zeros_like(after.value)
     history = torch.stack([before.value, after.value])
     done = torch.ones_like(zero, dtype=torch.bool)
-    drawn = "The parameters are exact; the value, for which there is no rule, is a mean over draws."
+    drawn = "The parameters are exact. The value has no exact rule, so it is a mean over draws."
     notes = (drawn,) if after.method == "monte_carlo" else ()
     return Found(distribution, q, before, after, method, done, zero.long(), history, zero, zero, notes)
 
@@ -399,25 +401,12 @@ def _by_em(
     if start is None:
         return None
     before = objective.try_measure(q)
-    found = _by_quasi_newton(q, before, objective, family, settings, start.values)
-    constant = found.history[0] - start.history[-1]  # the entropy of the target, where there is one
-    history = torch.cat([torch.stack(start.history[:-1]) + constant, found.history])
-    steps = found.iterations + len(start.history) - 1
-    return found._replace(method="em", history=history, iterations=steps)
-
-
-def _by_quasi_newton(
-    q: Distribution,
-    before: Estimate,
-    objective: Objective,
-    family: Family,
-    settings: FitSettings,
-    values: dict[str, Tensor] | None = None,
-) -> Found:
-    if values is None:
-        _check_finite(before.value, q, objective)
-    found = _minimized(objective, family, settings, family.start(values))
-    return _ended(q, before, objective, family, settings, found)
+    minimum = _minimized(objective, family, settings, family.start(start.values))
+    end = _ended(q, before, objective, family, settings, minimum)
+    constant = end.history[0] - start.history[-1]  # the entropy of the target, where there is one
+    history = torch.cat([torch.stack(start.history[:-1]) + constant, end.history])
+    steps = end.iterations + len(start.history) - 1
+    return end._replace(method="em", history=history, iterations=steps)
 
 
 def _from_the_best(
@@ -428,31 +417,33 @@ def _from_the_best(
     settings: FitSettings,
     others: Iterable[Tensor],
 ) -> Found:
-    """Take quasi-Newton steps from the given start and from others; return the lowest end of each element."""
+    """Take quasi-Newton steps from the first start and from others; return the lowest end of each element."""
     _check_finite(before.value, q, objective)
-    found = _minimized(objective, family, settings, family.start())
+    minimum = _minimized(objective, family, settings, family.start())
     for start in others:
         value = objective.try_measure(family.at(start)).value.detach().reshape(-1)
-        near = value < found.value + _FAR_ABOVE * (1 + found.value.abs())
+        near = value < minimum.value + _FAR_ABOVE * (1 + minimum.value.abs())
         if bool(value.isfinite().all() & near.any()):
-            found = lower_of(found, _minimized(objective, family, settings, start), settings.tol)
-    result = _ended(q, before, objective, family, settings, found)
+            minimum = lower_of(minimum, _minimized(objective, family, settings, start), settings.tol)
+    result = _ended(q, before, objective, family, settings, minimum)
     return result._replace(history=torch.cat([before.value.detach()[None], result.history[1:]]))
 
 
 def _by_draws(
     q: Distribution, objective: Objective, family: Family, settings: FitSettings, others: Iterable[Tensor]
 ) -> Found:
-    """Take stochastic steps from the given start and, but for batches, from others; return the lowest end."""
-    found = fit_by_draws(q, objective, family, settings)
-    for start in others if found.after.value.numel() == 1 else ():
+    """Take stochastic steps from the first start and, except for batches, from others; return the lowest end."""
+    lowest = fit_by_draws(q, objective, family, settings)
+    for start in others if lowest.after.value.numel() == 1 else ():
         values = family.values(start)
         near = replace(family, free={name: x._replace(value=values[name]) for name, x in family.free.items()})
         other = fit_by_draws(q, objective, near, settings)
         error = other.after.standard_error
-        if float(other.after.value) < float(found.after.value) - 4 * (0.0 if error is None else float(error)):
-            found = other
-    return found
+        if float(other.after.value) < float(lowest.after.value) - 4 * (
+            0.0 if error is None else float(error)
+        ):
+            lowest = other
+    return lowest
 
 
 def _minimized(objective: Objective, family: Family, settings: FitSettings, start: Tensor) -> Minimum:
@@ -472,63 +463,63 @@ def _ended(
     objective: Objective,
     family: Family,
     settings: FitSettings,
-    found: Minimum,
+    minimum: Minimum,
 ) -> Found:
     with torch.no_grad():
-        fitted = family.finished(family.values(found.u))
+        fitted = family.finished(family.values(minimum.u))
         after = objective.try_measure(upcast_copy(fitted))
-    return as_found(fitted, q, before, after, found, q.batch_shape, settings)
+    return as_found(fitted, q, before, after, minimum, q.batch_shape, settings)
 
 
 def _check_finite(value: Tensor, q: Any, objective: Objective) -> None:
-    endless = ~value.isfinite()
-    if bool(endless.any()):
-        where = "" if value.numel() == 1 else f" for {int(endless.sum())} of {value.numel()} elements"
+    infinite = ~value.isfinite()
+    if bool(infinite.any()):
+        where = "" if value.numel() == 1 else f" for {int(infinite.sum())} of {value.numel()} elements"
         raise invalid_value(
             "fit",
             "q, to",
-            wanted=f"a family with a finite {objective.quantity}: one side's support has to hold the other's, and "
-            "its tails must not fall faster",
+            wanted=f"a family with a finite {objective.quantity}: one side's support must contain the other's, and its "
+            "tails must not fall faster",
             got=f"{type(q).__name__}, where it is infinite{where}",
             instead="a family, or a start, with the support and the tails of the target, or the kind with the sides "
             "exchanged",
         )
 
 
-def _finish(found: Found, kind: Divergence, objective: Objective, to: Any, began: float) -> Fit:
-    _check_finite(found.after.value, found.distribution, objective)
-    result = Fit(
-        distribution=found.distribution,
-        value=found.after.value.detach(),
-        error=None if found.after.error is None else found.after.error.detach(),
-        before=found.before.value.detach(),
-        before_error=None if found.before.error is None else found.before.error.detach(),
-        method=found.method,
-        converged=found.converged,
-        iterations=found.iterations,
-        history=found.history.detach(),
-        above=found.above,
-        gradient_norm=found.gradient_norm,
+def _finish(result: Found, kind: Divergence, objective: Objective, to: Any, began: float) -> Fit:
+    _check_finite(result.after.value, result.distribution, objective)
+    fitted = Fit(
+        distribution=result.distribution,
+        value=result.after.value.detach(),
+        error=None if result.after.error is None else result.after.error.detach(),
+        before=result.before.value.detach(),
+        before_error=None if result.before.error is None else result.before.error.detach(),
+        method=result.method,
+        converged=result.converged,
+        iterations=result.iterations,
+        history=result.history.detach(),
+        above=result.above,
+        gradient_norm=result.gradient_norm,
         kind=kind,
         quantity=objective.quantity,
-        standard_error=found.after.standard_error,
-        notes=found.notes,
+        standard_error=result.after.standard_error,
+        notes=result.notes,
         seconds=time.perf_counter() - began,
-        start=found.start,
+        start=result.start,
         to=to,
     )
-    if not bool(result.converged.all()):
-        count = int((~result.converged).sum())
+    if not bool(fitted.converged.all()):
+        count = int((~fitted.converged).sum())
         raise FitError(
             explain(
                 "fit",
                 "q, to",
                 wanted="every element of the batch at a minimum, within tol and with a small error",
-                got=f"{count} of {result.converged.numel()} that are not after {int(result.iterations.max())} steps; "
-                f"they are about {float(result.above.max()):.2g} above it, with a gradient of "
-                f"{float(result.gradient_norm.max()):.2g} (error.fit is the best point found)",
+                got=f"{count} of {fitted.converged.numel()} that are not after {int(fitted.iterations.max())} steps; "
+                f"they are about {float(fitted.above.max()):.2g} above it, with a gradient of "
+                f"{float(fitted.gradient_norm.max()):.2g} (error.fit is the best point found)",
                 instead="a larger max_iterations or tol, or another start",
             ),
-            result,
+            fitted,
         )
-    return result
+    return fitted

@@ -1,4 +1,4 @@
-"""The start of a family that is given by its class alone."""
+"""The start of a family that is specified by its class alone."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from torch.distributions import Distribution, Uniform, constraints
 from kullback.errors import invalid_type, invalid_value
 from kullback.fitting.exact_fit import nearest
 from kullback.fitting.unconstrained import has_numbers, read_family
-from kullback.generators import Divergence
 from kullback.pairs.clone import upcast_copy
 from kullback.samples import Samples
 
 __all__ = ["start_of"]
 
 
-def start_of(family: Any, to: Any, kind: Divergence) -> Distribution:
-    """Return the member of a class that is nearest to the target in KL(to || q), or its standard member."""
+def start_of(family: Any, to: Any) -> tuple[Distribution, bool]:
+    """Return the member of a class with the smallest KL(to || q) and True, or the standard member and False."""
     if not issubclass(family, Distribution):
         raise invalid_type(
             "fit",
@@ -31,10 +30,10 @@ def start_of(family: Any, to: Any, kind: Divergence) -> Distribution:
         )
     start = _standard(family, to)
     if isinstance(to, Distribution | Samples):
-        found = nearest(start, to, read_family(start, frozenset()), frozenset())
-        if found is not None and has_numbers(found):
-            return upcast_copy(found)
-    return start
+        member = nearest(start, to, read_family(start, frozenset()), frozenset())
+        if member is not None and has_numbers(member):
+            return upcast_copy(member), True
+    return start, False
 
 
 def _standard(family: Any, to: Any) -> Distribution:
@@ -53,9 +52,9 @@ def _standard(family: Any, to: Any) -> Distribution:
         raise invalid_value(
             "fit",
             "q",
-            wanted="a class of distributions of numbers whose parameters have a start of their own",
+            wanted="a class of distributions of numbers with a standard start",
             got=family.__name__,
-            instead=f"q={family.__name__}(...) with the numbers to begin at",
+            instead=f"q={family.__name__}(...) with the numbers of the start",
         )
     return family(**{name: _number(ranges[name]).expand(shape) for name in names}, validate_args=False)
 

@@ -1,7 +1,7 @@
-r"""Expectation and maximization for mixtures, from draws or from the nodes of a quadrature of the target's density.
+"""Expectation-maximization for mixtures, from draws or from the nodes of a quadrature of the target's density.
 
-With responsibilities :math:`r_k(x)` held, KL(P || Q) falls apart into a fit of each component to :math:`p r_k`, which
-has a closed form where the components are an exponential family. Every step lowers the divergence.
+With fixed responsibilities :math:`r_k(x)`, KL(P || Q) splits into a fit of each component to :math:`p r_k`. This has a
+closed form if the components are an exponential family. Every step lowers the divergence.
 
 Maximum Likelihood from Incomplete Data via the EM Algorithm (Dempster, Laird and Rubin, 1977); k-means++: The
 Advantages of Careful Seeding (Arthur and Vassilvitskii, 2007)
@@ -36,15 +36,15 @@ from kullback.samples import Samples
 __all__ = ["MixtureStart", "best_start"]
 
 _MOST_STEPS = 500
-# EM stops where a step gains less than this, relative to 1 + the value: quasi-Newton steps do the rest.
+# EM stops when a step gains less than this, relative to 1 + the value; quasi-Newton steps follow.
 _GAIN = 1e-7
-# A component this much narrower than the data has collapsed onto a point, where the likelihood has no maximum.
+# A component this much narrower than the data has collapsed to a point, and the likelihood has no maximum.
 _COLLAPSED = 1e-6
 _MIXING, _PART = "mixture_distribution.", "component_distribution."
 
 
 class MixtureStart(NamedTuple):
-    """The parameters that EM found, and the values on its way."""
+    """The parameters after EM, and the values at each step."""
 
     values: dict[str, Tensor]
     history: list[Tensor]
@@ -57,41 +57,41 @@ def best_start(
     settings: FitSettings,
     update: Callable[[int, int | None], None] | None,
 ) -> MixtureStart | None:
-    """Return what EM finds from the best of several starts; None where the components have no closed form.
+    """Return EM's result from the best of several starts; None if the components have no closed form.
 
     Arguments:
-        q: the mixture at the first start, one, no batch.
-        target: the draws or the distribution.
-        family: its parameters.
-        settings: the number of starts, and the generator of those at random.
-        update: is told the number of starts done and in all.
+    q: the mixture at the first start, not a batch.
+    target: the draws or the distribution.
+    family: its parameters.
+    settings: the number of starts, and the generator of random ones.
+    update: gets the number of finished starts and of all.
     """
     data = _data(target)
     if q.batch_shape or data is None or not _serves(q, data, family):
         return None
-    found: list[MixtureStart] = []
+    results: list[MixtureStart] = []
     starts = settings.starts or 1
     for number in range(starts):
         start = {name: leaf.value for name, leaf in family.free.items()}
         if number:
             start = _random_start(q, data, family, settings.generator)
-        found.append(_run(family, data, start))
+        results.append(_run(family, data, start))
         if update:
             update(number + 1, starts)
-    good = [each for each in found if bool(each.history[-1].isfinite())]
+    good = [each for each in results if bool(each.history[-1].isfinite())]
     if not good:
         raise invalid_value(
             "fit",
             "q, to",
-            wanted="a start from which no component shrinks to a single point, where the likelihood has no maximum",
-            got=f"{len(found)} of {len(found)} starts that do",
+            wanted="a start that does not shrink a component to a single point, where the likelihood has no maximum",
+            got=f"components that shrink to a point, from each of {len(results)} starts",
             instead="fixed=('component_distribution.scale',), fewer components, or more starts",
         )
     return min(good, key=lambda each: float(each.history[-1]))
 
 
 def _data(target: Any) -> Samples | None:
-    """Return draws with weights that stand for the target: its own, or the nodes of a quadrature."""
+    """Return weighted draws for the target: its own, or the nodes of a quadrature."""
     if isinstance(target, Samples):
         return target
     if not isinstance(target, Distribution) or target.event_shape or target.batch_shape:
@@ -115,7 +115,7 @@ def _serves(q: MixtureSameFamily, data: Samples, family: Family) -> bool:
 def _maximized(
     q: MixtureSameFamily, data: Samples, weights: Tensor, family: Family
 ) -> dict[str, Tensor] | None:
-    """Return the free parameters of the components nearest to data with these weights, shape (n, components)."""
+    """Return the free parameters of the components nearest to weighted data, with weights of shape (n, components)."""
     part: Any = q.component_distribution
     fixed = frozenset(name.rpartition(".")[2] for name in family.held)
     x = upcast(data.tensor)
@@ -126,23 +126,23 @@ def _maximized(
         covariance = torch.einsum("nk,nki,nkj->kij", weights, d, d)
         root, failed = torch.linalg.cholesky_ex(covariance)
         root = torch.where((failed != 0)[:, None, None], torch.nan, root)
-        found: dict[str, Tensor] | None = {"loc": about, "scale_tril": root}
+        parameters: dict[str, Tensor] | None = {"loc": about, "scale_tril": root}
     elif (
         isinstance(part, Independent)
         and part.reinterpreted_batch_ndims == 1
         and not part.base_dist.event_shape
     ):
         draws = x.unsqueeze(1).expand(n, count, x.shape[-1])
-        found = matched_like(part.base_dist, DrawsTarget(draws, weights.unsqueeze(-1)), fixed)
+        parameters = matched_like(part.base_dist, DrawsTarget(draws, weights.unsqueeze(-1)), fixed)
     elif not part.event_shape:
-        found = matched_like(part, DrawsTarget(x[:, :1].expand(n, count), weights), fixed)
+        parameters = matched_like(part, DrawsTarget(x[:, :1].expand(n, count), weights), fixed)
     else:
         return None
-    if found is None:
+    if parameters is None:
         return None
-    named = {_PART + name: value for name, value in found.items() if _PART + name in family.free}
-    wanted = {name for name in family.free if name.startswith(_PART)}
-    return named if named.keys() == wanted else None
+    named = {_PART + name: value for name, value in parameters.items() if _PART + name in family.free}
+    names = {name for name in family.free if name.startswith(_PART)}
+    return named if named.keys() == names else None
 
 
 def _run(family: Family, data: Samples, start: dict[str, Tensor]) -> MixtureStart:
@@ -210,7 +210,7 @@ def _random_start(
         owner = torch.where(to_this < distance, k, owner)
         distance = torch.minimum(distance, to_this)
     r = torch.nn.functional.one_hot(owner, count) * weights.unsqueeze(-1)
-    # A tenth of each component is the whole, so that none begins on a single point.
+    # A tenth of each component is the whole data, so that none starts as a single point.
     r = 0.9 * r + 0.1 * r.sum(-1, keepdim=True) / count
     mass = r.sum(0)
     parts = _maximized(q, data, r / mass, family) or {}

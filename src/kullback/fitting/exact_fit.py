@@ -39,18 +39,18 @@ Parameters = dict[str, Tensor]
 
 
 def nearest(q: Distribution, to: Distribution | Samples, family: Family, fixed: frozenset[str]) -> Any:
-    """Return the member of q's family with the least KL(to || q); None where there is no formula for it.
+    """Return the member of q's family with the smallest KL(to || q); None if there is no formula.
 
     Arguments:
-        q: the start, of the batch's shape, in float64.
-        to: the target, likewise.
-        family: q's parameters.
-        fixed: the names of those that stay as they are.
+    q: the start, of the batch's shape, in float64.
+    to: the target, likewise.
+    family: q's parameters.
+    fixed: the names of fixed parameters.
     """
-    found = _parameters(q, to, fixed)
-    if found is None:
+    parameters = _parameters(q, to, fixed)
+    if parameters is None:
         return None
-    free = {name: x for name, x in found.items() if name in family.free}
+    free = {name: x for name, x in parameters.items() if name in family.free}
     if free.keys() != family.free.keys():
         return None
     values = {name: x.expand(family.free[name].value.shape) for name, x in free.items()}
@@ -60,7 +60,7 @@ def nearest(q: Distribution, to: Distribution | Samples, family: Family, fixed: 
 
 
 def _outwards(x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
-    """Round an end of a support away from it, so that it still holds the target."""
+    """Round an end of a support away from it, so that the target stays inside."""
     side = {"low": -1, "scale": -1, "high": 1}.get(name)
     rounded = x.to(dtype)
     if side is None:
@@ -80,25 +80,25 @@ def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[st
 
 
 def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> Parameters | None:
-    """Return the parameters of a family of numbers, in the form that q was given them."""
-    given = {
+    """Return the parameters of a family of numbers, in the same form as q's."""
+    start = {
         name: upcast(tensor_of(getattr(q, name))).expand(q.batch_shape)
         for name in q.arg_constraints
         if name != "logits"
     }
-    found = matched(type(q), target, given, fixed)
-    if found is None:
+    parameters = matched(type(q), target, start, fixed)
+    if parameters is None:
         return None
-    if "logits" in found and not given_logits(q):
-        return {"probs": torch.sigmoid(found["logits"])}
-    if "probs" in found and given_logits(q):
-        probs = found["probs"]
+    if "logits" in parameters and not given_logits(q):
+        return {"probs": torch.sigmoid(parameters["logits"])}
+    if "probs" in parameters and given_logits(q):
+        probs = parameters["probs"]
         return {"logits": torch.log(probs) - torch.log1p(-probs)}
-    return found
+    return parameters
 
 
 def normalized_weights(draws: Samples) -> Tensor:
-    """Return the weights of draws, in float64, which sum to one."""
+    """Return the weights of draws, in float64, with sum 1."""
     return shares_of(draws, torch.empty(0, dtype=torch.float64, device="cpu"))
 
 
@@ -145,7 +145,7 @@ def _multinomial(q: Multinomial, to: Distribution | Samples, fixed: frozenset[st
 
 
 def _probabilities(d: Distribution) -> Tensor | None:
-    """Return the probabilities of classes; those of a mixture are the weighted means of its components'."""
+    """Return the probabilities of classes; for a mixture, the weighted means of its components' probabilities."""
     part = categorical_of(d)
     if part is not None:
         return upcast(part.logits).softmax(-1) if given_logits(part) else upcast(part.probs)
@@ -190,19 +190,19 @@ def _mean_and_covariance(
         mean = mean + torch.tensordot(weights, x - mean, 1)
         d = x - (mean if about is None else about.unsqueeze(-2))
         return mean, d.mT @ (weights.unsqueeze(-1) * d)
-    found = _own_mean_and_covariance(to)
-    if found is None or about is None:
-        return found
-    d = found[0] - about
-    return found[0], found[1] + d.unsqueeze(-1) * d.unsqueeze(-2)
+    moments = _own_mean_and_covariance(to)
+    if moments is None or about is None:
+        return moments
+    d = moments[0] - about
+    return moments[0], moments[1] + d.unsqueeze(-1) * d.unsqueeze(-2)
 
 
 def _own_mean_and_covariance(to: Distribution) -> tuple[Tensor, Tensor] | None:
-    found: tuple[Tensor, Tensor] | None = None
+    moments: tuple[Tensor, Tensor] | None = None
     if isinstance(to, MultivariateNormal):
-        found = upcast(to.loc), upcast(to.scale_tril) @ upcast(to.scale_tril).mT
+        moments = upcast(to.loc), upcast(to.scale_tril) @ upcast(to.scale_tril).mT
     elif isinstance(to, LowRankMultivariateNormal):
-        found = upcast(to.loc), upcast(to.covariance_matrix)
+        moments = upcast(to.loc), upcast(to.covariance_matrix)
     elif isinstance(to, MixtureSameFamily):
         each = _own_mean_and_covariance(to.component_distribution)
         if each is not None:
@@ -210,23 +210,23 @@ def _own_mean_and_covariance(to: Distribution) -> tuple[Tensor, Tensor] | None:
             mean = (weights * each[0]).sum(-2)
             d = each[0] - mean.unsqueeze(-2)
             second = each[1] + d.unsqueeze(-1) * d.unsqueeze(-2)
-            found = mean, (weights.unsqueeze(-1) * second).sum(-3)
+            moments = mean, (weights.unsqueeze(-1) * second).sum(-3)
     elif isinstance(to, Independent) and len(to.event_shape) == to.reinterpreted_batch_ndims == 1:
         target = target_of(to)
         of_each = None if target is None else matched(Normal, target, {}, frozenset())
         if of_each is not None:
-            found = of_each["loc"], torch.diag_embed(of_each["scale"] ** 2)
-    return found
+            moments = of_each["loc"], torch.diag_embed(of_each["scale"] ** 2)
+    return moments
 
 
 def _normal(q: MultivariateNormal, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
     about = upcast(q.loc) if "loc" in fixed else None
-    found = _mean_and_covariance(to, about)
-    if found is None or found[0].shape[-1] != q.event_shape[-1]:
+    moments = _mean_and_covariance(to, about)
+    if moments is None or moments[0].shape[-1] != q.event_shape[-1]:
         return None
-    root, failed = torch.linalg.cholesky_ex(found[1])
+    root, failed = torch.linalg.cholesky_ex(moments[1])
     root = torch.where((failed != 0)[..., None, None], torch.nan, root)
-    return {"loc": found[0] if about is None else about, "scale_tril": root}
+    return {"loc": moments[0] if about is None else about, "scale_tril": root}
 
 
 def _independent(q: Any, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
@@ -239,19 +239,19 @@ def _independent(q: Any, to: Distribution | Samples, fixed: frozenset[str]) -> P
     if isinstance(to, Samples):
         return matched_like(base, _draws(to), fixed) if to.tensor.shape[-1] == q.event_shape[0] else None
     if isinstance(base, Normal) and not (fixed & {"loc", "scale"}):
-        found = _mean_and_covariance(to)
-        if found is not None and found[0].shape[-1] == q.event_shape[0]:
-            return {"loc": found[0], "scale": found[1].diagonal(dim1=-2, dim2=-1).sqrt()}
+        moments = _mean_and_covariance(to)
+        if moments is not None and moments[0].shape[-1] == q.event_shape[0]:
+            return {"loc": moments[0], "scale": moments[1].diagonal(dim1=-2, dim2=-1).sqrt()}
     target = target_of(to) if isinstance(to, Independent | MixtureSameFamily) else None
     return None if target is None else matched_like(base, target, fixed)
 
 
 def _wishart(q: Wishart, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
     """Match E[X] = df V, and E[log det X] = psi_d(df / 2) + d log 2 + log det V."""
-    found = _matrix_means(to)
-    if found is None:
+    means = _matrix_means(to)
+    if means is None:
         return None
-    mean, log_det = found
+    mean, log_det = means
     d = q.event_shape[-1]
     steps = torch.arange(d, dtype=torch.float64, device="cpu") / 2
 
@@ -260,10 +260,10 @@ def _wishart(q: Wishart, to: Distribution | Samples, fixed: frozenset[str]) -> P
 
     if "scale_tril" in fixed or fixed & {"covariance_matrix", "precision_matrix"}:
         root = upcast(q.scale_tril)
-        wanted = log_det - d * math.log(2) - 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        mean_log = log_det - d * math.log(2) - 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
         def excess(a: Tensor) -> Tensor:
-            return digamma_d(a) - wanted
+            return digamma_d(a) - mean_log
     else:
         # log det E[X] - E[log det X] = d log(df / 2) - psi_d(df / 2)
         rest = torch.logdet(mean) - log_det

@@ -1,4 +1,4 @@
-"""What `kullback.fit` returns."""
+"""The result of `kullback.fit`."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ __all__ = ["Fit", "FitError"]
 
 @dataclass(frozen=True, repr=False)
 class Fit(Shown):
-    """A distribution fitted by `kullback.fit`, and how near it is.
+    """A distribution fitted by `kullback.fit`, with its divergence from the target.
 
-    ``print`` shows a table, a notebook as well; `plot` draws target, fit and history.
+    ``print`` shows a table, and so does a notebook; `plot` draws target, fit and history.
 
     Attributes:
         distribution: the fitted distribution, in the dtype of the start and without gradient.
-        value: what was minimized, at the fit, one for each element of the batch; `quantity` says what it
-            is. In nats, unless `kind` has no logarithm.
-        error: a bound on how far `value` may be off, of the same shape; None where it comes from draws.
+        value: the minimized `quantity` at the fit, one for each element of the batch. In nats, unless `kind` has no
+            logarithm.
+        error: a bound on the error of `value`, of the same shape; None for a value from draws.
         before: the same quantity at the start.
-        before_error: a bound on how far `before` may be off; None where it comes from draws.
+        before_error: a bound on the error of `before`; None for a value from draws.
         method: ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"``, ``"quasi_newton"`` or ``"stochastic"``.
-        converged: which elements met the criterion.
-        iterations: how many steps each took; 0 for formulas.
+        converged: the elements that met the criterion.
+        iterations: the number of steps of each element; 0 for formulas.
         history: the value after every step, shape (steps + 1, batch).
-        above: an estimate of how far `value` is above the nearest minimum: half of g' H^-1 g. 0 for formulas.
+        above: an estimate of the excess of `value` over the nearest minimum: half of g' H^-1 g. 0 for formulas.
         gradient_norm: the norm of the gradient at the fit by the unconstrained parameters. 0 for formulas.
         kind: the divergence.
         quantity: ``"KL(to || q)"``, ``"KL(q || to)"``, ``"negative log-likelihood per draw"``, ``"negative ELBO"`` ...
-        standard_error: of `value`, where it is a mean over draws; else None.
-        notes: what a reader has to know about this fit, one sentence each.
-        seconds: how long it took.
+        standard_error: the standard error of a `value` that is a mean over draws; otherwise None.
+        notes: notes about this fit, one sentence each.
+        seconds: the time of the fit.
         start: the distribution at the start.
         to: the target.
 
@@ -92,16 +92,16 @@ class Fit(Shown):
 
 
 class FitError(ConvergenceError):
-    """A fit that did not converge; `fit` holds the best point that was found.
+    """A fit that did not converge; `fit` is the best point.
 
     Example:
-        >>> from torch.distributions import Laplace, Normal
-        >>> import kullback
-        >>> try:
-        ...     kullback.fit(Normal(5.0, 1.0), to=Laplace(0.0, 1.0), kind=kullback.ReverseKL(), max_iterations=1)
-        ... except kullback.errors.ConvergenceError as error:
-        ...     print(bool(error.fit.value < error.fit.before))
-        True
+    >>> from torch.distributions import Laplace, Normal
+    >>> import kullback
+    >>> try:
+    ...     kullback.fit(Normal(5.0, 1.0), to=Laplace(0.0, 1.0), kind=kullback.ReverseKL(), max_iterations=1)
+    ... except kullback.errors.ConvergenceError as error:
+    ...     print(bool(error.fit.value < error.fit.before))
+    True
     """
 
     def __init__(self, message: str, fit: Fit) -> None:

@@ -1,4 +1,4 @@
-"""What the methods of a fit are asked and what they answer."""
+"""The settings and the result of a method of `fit`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FitSettings(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a method found."""
+    """The result of a method."""
 
     distribution: Any
     start: Any
@@ -47,23 +47,23 @@ def as_found(
     q: Any,
     before: Estimate,
     after: Estimate,
-    found: Minimum,
+    minimum: Minimum,
     shape: torch.Size,
     settings: FitSettings,
 ) -> Found:
-    """Return what quasi-Newton steps found, with its criterion: how far above the minimum, and the value's error."""
+    """Return the end of quasi-Newton steps with its criterion: the distance to the minimum, and the value's error."""
     above, converged, iterations = (
-        x.reshape(shape) for x in (found.above, found.converged, found.iterations)
+        x.reshape(shape) for x in (minimum.above, minimum.converged, minimum.iterations)
     )
-    history = torch.stack([x.reshape(shape) for x in found.history])
+    history = torch.stack([x.reshape(shape) for x in minimum.history])
     if after.error is not None:
         converged = converged & (after.error <= 1e-6 * (1 + after.value.abs()))
-    norm = found.gradient.norm(dim=-1).reshape(shape)
+    norm = minimum.gradient.norm(dim=-1).reshape(shape)
     return Found(distribution, q, before, after, "quasi_newton", converged, iterations, history, above, norm)
 
 
 def value_and_gradient(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return a function of vectors that also gives the gradient of each element's value by its own vector."""
+    """Return a function of vectors that also gives the gradient of each element by its own vector."""
 
     def both(u: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():

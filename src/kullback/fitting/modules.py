@@ -1,4 +1,4 @@
-"""Fits of modules: every parameter that requires a gradient is free, and is set to the best that was found."""
+"""Fits of modules: every parameter that requires a gradient is free, and is set to its best value."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from kullback.pairs.clone import upcast_copy
 
 __all__ = ["fit_module"]
 
-# Up to so many numbers a dense inverse Hessian is kept.
+# The largest number of parameters for a dense inverse Hessian.
 _MOST_DENSE = 500
 
 
 def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSettings) -> Found:
-    """Fit the parameters of a module whose forward returns the distribution; of a batch the values are summed."""
+    """Fit the parameters of a module whose forward returns the distribution; values of a batch are summed."""
     double = copy.deepcopy(module).double()
     free = {name: x.detach() for name, x in double.named_parameters() if x.requires_grad}
     if not free:
@@ -34,7 +34,7 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSetti
             "fit",
             "q",
             wanted="a module with a parameter that requires a gradient",
-            got=f"{type(module).__name__}, which has none that is free",
+            got=f"{type(module).__name__} without free parameters",
             instead="module.requires_grad_()",
         )
 
@@ -61,9 +61,9 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSetti
             raise
         before = None
     if before is None:
-        found = descend(at, u, start, objective, settings)
-        best = found.u
-        result = found.found
+        descent = descend(at, u, start, objective, settings)
+        best = descent.u
+        result = descent.found
     else:
         function = value_and_gradient(lambda u: objective.try_measure(at(u)).value.sum().reshape(1))
         with progress_bar("steps", show=settings.show_progress) as update:
@@ -75,7 +75,7 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSetti
         best = minimum.u
         result = as_found(None, start, _summed(before), _summed(before), minimum, torch.Size(), settings)
         if u.numel() > _MOST_DENSE:
-            result = result._replace(notes=("above takes the curvature to be 1 or more in every direction.",))
+            result = result._replace(notes=("`above` assumes a curvature of at least 1 in every direction.",))
     with torch.no_grad():
         _write(module, free, best.reshape(-1))
         distribution = module()
@@ -100,7 +100,7 @@ def _summed(estimate: Any) -> Any:
 
 
 def _limited_memory(function: Any, u: Tensor, settings: FitSettings) -> Minimum:
-    """Minimize over many numbers by torch's L-BFGS, whose criterion is the gradient alone."""
+    """Minimize over many numbers by torch's L-BFGS, with a criterion on the gradient alone."""
     u = u.clone()
     optimizer = torch.optim.LBFGS(
         [u], max_iter=1, tolerance_grad=0, tolerance_change=0, history_size=30, line_search_fn="strong_wolfe"

@@ -1,6 +1,6 @@
-r"""The member of an exponential family nearest to P in KL(P || Q): the one whose means of the statistics are P's.
+r"""The member of an exponential family nearest to P in KL(P || Q): its statistics have the same means as under P.
 
-:math:`KL(P \| Q_\eta) = -H(P) + A(\eta) - \eta \cdot E_P[T] + \dots` is convex in the natural parameters, and its
+:math:`KL(P \| Q_\eta) = -H(P) + A(\eta) - \eta \cdot E_P[T] + \dots` is convex in the natural parameters. Its
 derivative :math:`E_{Q_\eta}[T] - E_P[T]` is 0 there.
 
 Information Theory and Statistics (Kullback, 1959), chapter 3; Estimating a Dirichlet distribution (Minka, 2000)
@@ -51,28 +51,28 @@ from kullback.pairs.densities.density import Points
 __all__ = ["Parameters", "bisect", "dirichlet_from_mean_logs", "matched"]
 
 Parameters = dict[str, Tensor]
-# Gets the target, the parameters that q has in float64 and the names of those that stay; None for no formula.
+# Takes the target, q's parameters in float64 and the names of fixed ones; returns None without a formula.
 MomentRule = Callable[[FitTarget, Parameters, frozenset[str]], "Parameters | None"]
 _RULES: dict[type[Distribution], MomentRule] = {}
 
 
 def matched(
-    family: type[Distribution], target: MeanTarget, given: Parameters, fixed: frozenset[str]
+    family: type[Distribution], target: MeanTarget, start: Parameters, fixed: frozenset[str]
 ) -> Parameters | None:
-    """Return the parameters at which a family's means are those of the target; None where there is no formula.
+    """Return the parameters with the same means of the statistics as the target; None if there is no formula.
 
     Arguments:
-        family: the class of Q.
-        target: P.
-        given: the parameters of Q at the start, in float64, of the batch's shape.
-        fixed: the names of those that stay as they are.
+    family: the class of Q.
+    target: P.
+    start: the parameters of Q at the start, in float64, of the batch's shape.
+    fixed: the names of fixed parameters.
     """
     rule = _RULES.get(family)
     if rule is None or (_of_integers(target) and family not in _OF_THE_MEAN):
         return None
     with torch.no_grad():
-        # Of integers, only rules of the mean are asked.
-        return rule(cast("FitTarget", target), given, fixed)
+        # For integers, only rules of the mean apply.
+        return rule(cast("FitTarget", target), start, fixed)
 
 
 def _of_integers(target: MeanTarget) -> bool:
@@ -82,7 +82,7 @@ def _of_integers(target: MeanTarget) -> bool:
 
 
 def bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, steps: int = 110) -> Tensor:
-    """Return the root of an increasing function, to the last digit; an end where there is none between."""
+    """Return the root of an increasing function, to the last digit; an end if there is none between."""
     for _ in range(steps):
         middle = (low + high) / 2
         is_below = f(middle) < 0
@@ -93,7 +93,7 @@ def bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, steps: int 
 def _log_root(
     f: Callable[[Tensor], Tensor], like: Tensor, low: float = -690.0, high: float = 690.0
 ) -> Tensor:
-    """Return the positive root of an increasing function; 0 or infinity where it has none."""
+    """Return the positive root of an increasing function; 0 or infinity if it has none."""
     log_x = bisect(lambda u: f(torch.exp(u)), torch.full_like(like, low), torch.full_like(like, high))
     root = torch.exp(log_x)
     return torch.where(log_x > high - 1, torch.inf, torch.where(log_x < low + 1, 0.0, root))
@@ -115,16 +115,16 @@ def _log_x(at: Points) -> Tensor:
 
 
 @_rule(Normal)
-def _normal(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
-    loc = given["loc"] if "loc" in fixed else target.mean()
-    scale = given["scale"] if "scale" in fixed else _deviation(target, lambda at: at.x, loc)
+def _normal(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
+    loc = start["loc"] if "loc" in fixed else target.mean()
+    scale = start["scale"] if "scale" in fixed else _deviation(target, lambda at: at.x, loc)
     return {"loc": loc, "scale": scale}
 
 
 @_rule(LogNormal)
-def _log_normal(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
-    loc = given["loc"] if "loc" in fixed else _mean_log(target)
-    scale = given["scale"] if "scale" in fixed else _deviation(target, _log_x, loc)
+def _log_normal(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
+    loc = start["loc"] if "loc" in fixed else _mean_log(target)
+    scale = start["scale"] if "scale" in fixed else _deviation(target, _log_x, loc)
     return {"loc": loc, "scale": scale}
 
 
@@ -137,10 +137,10 @@ def _mean_log(target: FitTarget) -> Tensor:
 
 
 @_rule(Laplace)
-def _laplace(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
-    loc = given["loc"] if "loc" in fixed else _median(target)
+def _laplace(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
+    loc = start["loc"] if "loc" in fixed else _median(target)
     if "scale" in fixed:
-        return {"loc": loc, "scale": given["scale"]}
+        return {"loc": loc, "scale": start["scale"]}
     scale = target.mean_of(lambda at, center: (at.x - center).abs(), loc, corner=loc).value
     return {"loc": loc, "scale": scale}
 
@@ -184,7 +184,7 @@ def _place(target: MeanTarget) -> tuple[Tensor, Tensor]:
 
 
 @_rule(Uniform)
-def _uniform(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters | None:
+def _uniform(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters | None:
     if isinstance(target, DrawsTarget):
         low, high = (_extreme(target, side) for side in (-1, 1))
     elif (
@@ -200,26 +200,26 @@ def _uniform(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Par
     else:
         return None
     return {
-        "low": given["low"] if "low" in fixed else low,
-        "high": given["high"] if "high" in fixed else high,
+        "low": start["low"] if "low" in fixed else low,
+        "high": start["high"] if "high" in fixed else high,
     }
 
 
 def _extreme(target: DrawsTarget, side: int) -> Tensor:
-    """Return the least or the largest of the draws that have weight."""
+    """Return the smallest or the largest draw with weight."""
     weights = target.weights.reshape(*target.weights.shape, *[1] * (target.draws.ndim - target.weights.ndim))
     return side * torch.where(weights > 0, side * target.draws, -torch.inf).amax(0)
 
 
 @_rule(VonMises)
-def _von_mises(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
-    loc = given["loc"]
+def _von_mises(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
+    loc = start["loc"]
     if "loc" not in fixed:
         sine, cosine = (target.mean_of(lambda at, f=f: f(at.x)).value for f in (torch.sin, torch.cos))
         loc = torch.atan2(sine, cosine)
     if "concentration" in fixed:
-        return {"loc": loc, "concentration": given["concentration"]}
-    # 1 - E cos(x - loc) = 2 E sin^2((x - loc) / 2), which keeps its digits where the concentration is large.
+        return {"loc": loc, "concentration": start["concentration"]}
+    # 1 - E cos(x - loc) = 2 E sin^2((x - loc) / 2), which is accurate for a large concentration.
     rest = target.mean_of(lambda at, loc: 2 * torch.sin((at.x - loc) / 2) ** 2, loc).value
 
     def excess(k: Tensor) -> Tensor:
@@ -233,44 +233,44 @@ def _von_mises(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> P
 
 
 @_rule(Exponential)
-def _exponential(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
+def _exponential(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
     return {"rate": 1 / target.mean()}
 
 
 @_rule(HalfNormal)
-def _half_normal(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
-    return {"scale": _deviation(target, lambda at: at.x, torch.zeros_like(given["scale"]))}
+def _half_normal(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
+    return {"scale": _deviation(target, lambda at: at.x, torch.zeros_like(start["scale"]))}
 
 
 @_rule(Gamma)
-def _gamma(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
-    return _gamma_of(target, given, fixed, log_x=_log_x, mean=target.mean())
+def _gamma(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
+    return _gamma_of(target, start, fixed, log_x=_log_x, mean=target.mean())
 
 
 @_rule(InverseGamma)
-def _inverse_gamma(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
+def _inverse_gamma(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
     mean = target.mean_of(lambda at: torch.exp(-_log_x(at))).value
-    return _gamma_of(target, given, fixed, log_x=lambda at: -_log_x(at), mean=mean)
+    return _gamma_of(target, start, fixed, log_x=lambda at: -_log_x(at), mean=mean)
 
 
 def _gamma_of(
     target: FitTarget,
-    given: Parameters,
+    start: Parameters,
     fixed: frozenset[str],
     log_x: Callable[[Points], Tensor],
     mean: Tensor,
 ) -> Parameters:
-    """Match the mean and the mean logarithm of a variable given by its logarithm."""
+    """Match the mean and the mean logarithm of a variable with this logarithm."""
     if "rate" in fixed:
-        wanted = target.mean_of(log_x).value + given["rate"].log()
+        mean_log = target.mean_of(log_x).value + start["rate"].log()
         a = (
-            given["concentration"]
+            start["concentration"]
             if "concentration" in fixed
-            else _log_root(lambda a: digamma(a) - wanted, wanted)
+            else _log_root(lambda a: digamma(a) - mean_log, mean_log)
         )
-        return {"concentration": a, "rate": given["rate"]}
+        return {"concentration": a, "rate": start["rate"]}
     if "concentration" in fixed:
-        return {"concentration": given["concentration"], "rate": given["concentration"] / mean}
+        return {"concentration": start["concentration"], "rate": start["concentration"] / mean}
 
     def gap(at: Points, log_mean: Tensor) -> Tensor:
         d = log_x(at) - log_mean
@@ -282,23 +282,23 @@ def _gamma_of(
 
 
 @_rule(Chi2)
-def _chi2(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
-    wanted = _mean_log(target) - math.log(2)
-    return {"df": 2 * _log_root(lambda a: digamma(a) - wanted, wanted)}
+def _chi2(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
+    mean_log = _mean_log(target) - math.log(2)
+    return {"df": 2 * _log_root(lambda a: digamma(a) - mean_log, mean_log)}
 
 
 @_rule(Weibull)
-def _weibull(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters | None:
+def _weibull(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters | None:
     if "scale" in fixed or "concentration" not in fixed:
         return None
-    k, middle = given["concentration"], _mean_log(target)
+    k, middle = start["concentration"], _mean_log(target)
     power = target.mean_of(lambda at, k, m: torch.expm1(k * (_log_x(at) - m)), k, middle).value
     return {"scale": torch.exp(middle + torch.log1p(power) / k), "concentration": k}
 
 
 @_rule(Pareto)
-def _pareto(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters | None:
-    scale = given["scale"]
+def _pareto(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters | None:
+    scale = start["scale"]
     if "scale" not in fixed:
         if isinstance(target, DrawsTarget):
             scale = _extreme(target, -1)
@@ -307,7 +307,7 @@ def _pareto(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Para
         else:
             return None
     if "alpha" in fixed:
-        return {"scale": scale, "alpha": given["alpha"]}
+        return {"scale": scale, "alpha": start["alpha"]}
     mean = target.mean_of(lambda at, scale: _log_x(at) - scale.log(), scale).value
     return {"scale": scale, "alpha": 1 / mean}
 
@@ -316,10 +316,10 @@ def _pareto(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Para
 
 
 @_rule(Beta)
-def _beta(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
+def _beta(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
     g1 = _mean_log(target)
     g0 = target.mean_of(lambda at: at.log_below(1.0)).value
-    a, b = given["concentration1"], given["concentration0"]
+    a, b = start["concentration1"], start["concentration0"]
     if {"concentration1", "concentration0"} <= fixed:
         return {"concentration1": a, "concentration0": b}
     if "concentration1" in fixed:
@@ -337,9 +337,9 @@ def _beta(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parame
 
 
 def dirichlet_from_mean_logs(mean_logs: Tensor) -> Tensor:
-    """Return the concentrations at which psi(a_k) - psi(sum a) = E log x_k, by Newton's method on a concave function.
+    """Return the concentrations with psi(a_k) - psi(sum a) = E log x_k, by Newton's method on a concave function.
 
-    NaN where there are none: the mean logarithms are then those of no distribution but a single point.
+    NaN if there are none: the mean logarithms then belong to a single point.
     """
     a = torch.full_like(mean_logs, 0.1)
     for _ in range(200):
@@ -358,14 +358,14 @@ def dirichlet_from_mean_logs(mean_logs: Tensor) -> Tensor:
 
 
 @_rule(ContinuousBernoulli)
-def _continuous_bernoulli(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
+def _continuous_bernoulli(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
     mean = target.mean()
     rest = target.mean_of(lambda at: torch.exp(at.log_below(1.0))).value
     smaller = torch.minimum(mean, rest)
     middle = (rest - mean) / 2  # 1/2 - smaller, up to the sign
 
     def excess(y: Tensor) -> Tensor:
-        """The smaller mean less that of logits -y: 1/2 - L(y/2)/2, with Langevin's function L."""
+        """The smaller mean minus the mean for logits -y: 1/2 - L(y/2)/2, with Langevin's function L."""
         near = y < 0.5
         h = torch.where(near, y, 0) / 2
         langevin = (
@@ -384,29 +384,29 @@ def _continuous_bernoulli(target: FitTarget, given: Parameters, fixed: frozenset
 
 
 @_rule(Bernoulli)
-def _bernoulli(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
+def _bernoulli(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
     return {"probs": target.mean()}
 
 
 @_rule(Binomial)
-def _binomial(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
-    return {"probs": target.mean() / given["total_count"]}
+def _binomial(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
+    return {"probs": target.mean() / start["total_count"]}
 
 
 @_rule(Poisson)
-def _poisson(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
+def _poisson(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
     return {"rate": target.mean()}
 
 
 @_rule(Geometric)
-def _geometric(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
+def _geometric(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
     return {"probs": 1 / (1 + target.mean())}
 
 
 @_rule(NegativeBinomial)
-def _negative_binomial(target: FitTarget, given: Parameters, fixed: frozenset[str]) -> Parameters:
+def _negative_binomial(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
     mean = target.mean()
-    return {"probs": mean / (given["total_count"] + mean)}
+    return {"probs": mean / (start["total_count"] + mean)}
 
 
 _OF_THE_MEAN: tuple[Any, ...] = (Bernoulli, Binomial, Poisson, Geometric, NegativeBinomial)

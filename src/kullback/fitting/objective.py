@@ -1,4 +1,4 @@
-"""What a fit minimizes: a divergence, the negative log-likelihood of draws, or the negative ELBO of a log-density."""
+"""The objective of a fit: a divergence, the negative log-likelihood of draws, or the negative ELBO of a log-density."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ __all__ = [
     "log_prob_of_draws",
 ]
 
-# Draws for a value that has no deterministic rule.
+# The number of draws for a value without a deterministic rule.
 _DRAWS = 20_000
-# The farthest point at which a log-density is asked.
+# The farthest point at which a log-density is evaluated.
 _FARTHEST = 1e150
 
 LogDensity = Callable[[Tensor], Tensor]
 
 
 class Objective(ABC):
-    """A function of the distribution that is fitted, one value for each element of the batch."""
+    """A function of the fitted distribution, with one value for each element of the batch."""
 
     quantity: str
 
@@ -50,22 +50,22 @@ class Objective(ABC):
         """Return the value at a distribution, with its error.
 
         Raises:
-            NoRuleError: nothing deterministic is known for it.
+            NoRuleError: there is no deterministic rule for it.
         """
 
     def measure_or_draw(self, q: Distribution, generator: torch.Generator | None) -> Estimate:
-        """Return the value, from draws where nothing deterministic is known."""
+        """Return the value, from draws if there is no deterministic rule."""
         return self.try_measure(q)
 
     def try_measure(self, q: Distribution) -> Estimate:
-        """Return the value also where it is less exact than wanted; what is lost altogether is infinite."""
+        """Return the value, also if it is less exact than required; a value without any digits becomes infinite."""
         try:
             return self.measure(q)
         except ConvergenceError as short:
-            found = short.estimate
-            error = found.error if found.error is not None else torch.zeros_like(found.value)
-            lost = found.value.isnan() | (error.detach() > 0.01 * (1 + found.value.detach().abs()))
-            return replace(found, value=torch.where(lost, torch.inf, found.value))
+            estimate = short.estimate
+            error = estimate.error if estimate.error is not None else torch.zeros_like(estimate.value)
+            lost = estimate.value.isnan() | (error.detach() > 0.01 * (1 + estimate.value.detach().abs()))
+            return replace(estimate, value=torch.where(lost, torch.inf, estimate.value))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class LikelihoodObjective(Objective):
 
 
 def is_categorical(q: object) -> bool:
-    """Tell whether a distribution, or a class of them, gives the index of a class, which text can be read as."""
+    """Return whether a distribution, or a class of them, gives the index of a class; it can be fitted to text."""
     if isinstance(q, MixtureSameFamily):
         return is_categorical(q.component_distribution)
     return isinstance(q, Categorical | Representation) or (isinstance(q, type) and issubclass(q, Categorical))
@@ -232,10 +232,12 @@ class ElboObjective(Objective):
         pseudo = _Unnormalized(self.checked)
         value, error = divergence_of_densities(density, pseudo, KL(), q.batch_shape, SolveOptions())
         short = ~SolveOptions().is_accepted(value, error) & value.isfinite()
-        found = Estimate(value, error, "quadrature")
+        estimate = Estimate(value, error, "quadrature")
         if bool(short.any()):
-            raise ConvergenceError("fit(to=...): the integral of the log-density did not reach 1e-6", found)
-        return found
+            raise ConvergenceError(
+                "fit(to=...): the integral of the log-density did not reach 1e-6", estimate
+            )
+        return estimate
 
     def _sum(self, q: Distribution) -> Estimate:
         x = q.enumerate_support(expand=True)
@@ -246,22 +248,22 @@ class ElboObjective(Objective):
         return Estimate(value, 1e-14 * (1 + terms.detach().abs().sum(0)), "summation")
 
     def checked(self, x: Tensor) -> Tensor:
-        """Return the log-density; raise if it is no number."""
-        found: Any = self.function(x)
-        if not isinstance(found, Tensor):
+        """Return the log-density; raise if it is NaN or +inf."""
+        log_p: Any = self.function(x)
+        if not isinstance(log_p, Tensor):
             raise invalid_type(
                 "fit",
                 "to",
                 wanted="a function from a tensor of points to a tensor of log-densities",
-                got=f"one that returns {type(found).__name__}",
+                got=f"one that returns {type(log_p).__name__}",
                 instead="to=lambda x: -x**2 / 2",
             )
-        if bool(found.detach().isnan().any()) or bool((found.detach() == torch.inf).any()):
+        if bool(log_p.detach().isnan().any()) or bool((log_p.detach() == torch.inf).any()):
             raise invalid_value(
                 "fit",
                 "to",
                 wanted="a log-density that is finite, or -inf where there is no mass",
-                got="NaN" if bool(found.detach().isnan().any()) else "+inf",
+                got="NaN" if bool(log_p.detach().isnan().any()) else "+inf",
                 instead="a function that is defined on the support of q, such as to=lambda x: -x**2 / 2",
             )
-        return upcast(found)
+        return upcast(log_p)

@@ -1,7 +1,8 @@
-r"""Minimizing a smooth function of vectors, one for each element of a batch, each with its own step and its own end.
+"""Minimization of a smooth function of vectors, one for each element of a batch, with separate steps and ends.
 
-Quasi-Newton steps with a line search for the weak Wolfe conditions; at the end Newton steps with the Hessian from
-differences of gradients, whose decrement :math:`g^T H^{-1} g / 2` says how far the value is above the minimum.
+It takes quasi-Newton steps with a line search for the weak Wolfe conditions, and then Newton steps with the Hessian
+from differences of gradients. The decrement :math:`g^T H^{-1} g / 2` of these estimates the distance of the value from
+the minimum.
 
 Numerical Optimization, chapters 3 and 6 (Nocedal and Wright, 2006); Nonsmooth Optimization via Quasi-Newton Methods
 (Lewis and Overton, 2013)
@@ -20,13 +21,13 @@ __all__ = ["Minimum", "minimize"]
 # The conditions of Armijo and of Wolfe.
 _DECREASE, _CURVATURE = 1e-4, 0.9
 _TRIALS = 40
-# Up to so many numbers the Hessian is taken from differences of gradients.
+# The largest number of parameters for a Hessian from differences of gradients.
 _MOST_DIFFERENCES = 40
 _DIFFERENCE = 1e-4
 _NEWTON_STEPS = 6
-# After a Newton step shorter than this the Hessian is taken to be the same.
+# After a Newton step shorter than this, the Hessian is not recomputed.
 _NEAR = 1e-3
-# A Hessian whose least eigenvalue is this much below 0, relative to the largest, is that of no minimum.
+# A point with an eigenvalue of the Hessian this much below 0, relative to the largest, is not a minimum.
 _SADDLE = 1e-5
 _FLAT = 1e-9
 
@@ -35,7 +36,7 @@ Function = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Minimum(NamedTuple):
-    """Where each element ended: `above` estimates how far its value is above the minimum."""
+    """The end of each element: `above` estimates the distance of its value from the minimum."""
 
     u: Tensor
     value: Tensor
@@ -47,7 +48,7 @@ class Minimum(NamedTuple):
 
 
 def lower_of(first: Minimum, other: Minimum, tol: float) -> Minimum:
-    """Return the lower end of each element: the other one where it converged and is lower by more than `tol`."""
+    """Return the lower end of each element: the other one if it converged and is lower by more than `tol`."""
     better = other.converged & (other.value < first.value - tol * (1 + first.value.abs()))
     steps = max(len(first.history), len(other.history))
     padded = [[*x.history, *[x.history[-1]] * (steps - len(x.history))] for x in (first, other)]
@@ -73,11 +74,11 @@ def minimize(
     """Minimize a function of each element's vector from a start.
 
     Arguments:
-        function: gives the values and gradients of all elements; a value may be infinite, not at the start.
-        u: the start, shape (elements, numbers).
-        tol: how far above the minimum a value may be.
-        max_iterations: how many steps an element may take.
-        update: is told the number of steps done and in all.
+    function: returns the values and gradients of all elements; a value may be infinite, except at the start.
+    u: the start, shape (elements, numbers).
+    tol: the largest distance of a value from the minimum.
+    max_iterations: the largest number of steps of an element.
+    update: gets the number of finished steps and of all.
     """
     f, g = function(u)
     history = [f]
@@ -93,7 +94,7 @@ def minimize(
         u, f, g, above, polished = _polished(function, u, f, g, above)
         iterations = iterations + polished
         history.append(f)
-        # Where a saddle point was left, or rounding had ended the steps too early, it goes on.
+        # Continue after a saddle point, or if rounding ended the steps too early.
         short = above > tol * (1 + f.abs())
         if not bool((short & (more + polished > 0)).any()):
             break
@@ -111,7 +112,7 @@ def _descended(
     history: list[Tensor],
     update: Callable[[int, int | None], None] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Take quasi-Newton steps; return where they end, how far above the minimum, and how many each element took."""
+    """Take quasi-Newton steps; return their ends, the distances from the minimum, and the numbers of steps."""
     elements, size = u.shape
     identity = torch.eye(size, dtype=u.dtype, device=u.device).expand(elements, size, size)
     inverse = identity.clone()
@@ -140,7 +141,7 @@ def _descended(
         inverse, scaled = _updated(inverse, identity, s, y, scaled)
         u, f, g = u + s, torch.where(moved, new_f, f), torch.where(moved[:, None], new_g, g)
         taken = taken + moved
-        active = moved  # where nothing lower is found, rounding hides it
+        active = moved  # without a lower value, the rest is rounding
         history.append(f)
         if update:
             update(len(history), None)
@@ -161,7 +162,7 @@ def _line_search(
     t: Tensor,
     active: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return steps that meet the weak Wolfe conditions, 0 where none lowers the value, and what is there."""
+    """Return steps that meet the weak Wolfe conditions, 0 if none lowers the value, with their values."""
     low, high = torch.zeros_like(f), torch.full_like(f, torch.inf)
     best_t, best_f, best_g = torch.zeros_like(f), f, g
     searching = active
@@ -171,7 +172,7 @@ def _line_search(
         new_g = new_g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         enough = new_f <= f + _DECREASE * t * derivative
         new_derivative = (new_g * direction).sum(-1)
-        # Where values differ by no more than their rounding, the gradient alone tells.
+        # If values differ only by rounding, the gradient decides.
         close = (new_f - f).abs() <= 1e-14 * (1 + f.abs())
         enough = enough | (close & (new_derivative.abs() < derivative.abs()))
         better = searching & enough & ((new_f <= best_f) | close)
@@ -206,7 +207,7 @@ def _updated(
 def _polished(
     function: Function, u: Tensor, f: Tensor, g: Tensor, above: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Take Newton steps while they lower the value or the gradient; return how far above the minimum this is."""
+    """Take Newton steps while they lower the value or the gradient; return the distances from the minimum."""
     more = torch.zeros(u.shape[0], dtype=torch.int64, device=u.device)
     values, vectors = torch.linalg.eigh(_hessian(function, u))
     for _ in range(_NEWTON_STEPS):
@@ -216,7 +217,7 @@ def _polished(
         flat = values.abs() < _FLAT * largest
         scale = torch.where(flat, largest, values.abs())
         newton = -(vectors @ torch.where(flat, 0, along / scale).unsqueeze(-1)).squeeze(-1)
-        # Along a flat direction the value may yet fall: what a unit step would gain counts.
+        # Along a flat direction the value may still fall: the gain of a unit step counts.
         above = (torch.where(flat, 2 * along.abs() * 1e-6, along**2 / scale)).sum(-1) / 2
         downhill = vectors[..., 0] * torch.where(along[..., :1] > 0, -1.0, 1.0)
         newton = torch.where(is_saddle[:, None], newton + 0.1 * downhill, newton)
@@ -242,5 +243,5 @@ def _hessian(function: Function, u: Tensor) -> Tensor:
         step = torch.zeros_like(u)
         step[:, k] = _DIFFERENCE
         columns.append((function(u + step)[1] - function(u - step)[1]) / (2 * _DIFFERENCE))
-    found = torch.stack(columns, -1).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    return (found + found.mT) / 2
+    hessian = torch.stack(columns, -1).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return (hessian + hessian.mT) / 2

@@ -19,7 +19,7 @@ __all__ = ["other_starts"]
 
 # The largest number of components that are starts.
 _MOST_COMPONENTS = 8
-# Draws of components without moments, and the distance of a normal distribution's quartiles.
+# The number of draws of components without moments, and the interquartile range of a normal distribution.
 _DRAWS, _RANGE_OF_QUARTILES = 1001, 1.349
 
 
@@ -27,10 +27,10 @@ def other_starts(q: Distribution, target: Any, family: Family, fixed: frozenset[
     """Yield unconstrained numbers near each component of a target that is a mixture, the heaviest first.
 
     Arguments:
-        q: the start that was given, of the batch's shape, in float64.
-        target: what is fitted to.
-        family: q's parameters.
-        fixed: the names of those that stay as they are.
+    q: the user's start, of the batch's shape, in float64.
+    target: the target of the fit.
+    family: q's parameters.
+    fixed: the names of fixed parameters.
     """
     if not isinstance(target, MixtureSameFamily):
         return
@@ -47,21 +47,21 @@ def other_starts(q: Distribution, target: Any, family: Family, fixed: frozenset[
 
 
 def _own(components: Distribution, k: int, family: Family) -> Values | None:
-    """Return the parameters of one component of q's class; None where they have other names or shapes."""
+    """Return the parameters of one component of q's class; None if they have other names or shapes."""
     leaves, axis = read_family(components, frozenset()).free, len(components.batch_shape) - 1
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     for name, leaf in family.free.items():
         if (
             name not in leaves
             or leaves[name].value.shape[axis + 1 :] != leaf.value.shape[len(family.shape) :]
         ):
             return None
-        found[name] = leaves[name].value.select(axis, k).expand_as(leaf.value)
-    return found
+        values[name] = leaves[name].value.select(axis, k).expand_as(leaf.value)
+    return values
 
 
 def _moments(components: Distribution) -> tuple[Tensor, Tensor]:
-    """Return means and standard deviations; without them, those of normal distributions with the quartiles of draws."""
+    """Return means and standard deviations; without moments, from the quartiles of draws of a normal distribution."""
     with suppress(NotImplementedError):
         mean, scale = components.mean, components.variance.sqrt()
         if bool((mean + scale).isfinite().all()):
@@ -80,17 +80,17 @@ def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int)
         )
     events = len(components.event_shape)
     mean, scale = (x.movedim(-1 - events, 0)[k] for x in moments)
-    found = Normal(mean, scale, validate_args=False)
-    return Independent(found, events, validate_args=False) if events else found
+    normal = Normal(mean, scale, validate_args=False)
+    return Independent(normal, events, validate_args=False) if events else normal
 
 
 def _values(q: Distribution, near: Any, family: Family, fixed: frozenset[str]) -> Values | None:
     try:
-        found = nearest(q, near.expand(q.batch_shape), family, fixed)
+        member = nearest(q, near.expand(q.batch_shape), family, fixed)
     except (ValueError, NotImplementedError):
-        found = None
-    if found is not None:
-        return {name: leaf.value for name, leaf in read_family(found, fixed).free.items()}
+        member = None
+    if member is not None:
+        return {name: leaf.value for name, leaf in read_family(member, fixed).free.items()}
     moments: dict[str, Tensor] = {"loc": near.mean, "scale": near.variance.sqrt()}
     if "loc" not in family.free or any(
         leaf.value.shape != torch.broadcast_shapes(leaf.value.shape, moments[name].shape)

@@ -1,8 +1,8 @@
-r"""Fits by stochastic gradients, for pairs that have nothing deterministic.
+"""Fits by stochastic gradients, for pairs without a deterministic rule.
 
-The gradient of KL(q || to) goes through reparameterized draws with the parameters inside log q held fixed, whose score
-has mean 0: it vanishes for every draw where q is the target. Draws that are not reparameterized take the score with a
-baseline of the others. KL(to || q) takes draws of the target.
+The gradient of KL(q || to) flows through reparameterized draws, with the parameters inside log q constant, because
+their score has mean 0. So the gradient vanishes for every draw if q is the target. Draws that are not reparameterized
+use the score with a baseline from the other draws. KL(to || q) uses draws of the target.
 
 Sticking the Landing (Roeder, Wu and Duvenaud, 2017); Buy 4 REINFORCE Samples, Get a Baseline for Free! (Kool, van Hoof
 and Welling, 2019); Adam: A Method for Stochastic Optimization (Kingma and Ba, 2015)
@@ -34,17 +34,17 @@ __all__ = ["Descent", "descend", "fit_by_draws"]
 
 _RATE, _LAST_RATE = 0.1, 1e-3
 _MOMENTS = 0.9, 0.999
-# The last part of the steps, over which the numbers are averaged.
+# The numbers are averaged over this last part of the steps.
 _AVERAGED = 0.25
-# Gradients at the end, from fresh draws, that tell whether their mean is 0.
+# The number of gradients from new draws that test at the end whether their mean is 0.
 _BATCHES = 32
 _FINAL_DRAWS = 20_000
-# How far above the minimum a value may be for certain.
+# The smallest tolerance for the distance from the minimum.
 _TOL = 1e-6
 
 
 class Descent(NamedTuple):
-    """The numbers that were found, and all that is said about them."""
+    """The final numbers, and the result with its statistics."""
 
     u: Tensor
     found: Found
@@ -52,8 +52,8 @@ class Descent(NamedTuple):
 
 def fit_by_draws(q: Distribution, objective: Objective, family: Family, settings: FitSettings) -> Found:
     """Fit the free parameters of a distribution."""
-    found = descend(family.at, family.start(), q, objective, settings)
-    return found.found._replace(distribution=family.finished(family.values(found.u)))
+    descent = descend(family.at, family.start(), q, objective, settings)
+    return descent.found._replace(distribution=family.finished(family.values(descent.u)))
 
 
 def descend(
@@ -95,7 +95,7 @@ def descend(
     mean = gradients.mean(0)
     error = gradients.std(0) / _BATCHES**0.5
     count = mean.shape[-1]
-    # Of true means of 0, the squares of mean / error add up to about the number of parameters.
+    # If the true means are 0, the sum of the squares of mean / error is about the number of parameters.
     is_zero = ((mean / error.clamp(min=1e-300)) ** 2).clamp(max=1e6).sum(-1) <= count + 6 * math.sqrt(
         2 * count
     )
@@ -109,11 +109,11 @@ def descend(
         for x in (mean.norm(dim=-1), above)
     )
     note = (
-        f"The value is a mean over {_FINAL_DRAWS} draws; above is half the square of the mean gradient, whose own "
-        "standard error is " + f"{float(error.norm(dim=-1).max()):.1g}."
+        f"The value is a mean over {_FINAL_DRAWS} draws. `above` is half the square of the mean gradient, which has a "
+        f"standard error of {float(error.norm(dim=-1).max()):.1g}."
     )
     iterations = torch.full(shape, steps, dtype=torch.int64, device="cpu")
-    found = Found(
+    result = Found(
         None,
         start,
         before,
@@ -126,10 +126,10 @@ def descend(
         norm,
         (note,),
     )
-    return Descent(average, found)
+    return Descent(average, result)
 
 
-# Gives, for a distribution and a number of draws, terms whose mean, and mean gradient, are those of the value.
+# Returns terms from draws whose mean and mean gradient are the value and its gradient.
 _Terms = Callable[[Any, int], Tensor]
 
 
@@ -143,9 +143,9 @@ def _gradient(terms: _Terms, at: Callable[[Tensor], Any], u: Tensor, draws: int)
 
 def _mean(terms: _Terms, q: Distribution) -> Estimate:
     with torch.no_grad():
-        found = terms(q, _FINAL_DRAWS)
-    value = found.mean(0)
-    return Estimate(value, None, "monte_carlo", standard_error=found.std(0) / _FINAL_DRAWS**0.5)
+        values = terms(q, _FINAL_DRAWS)
+    value = values.mean(0)
+    return Estimate(value, None, "monte_carlo", standard_error=values.std(0) / _FINAL_DRAWS**0.5)
 
 
 def _terms_of(objective: Objective, q: Distribution) -> _Terms:

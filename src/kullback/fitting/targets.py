@@ -1,4 +1,4 @@
-"""Means under the target: of a density by quadrature, of draws by their weighted average, of mixtures by parts."""
+"""Means under the target: by quadrature for a density, by a weighted average for draws, by parts for mixtures."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ __all__ = [
     "target_of",
 ]
 
-# The relative error that quadrature aims at, and the nodes that an element of the batch may take.
+# The relative error of quadrature, and the largest number of nodes of an element of the batch.
 _RTOL, _MOST_NODES = 1e-14, 6_000
 _FIRST_PANELS = 16
-# Elements of a batch that are integrated at once.
+# The number of elements of a batch that are integrated at once.
 _BLOCK = 2048
-# Mass that may be missing from the nodes: densities in float32 have no better one.
+# The largest mass that may be missing from the nodes, for densities in float32.
 _MASS_ERROR = 1e-6
 
-# The logarithms of masses that float64 has no number for, and of those next to them.
+# The logarithms of masses that underflow in float64, and of masses near them.
 _UNDERFLOW, _FAR_OUT = -745.0, -600.0
 
 # A statistic of points, whose parameters have one dimension more than the batch.
@@ -66,7 +66,7 @@ class StatisticMean:
 
 
 class MeanTarget(ABC):
-    """A distribution of numbers, one for each element of the batch, of which the mean can be taken."""
+    """A distribution of numbers with a mean, one for each element of the batch."""
 
     shape: torch.Size
 
@@ -76,7 +76,7 @@ class MeanTarget(ABC):
 
 
 class FitTarget(MeanTarget):
-    """One of which the means of functions can be taken too."""
+    """A target that also has the means of functions."""
 
     @abstractmethod
     def mean_of(
@@ -87,7 +87,7 @@ class FitTarget(MeanTarget):
         Arguments:
             statistic: a function of `Points` and of parameters that broadcast with them.
             parameters: tensors of the batch's shape.
-            corner: where the statistic has a corner or a jump, of the batch's shape.
+            corner: the place of a corner or jump of the statistic, of the batch's shape.
         """
 
 
@@ -112,10 +112,8 @@ class DensityTarget(FitTarget):
         given = [*parameters, *([] if corner is None else [corner])]
         if not self.density.is_splittable():
             p = self.density.mapped(lambda x: x.unsqueeze(-1))
-            found = _integrated(
-                p, statistic, self.shape, [x.unsqueeze(-1) for x in given], corner is not None
-            )
-            return StatisticMean(*found)
+            columns = [x.unsqueeze(-1) for x in given]
+            return StatisticMean(*_integrated(p, statistic, self.shape, columns, corner is not None))
         p = self.density.mapped(lambda x: x.expand(self.shape).reshape(-1, 1))
         given = [x.expand(self.shape).reshape(-1, 1) for x in given]
         parts: list[tuple[Tensor, Tensor]] = []
@@ -141,7 +139,7 @@ class IntegerTarget(MeanTarget):
 
 
 def _mean_of_integers(d: Distribution) -> Tensor:
-    """Return the mean, also of a Categorical, of which torch gives NaN."""
+    """Return the mean, also of a Categorical; torch returns NaN for it."""
     if isinstance(d, Categorical):
         probs = upcast(d.probs)
         return (probs * torch.arange(probs.shape[-1], device="cpu")).sum(-1)
@@ -152,7 +150,7 @@ def _mean_of_integers(d: Distribution) -> Tensor:
 
 @dataclass(frozen=True)
 class DrawsTarget(FitTarget):
-    """Draws along the first dimension, with weights that sum to one, of as many dimensions as the draws or of one."""
+    """Draws along the first dimension, with weights of sum 1, of as many dimensions as the draws or of one."""
 
     draws: Tensor
     weights: Tensor
@@ -176,7 +174,7 @@ class DrawsTarget(FitTarget):
 
 @dataclass(frozen=True)
 class MixedTarget(FitTarget):
-    """A mixture of products: the mean of one dimension is the weighted mean of its components'.
+    """A mixture of products: the mean of one dimension is the weighted mean of the components' means.
 
     The components are the dimension of `inner` before the last one.
     """
@@ -217,10 +215,10 @@ def target_of(d: Distribution) -> MeanTarget | None:
 
 
 def nodes_of(density: Density) -> tuple[Tensor, Tensor]:
-    """Return nodes on the line and their weights, which stand for a single density in sums of smooth functions."""
-    found: list[Tensor] = []
-    _integrated(density.mapped(lambda x: x.reshape(1)), lambda at: at.x, torch.Size(), [], False, found)
-    x, weights = found[0].reshape(-1), found[1].reshape(-1)
+    """Return nodes on the line and their weights, for sums of smooth functions under a single density."""
+    nodes: list[Tensor] = []
+    _integrated(density.mapped(lambda x: x.reshape(1)), lambda at: at.x, torch.Size(), [], False, nodes)
+    x, weights = nodes[0].reshape(-1), nodes[1].reshape(-1)
     used = weights > 0
     return x[used], weights[used] / weights.sum()
 
@@ -233,12 +231,12 @@ def _integrated(
     has_corner: bool,
     nodes: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the integral of p times a statistic and its error; NaN where the density's mass is not met."""
+    """Return the integral of p times a statistic and its error; NaN if the nodes miss a part of the mass."""
     center, width = (x.expand(*shape, 1) for x in p.center_and_width())
     line = Line(p.coordinate(), center, width)
     corners = [parameters.pop()] if has_corner else []
-    found = [*breakpoints_on(line.coordinate, (p,), center.shape), *map(line.coordinate.of, corners)]
-    marks = [line.v(x).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for x in found]
+    points = [*breakpoints_on(line.coordinate, (p,), center.shape), *map(line.coordinate.of, corners)]
+    marks = [line.v(x).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for x in points]
 
     def weighed(v: Tensor) -> tuple[Tensor, Tensor]:
         at, log_jacobian = line.points(v)
@@ -283,7 +281,7 @@ def _integrated(
 
 
 def _is_heavy(log_p: Tensor, f: Tensor) -> Tensor:
-    """Tell where the integrand still matters as far out as float64 has a density, and what lies beyond is lost."""
+    """Return where the integrand still matters at the farthest representable points; its tail is then lost."""
     log_f = log_p + torch.log(f.abs())
     log_f = torch.where((log_p > _UNDERFLOW) & ~log_f.isnan(), log_f, -torch.inf)
     outermost = log_p < _FAR_OUT

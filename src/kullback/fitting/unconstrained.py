@@ -1,4 +1,4 @@
-"""The parameters of a distribution as unconstrained vectors, one for each element of the batch, and the way back."""
+"""The parameters of a distribution as unconstrained vectors, one for each element of the batch, and the inverse."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ __all__ = ["Family", "Leaf", "bijection_to", "has_numbers", "read_family"]
 Values = Mapping[str, Tensor]
 Build = Callable[[Values], Any]
 _MATRICES = ("covariance_matrix", "precision_matrix")
-# The families whose log_prob reads a matrix of the parameters that each class derives from the others.
+# The families whose log_prob uses a matrix that the class derives from its parameters.
 _OF_SCALE_TRIL = (MultivariateNormal, Wishart)
 
 
 class Leaf(NamedTuple):
-    """A parameter: its value in float64, of shape batch + its own, and the constraint it keeps to.
+    """A parameter: its value in float64, of shape batch + its own, and its constraint.
 
-    An end of a Uniform lies beyond the other one, by a width that is positive.
+    An end of a Uniform is beyond the other one, by a positive width.
     """
 
     value: Tensor
@@ -54,7 +54,7 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """The free and the fixed parameters of a distribution, and how it is made of them."""
+    """The free and the fixed parameters of a distribution, and its constructor."""
 
     free: dict[str, Leaf]
     held: dict[str, Leaf]
@@ -77,18 +77,18 @@ class Family:
 
     def values(self, u: Tensor) -> dict[str, Tensor]:
         """Return the free parameters at unconstrained numbers."""
-        found: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         place = 0
         for name, leaf in self.free.items():
             bijection = bijection_to(leaf.constraint)
             shape = bijection.inverse_shape(leaf.value.shape)
             size = shape.numel() // max(self.shape.numel(), 1)
-            found[name] = bijection(u[:, place : place + size].reshape(shape))
+            values[name] = bijection(u[:, place : place + size].reshape(shape))
             place += size
         for name, leaf in self.free.items():
             if leaf.beyond is not None:
-                found[name] = self._other_end(leaf.beyond, found) + leaf.sign * found[name]
-        return found
+                values[name] = self._other_end(leaf.beyond, values) + leaf.sign * values[name]
+        return values
 
     def _other_end(self, name: str, values: Values) -> Tensor:
         return values[name] if name in values else {**self.free, **self.held}[name].value
@@ -108,7 +108,7 @@ class Family:
 
 
 def bijection_to(constraint: Any) -> Any:
-    """Return torch's bijection from unconstrained numbers; of Cholesky factors torch has it as a transform alone."""
+    """Return torch's bijection from unconstrained numbers; for Cholesky factors torch has only a transform."""
     try:
         return biject_to(constraint)
     except NotImplementedError:
@@ -126,11 +126,11 @@ def _at_the_edge(name: str, leaf: Leaf) -> Exception:
 
 
 def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
-    """Return the parameters of a distribution and how to make it anew.
+    """Return the parameters of a distribution and its constructor.
 
     Arguments:
-        q: the distribution at the start.
-        fixed: the names of parameters that stay as they are: ``"loc"``, or ``"component_distribution.loc"`` in full.
+    q: the distribution at the start.
+    fixed: the names of fixed parameters: ``"loc"``, or in full ``"component_distribution.loc"``.
     """
     leaves, make = _read(q, "")
     unknown = [name for name in fixed if not any(_is_named(path, name) for path in leaves)]
@@ -175,7 +175,7 @@ def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
 
 
 def has_numbers(d: Any) -> bool:
-    """Tell whether the parameters of a distribution are numbers inside their ranges; those of classes always are."""
+    """Return whether the parameters of a distribution are numbers inside their ranges; always true for classes."""
     if isinstance(d, Categorical | OneHotCategorical):
         return True
     try:
@@ -239,7 +239,7 @@ def _with_parameters(transform: Transform, prefix: str, values: Values) -> Any:
 
 
 def _read_plain(d: Distribution, prefix: str) -> tuple[dict[str, Leaf], Build]:
-    """Read a distribution that is made of the parameters that its class names."""
+    """Read a distribution whose constructor takes the parameters of its class."""
     family: Any = type(d)
     accepted = list(inspect.signature(family.__init__).parameters)[1:]
     try:
@@ -251,7 +251,7 @@ def _read_plain(d: Distribution, prefix: str) -> tuple[dict[str, Leaf], Build]:
         raise invalid_type(
             "fit",
             "q",
-            wanted="a distribution whose constructor takes the parameters that its arg_constraints name",
+            wanted="a distribution whose constructor takes the parameters in its arg_constraints",
             got=family.__name__,
             instead="an nn.Module whose forward returns the distribution",
         )

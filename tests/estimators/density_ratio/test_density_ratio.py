@@ -213,7 +213,7 @@ def test_far_apart_is_said():
     assert float(estimate.value) > math.log(300)
     assert 2 < float(estimate.interval[0]) < 18
     assert float(estimate.interval[1]) == math.inf
-    assert any("tells many of P's draws from all of Q's" in note for note in estimate.notes)
+    assert any("separates many of P's draws from all of Q's" in note for note in estimate.notes)
 
 
 def test_constant_and_repeated_columns():
@@ -239,7 +239,7 @@ def test_more_dimensions_than_draws():
     [
         (torch.zeros(1, 2), torch.zeros(50, 2), {}, "two draws of each side"),
         (torch.randn(50, 2), torch.randn(9, 2), {}, "9 draws"),
-        (torch.randn(50, 2), torch.randn(50, 3), {}, "as many components"),
+        (torch.randn(50, 2), torch.randn(50, 3), {}, "same number of components"),
         (torch.randn(50, 2), torch.randn(50, 2), {"folds": 1}, "folds=1"),
         (torch.randn(50, 2), torch.randn(50, 2), {"confidence": 95}, "between 0 and 1"),
         (

@@ -276,7 +276,7 @@ def test_an_estimate_below_zero_is_reported_as_zero() -> None:
     assert all(float(e.value) >= 0 and covers(e, 0.0) for e in estimates)
     clipped = [e for e in estimates if float(e.value) == 0]
     assert clipped
-    assert all(any("below which KL cannot be" in note for note in e.notes) for e in clipped)
+    assert all(any("KL is never negative" in note for note in e.notes) for e in clipped)
     assert all(float((e.interval or ())[1]) > 0 for e in clipped)
 
 
@@ -285,7 +285,7 @@ def test_few_draws_give_a_value_without_an_interval() -> None:
     # One neighbor each: log 2 distances 1 and 1 among P's draws, 0.5 and 0.5 to Q's, and log(1 / 1).
     assert float(estimate.value) == 0.0
     assert estimate.interval is None
-    assert any("No interval" in note for note in estimate.notes)
+    assert any("no interval" in note for note in estimate.notes)
 
 
 def sides(x: Any, y: Any) -> tuple[Samples, Samples]:
@@ -302,8 +302,11 @@ PLANE, PLANE_OTHER = normal(1, 100, 100, 2)
         (*sides(LINE.round(1), OTHER), "draws that have an equal one.*method='histogram'"),
         (*sides(LINE, OTHER.round(1)), "q=.*draws that have an equal one"),
         (*sides(PLANE[np.arange(100) // 4], PLANE_OTHER), "100 of 100 draws that have an equal one"),
-        (*sides(LINE, LINE), "100 of the 100 draws of p among those of q"),
-        (*sides(PLANE, np.concatenate([PLANE_OTHER, PLANE[:20]])), "20 of the 100 draws of p among"),
+        (*sides(LINE, LINE), "100 of the 100 draws of p that are also in q"),
+        (
+            *sides(PLANE, np.concatenate([PLANE_OTHER, PLANE[:20]])),
+            "20 of the 100 draws of p that are also in q",
+        ),
         (*sides(PLANE * (PLANE > [-9, 0]), PLANE_OTHER), "value 0 in component 1 of .* of 100 draws"),
         (*sides(np.append(LINE, np.inf), OTHER), "finite.*infinity"),
         (*sides(LINE, np.append(OTHER, -np.inf)), "q=.*infinity"),
@@ -312,7 +315,7 @@ PLANE, PLANE_OTHER = normal(1, 100, 100, 2)
         (*sides(np.zeros(50), np.zeros(50)), "the same value in all draws"),
         (*sides([1.0], OTHER), "at least 2 draws"),
         (*sides(PLANE[:20].repeat(15, 1), PLANE_OTHER.repeat(15, 1)), "more draws than components"),
-        (*sides(PLANE, LINE), "as many components"),
+        (*sides(PLANE, LINE), "same number of components"),
     ],
 )
 def test_what_has_no_density_is_refused(p: Samples, q: Samples, words: str) -> None:
@@ -355,7 +358,7 @@ def test_a_few_ties_are_said_and_do_not_decide() -> None:
     tied = nearest_neighbors(Samples(x), Samples(y))
     assert any("8 of the 500 draws of p have an equal one" in note for note in tied.notes)
     assert any("3 of the 500 draws of q" in note for note in tied.notes)
-    assert any("1 draw(s) of p are among those of q" in note for note in tied.notes)
+    assert any("1 draw(s) of p are also in q" in note for note in tied.notes)
     assert float(tied.value) == pytest.approx(float(clean.value), abs=2 * float(clean.standard_error))
 
 
@@ -370,7 +373,7 @@ def test_a_constant_that_both_share_is_left_out_and_said() -> None:
     x, y = normal(0, 200, 200, 2, by=0.5)
     with_constant = nearest_neighbors(*(Samples(np.insert(a, 1, 3.0, axis=1)) for a in (x, y)))
     assert float(with_constant.value) == float(nearest_neighbors(Samples(x), Samples(y)).value)
-    assert any("Component 1 is constant" in note for note in with_constant.notes)
+    assert any("Component 1 is left out" in note for note in with_constant.notes)
 
 
 def test_margin_is_an_increasing_map_that_makes_its_draws_normal() -> None:
@@ -463,7 +466,7 @@ def test_the_upper_end_allows_for_what_wide_balls_do_not_show(d: int) -> None:
         assert covers(estimate, truth)
         assert float(estimate.value) < truth
         assert math.isinf((estimate.interval or ())[1]) or any(
-            "goes on rising" in note for note in estimate.notes
+            "rises with fewer neighbors" in note for note in estimate.notes
         )
 
 

@@ -1,1 +1,1 @@
-"""KL from a classifier that tells the draws of P from those of Q."""
+"""KL from a classifier that separates draws of P from draws of Q."""

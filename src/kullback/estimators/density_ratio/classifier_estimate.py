@@ -1,8 +1,9 @@
-r"""KL from a classifier that tells draws of P from draws of Q: its log-odds are the log-ratio of the densities.
+r"""KL from a classifier that separates draws of P from draws of Q: its log-odds are the log-ratio of the densities.
 
-A classifier that gives a point x of the pooled draws the probability :math:`c(x)` of having come from P knows
-:math:`\log\frac{p(x)}{q(x)} = \log\frac{c(x)}{1 - c(x)} + \log\frac mn`; its mean over P is KL. Each draw is judged
-by a classifier that has not seen it, and the log-odds are calibrated, so that neither zeal nor caution biases them.
+A classifier gives a point x of the pooled draws a probability :math:`c(x)` of being from P. Then
+:math:`\log\frac{p(x)}{q(x)} = \log\frac{c(x)}{1 - c(x)} + \log\frac mn`, and its mean over P is KL. Each draw is
+evaluated by a classifier that was fitted without it. The log-odds are calibrated, so that over- and underfitting do
+not bias them.
 """
 
 from __future__ import annotations
@@ -43,23 +44,23 @@ from kullback.samples import Samples
 
 __all__ = ["density_ratio"]
 
-# Models are selected on at most so many draws of each side; more would not change a clear choice.
+# The largest number of draws of each side for model selection; more would not change a clear choice.
 _SELECTION_DRAWS = 10_000
-# A candidate is dropped whose loss on the first fold is above the least by so many standard errors.
-_DROP_BEHIND = 3.0
-# A candidate with a smaller weight, relative to the best, adds nothing but time.
+# A candidate is dropped if its loss on the first fold is this many standard errors above the smallest.
+_DROP_ABOVE = 3.0
+# A candidate with a smaller weight, relative to the best, is left out to save time.
 _LEAST_SHARE = 0.05
-# Log-ratios with tails as heavy as this have no variance under P, and their mean no standard error.
+# With heavier tails, log-ratios have no variance under P, and their mean has no standard error.
 _HEAVY = 0.5
-# The share of P's draws with scores above all of Q's from which on the scores' own divergence is all that is known.
+# With a larger share of P's draws above all of Q's scores, only the scores' own divergence has an interval.
 _MOST_BEYOND = 0.25
-# So few draws of P and Q together are fitted on one thread: on a busy machine up to fifty times as fast (measured).
+# Fewer draws of P and Q together use one thread: on a busy machine up to fifty times as fast (measured).
 _DRAWS_FOR_THREADS = 20_000
-# How often the draws are halved to extrapolate from half of them: twice the fits each, of half the size.
+# The number of splits into halves for extrapolation; each takes two fits of half the size.
 _HALVINGS = 3
 _ON_A_SURFACE = (
-    "One side's draws fill fewer dimensions than the other's at the distance of their neighbors. If they are on a "
-    "curved surface, KL is infinite, so the interval has no upper end."
+    "One side's draws fill fewer dimensions than the other's at the distance of their neighbors. On a curved surface, "
+    "KL would be infinite: the upper limit is infinite."
 )
 
 
@@ -72,53 +73,53 @@ def density_ratio(
     folds: int = 5,
     classifier: object = None,
 ) -> Estimate:
-    r"""Estimate KL(P || Q) by a classifier that tells the draws apart: above ten dimensions, and for smooth densities.
+    r"""Estimate KL(P || Q) by a classifier of the draws, for more than ten dimensions and for smooth densities.
 
     .. math::
-        \widehat{KL} = \frac1n \sum_i \hat f(x_i), \quad
-        \hat f(x) = \log\frac{\hat c(x)}{1 - \hat c(x)} + \log\frac mn
+    \widehat{KL} = \frac1n \sum_i \hat f(x_i), \quad
+    \hat f(x) = \log\frac{\hat c(x)}{1 - \hat c(x)} + \log\frac mn
 
-    The candidates are linear and quadratic logistic regression, the latter also of asinh-scaled coordinates, regression
-    on splines without and with products of coordinates, Gaussian densities and gradient-boosted trees. The value is the
-    mean over those that predict held-out labels best, with weights that fall exponentially with their loss; a note
-    names them. :math:`\hat f` is fitted without the fold that it is evaluated on and calibrated to the labels, and the
-    value is extrapolated from fits to half of the draws and to nearly all of them to endlessly many. Gaussian densities
-    give the unbiased estimate of KL between Gaussians.
+    The candidates are linear and quadratic logistic regression, quadratic regression of asinh-scaled coordinates,
+    spline regression without and with products of coordinates, Gaussian densities and gradient-boosted trees. The value
+    is a weighted mean over the best ones in cross-validation, with weights that fall exponentially with their loss; a
+    note names them. :math:`\hat f` is fitted without the fold of its draws and calibrated to the labels. The value is
+    extrapolated to infinitely many draws, from fits to half of the draws and to nearly all. Gaussian densities give the
+    unbiased estimate of KL between Gaussians.
 
-    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-        p: draws of P, floating-point, shape (n, d), with their weights and clusters, if any.
-        q: draws of Q, shape (m, d).
-        confidence: how often the interval shall cover.
-        generator: for the split into folds and the trees.
-        folds: how many parts are held out in turn; clusters stay together.
-        classifier: one of your own with scikit-learn's methods, in place of the candidates; it is cloned for each fit.
-            With weighted draws its ``fit`` has to take ``sample_weight``.
+    p: draws of P, floating-point, shape (n, d), with their weights and clusters, if any.
+    q: draws of Q, shape (m, d).
+    confidence: the probability that the interval contains the divergence.
+    generator: for the split into folds and the trees.
+    folds: the number of folds of cross-validation; clusters stay together.
+    classifier: your own classifier with scikit-learn's methods, in place of the candidates; it is cloned for each fit.
+        For weighted draws its ``fit`` must take ``sample_weight``.
 
     Returns:
-        the estimate in nats. Its standard error combines the influence of each draw of both sides with the difference
-        between fits to half of the draws and to nearly all.
+    the estimate in nats. Its standard error combines the influence of each draw of both sides with the difference
+    between fits to half of the draws and to nearly all.
 
     Raises:
-        ArgumentValueError: fewer than two draws (or clusters) of a side for each fold, infinite draws, categories in
-            place of numbers, or sides of unequal dimension.
-        OptionalDependencyError: scikit-learn or SciPy is not installed.
+    ArgumentValueError: fewer than two draws (or clusters) of a side for each fold, infinite draws, categories in
+        place of numbers, or sides of unequal dimension.
+    OptionalDependencyError: scikit-learn or SciPy is not installed.
 
     Gradient:
-        none: the classifier is a constant.
+    none: the classifier is a constant.
 
     Example:
-        >>> import torch
-        >>> from kullback import Samples
-        >>> draws = torch.Generator().manual_seed(0)
-        >>> x, y = torch.randn(1000, 3, generator=draws), torch.randn(1000, 3, generator=draws) + 0.5
-        >>> estimate = density_ratio(Samples(x), Samples(y), generator=draws)  # true value: 0.375
-        >>> bool(estimate.interval[0] < 0.375 < estimate.interval[1])
-        True
+    >>> import torch
+    >>> from kullback import Samples
+    >>> draws = torch.Generator().manual_seed(0)
+    >>> x, y = torch.randn(1000, 3, generator=draws), torch.randn(1000, 3, generator=draws) + 0.5
+    >>> estimate = density_ratio(Samples(x), Samples(y), generator=draws)  # true value: 0.375
+    >>> bool(estimate.interval[0] < 0.375 < estimate.interval[1])
+    True
 
     References:
-        Density Ratio Estimation in Machine Learning (Sugiyama, Suzuki and Kanamori, 2012)
+    Density Ratio Estimation in Machine Learning (Sugiyama, Suzuki and Kanamori, 2012)
     """
     call = "density_ratio"
     load("sklearn", call)
@@ -140,20 +141,20 @@ def density_ratio(
             selected = [_Selected(users_candidate(classifier, seed), 1.0)]
         else:
             selected = _select(candidates_for(draws, seed), work, rng)
-        found = _combined(selected, sides, work)
+        result = _combined(selected, sides, work)
         scores = work.scores(selected[0])
-    return _estimate(found, selected, sides, scores, confidence, (p, q), span.notes)
+    return _estimate(result, selected, sides, scores, confidence, (p, q), span.notes)
 
 
 def _few_threads(number: int) -> AbstractContextManager[object]:
-    """Compute with one thread where there is so little to compute that threads wait for each other most of the time."""
+    """Use one thread for small data, where threads would mostly wait for each other."""
     few = number <= _DRAWS_FOR_THREADS
     return load("threadpoolctl", "density_ratio").threadpool_limits(1) if few else nullcontext()
 
 
 @dataclass(frozen=True)
 class _RatioValue:
-    """A value, what each draw adds to its error, and the error that is not in the draws' influence."""
+    """A value, the influence of each draw on it, and the error in addition to this influence."""
 
     value: float
     influence: Array
@@ -162,7 +163,7 @@ class _RatioValue:
 
 @dataclass
 class _Work:
-    """The draws, how they are split, and how many fits were made so far."""
+    """The draws, their splits, and the number of fits."""
 
     draws: Labeled
     deep: Integers
@@ -171,7 +172,7 @@ class _Work:
     fits: int = 0
 
     def applied(self, fit: FitClassifier, train: Labeled, test: Labeled) -> Array:
-        """Return log-odds of draws by what was fitted to others; NaN where those do not suffice for a fit."""
+        """Return log-odds of draws by a fit to others; NaN if these are too few."""
         try:
             return fit(train)(test.x)
         except np.linalg.LinAlgError:
@@ -181,7 +182,7 @@ class _Work:
             if self.update:
                 self.update(self.fits, None)
 
-    def held_out(self, candidate: NamedClassifier, draws: Labeled, folds: Integers) -> Array:
+    def without_fold(self, candidate: NamedClassifier, draws: Labeled, folds: Integers) -> Array:
         """Return the log-odds of each draw by a classifier that was fitted without its fold."""
         log_odds = np.empty(len(folds))
         for fold in range(int(folds.max()) + 1):
@@ -190,14 +191,14 @@ class _Work:
         return log_odds
 
     def scores(self, one: _Selected) -> Array:
-        """Return the calibrated log-ratio of each draw by a classifier that has not seen it."""
-        raw = self.held_out(one.candidate, self.draws, self.deep) if one.raw is None else one.raw
+        """Return the calibrated log-ratio of each draw by a classifier that was fitted without it."""
+        raw = self.without_fold(one.candidate, self.draws, self.deep) if one.raw is None else one.raw
         return calibrated(raw, self.draws)[0] - self.draws.log_prior_odds
 
 
 @dataclass(frozen=True)
 class _Selected:
-    """A candidate with its best penalty, its weight, and its held-out log-odds if all draws took part in selection."""
+    """A candidate with its best penalty, its weight, and its cross-validated log-odds if selection used all draws."""
 
     candidate: NamedClassifier
     share: float
@@ -205,7 +206,7 @@ class _Selected:
 
 
 def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Generator) -> list[_Selected]:
-    """Return those that predict held-out labels best once calibrated, the best first.
+    """Return the candidates with the best calibrated predictions in cross-validation, the best first.
 
     Weights fall with the exponential of the total loss (Using Stacking to Average Bayesian Predictive Distributions,
     Yao et al., 2018: pseudo-BMA).
@@ -215,36 +216,36 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
     trials = [_with_best_penalty(candidate, work, some, folds == 0) for candidate in candidates]
     trials = [trial for trial in trials if np.isfinite(trial[1]).all()]
     least = min(trials, key=lambda trial: float(trial[1].sum()))[1]
-    found: list[tuple[float, NamedClassifier, Array]] = []
+    usable: list[tuple[float, NamedClassifier, Array]] = []
     for candidate, losses in trials:
-        behind = losses - least
-        if behind.mean() > _DROP_BEHIND * behind.std() / math.sqrt(len(behind)):
+        excess = losses - least
+        if excess.mean() > _DROP_ABOVE * excess.std() / math.sqrt(len(excess)):
             continue
-        raw = work.held_out(candidate, some, folds)
+        raw = work.without_fold(candidate, some, folds)
         if not np.isfinite(raw).all():
             continue
         log_odds = calibrated(raw, some)[0]
         if heaviness(log_odds[some.from_p]) < _HEAVY:
-            found.append((float(some.weights @ log_loss(log_odds, some)), candidate, raw))
-    if not found:  # trees, the last one, are bounded
-        found = [(0.0, trials[-1][0], work.held_out(trials[-1][0], some, folds))]
-    best = min(loss for loss, _, _ in found)
+            usable.append((float(some.weights @ log_loss(log_odds, some)), candidate, raw))
+    if not usable:  # trees, the last one, are bounded
+        usable = [(0.0, trials[-1][0], work.without_fold(trials[-1][0], some, folds))]
+    best = min(loss for loss, _, _ in usable)
     independent = len(np.unique(some.units)) / len(some.units)
-    shares = [math.exp((best - loss) * independent) for loss, _, _ in found]
+    shares = [math.exp((best - loss) * independent) for loss, _, _ in usable]
     total = sum(share for share in shares if share > _LEAST_SHARE)
     selected = [
         _Selected(candidate, share / total, raw if used.all() else None)
-        for share, (_, candidate, raw) in zip(shares, found, strict=True)
+        for share, (_, candidate, raw) in zip(shares, usable, strict=True)
         if share > _LEAST_SHARE
     ]
     return sorted(selected, key=lambda one: -one.share)
 
 
 def _with_best_penalty(
-    candidate: NamedClassifier, work: _Work, draws: Labeled, held_out: Mask
+    candidate: NamedClassifier, work: _Work, draws: Labeled, validation: Mask
 ) -> tuple[NamedClassifier, Array]:
-    """Return the candidate with its best penalty, and its losses, each times its weight, on the draws held out."""
-    train, test = draws.take(~held_out), draws.take(held_out)
+    """Return the candidate with its best penalty, and its weighted losses on the validation draws."""
+    train, test = draws.take(~validation), draws.take(validation)
     best, least = 0, np.full(len(test.x), np.inf)
     for index, fit in enumerate(candidate.fits):
         raw = work.applied(fit, train, test)
@@ -252,41 +253,43 @@ def _with_best_penalty(
             break
         losses = test.weights * log_loss(raw, test)
         if not losses.mean() < least.mean():
-            break  # a weaker penalty overfits all the more
+            break  # a weaker penalty overfits more
         best, least = index, losses
     return candidate.only(best), least
 
 
 def _combined(selected: list[_Selected], sides: tuple[Draws, Draws], work: _Work) -> _RatioValue:
-    """Return the weighted mean of the candidates' values; that they differ adds to the error."""
-    found = [_gaussian(*sides) if one.candidate.name == GAUSSIAN else _direct(one, work) for one in selected]
+    """Return the weighted mean of the candidates' values; their differences enter the error."""
+    results = [
+        _gaussian(*sides) if one.candidate.name == GAUSSIAN else _direct(one, work) for one in selected
+    ]
     shares = [one.share for one in selected]
-    value = sum(share * each.value for share, each in zip(shares, found, strict=True))
+    value = sum(share * each.value for share, each in zip(shares, results, strict=True))
     influence = sum(
-        (share * each.influence for share, each in zip(shares, found, strict=True)),
+        (share * each.influence for share, each in zip(shares, results, strict=True)),
         np.zeros(len(work.draws.x)),
     )
     spread = sum(
         share * (each.beyond**2 + (each.value - value) ** 2)
-        for share, each in zip(shares, found, strict=True)
+        for share, each in zip(shares, results, strict=True)
     )
     return _RatioValue(value, influence, math.sqrt(spread))
 
 
 def _direct(one: _Selected, work: _Work) -> _RatioValue:
-    """Return the mean over P of the calibrated log-ratio, extrapolated in the number of draws that it is fitted to.
+    """Return the mean over P of the calibrated log-ratio, extrapolated in the number of draws of the fit.
 
-    An error that falls as 1 / n loses a part of itself from a fit to half of the draws to one to all but a fold. What
-    is left by that rule is taken off the value, and counted as an error beside.
+    An error that falls as 1 / n is smaller for a fit to all draws except one fold than for a fit to half of them. The
+    remaining part, by this rule, is subtracted from the value, and also enters the error.
     """
     candidate, raw, draws = one.candidate, one.raw, work.draws
-    raw = work.held_out(candidate, draws, work.deep) if raw is None else raw
+    raw = work.without_fold(candidate, draws, work.deep) if raw is None else raw
     value, influence = _mean_over_p(raw, draws)
-    coarse = [_mean_over_p(work.held_out(candidate, draws, half), draws)[0] for half in work.halves]
+    coarse = [_mean_over_p(work.without_fold(candidate, draws, half), draws)[0] for half in work.halves]
     nearly_all = 1 / (1 - 1 / (int(work.deep.max()) + 1))
-    onwards = nearly_all / (2 - nearly_all) if nearly_all < 2 else 1.0
-    step = onwards * (value - float(np.mean(coarse)))
-    spread = onwards * float(np.std(coarse, ddof=1)) / math.sqrt(len(coarse))
+    factor = nearly_all / (2 - nearly_all) if nearly_all < 2 else 1.0
+    step = factor * (value - float(np.mean(coarse)))
+    spread = factor * float(np.std(coarse, ddof=1)) / math.sqrt(len(coarse))
     return _RatioValue(value + step, influence, math.hypot(step, spread))
 
 
@@ -298,41 +301,41 @@ def _mean_over_p(raw: Array, draws: Labeled) -> tuple[float, Array]:
     ratio = log_odds - draws.log_prior_odds
     value = float(w @ ratio)
     total = w * (ratio - value) + influence @ (w @ features)
-    # The numbers of draws of P and Q are given, so what a side adds on average is no error.
+    # The numbers of draws of P and Q are fixed, so the mean influence of a side is no error.
     for side in (draws.from_p, ~draws.from_p):
         total[side] -= draws.weights[side] * total[side].sum() / draws.weights[side].sum()
     return value, total
 
 
 def _gaussian(p: Draws, q: Draws) -> _RatioValue:
-    """Return KL between Gaussians, with the variance of the quadratic term, which alone is left where P = Q."""
+    """Return KL between Gaussians, with the variance of its quadratic term, which remains at P = Q."""
     n, m = (_independent(side) for side in (p, q))
-    found = gaussian_kl(p.x, q.x, p.shares * len(p), q.shares * len(q), n, m)
+    result = gaussian_kl(p.x, q.x, p.shares * len(p), q.shares * len(q), n, m)
     d = p.x.shape[1]
     second_order = 0.5 * (d + d * (d + 1) / 2) * (1 / n + 1 / m) ** 2
-    influence = np.concatenate([found.influence_p, found.influence_q])
-    return _RatioValue(found.value, influence, math.sqrt(second_order))
+    influence = np.concatenate([result.influence_p, result.influence_q])
+    return _RatioValue(result.value, influence, math.sqrt(second_order))
 
 
 def _independent(side: Draws) -> float:
-    """Return how many independent plain draws tell as much about means and covariances as these."""
+    """Return the number of independent plain draws with the same information on means and covariances."""
     scores = (side.x - side.x.mean(0)) / np.maximum(side.x.std(0), np.finfo(np.float64).tiny)
     number = number_from_scores(np.concatenate([scores, scores**2], axis=1), side)
     return min(side.effective, max(number, side.x.shape[1] + 3.0))
 
 
 def _rate(side: Draws, scores: Array) -> float:
-    """Return what a side adds to the variance of the estimate for each nat of a small KL, 2 / n for n plain draws.
+    """Return the variance that a side adds to the estimate for each nat of a small KL, 2 / n for n plain draws.
 
-    Near P = Q the variance of log p / q is twice KL under either. Clusters multiply that of its mean as they do that of
-    the components and of the classifier's scores, whichever more.
+    Near P = Q, log p / q has a variance of twice KL under both. Clusters multiply the variance of its mean as for the
+    components or for the classifier's scores, whichever is more.
     """
     usable = [side.x] if np.ptp(scores) == 0 else [side.x, scores[:, None]]
     return 2 / min(number_from_scores(each, side) for each in usable)
 
 
 def _estimate(
-    found: _RatioValue,
+    result: _RatioValue,
     selected: list[_Selected],
     sides: tuple[Draws, Draws],
     scores: Array,
@@ -340,30 +343,30 @@ def _estimate(
     samples: tuple[Samples, Samples],
     notes: tuple[str, ...],
 ) -> Estimate:
-    """Return the value with its interval, open above where P's scores lie where Q has none."""
+    """Return the value with its interval, unbounded above if P has scores where Q has none."""
     p, q = sides
-    parts = found.influence[: len(p)], found.influence[len(p) :]
+    parts = result.influence[: len(p)], result.influence[len(p) :]
     variance = sum(side.variance(part) for side, part in zip(sides, parts, strict=True))
     shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in selected)
     of_p, of_q = scores[: len(p)], scores[len(p) :]
     estimate = normal_estimate(
-        found.value,
-        math.hypot(math.sqrt(variance), found.beyond),
+        result.value,
+        math.hypot(math.sqrt(variance), result.beyond),
         confidence,
         method="density_ratio",
         n=(len(samples[0]), len(samples[1])),
         device=samples[0].tensor.device,
-        notes=[*notes, f"The classifiers, by how well they predict held-out labels: {shares}."],
+        notes=[*notes, f"The classifiers, with weights by their cross-validated loss: {shares}."],
         groups=min(p.groups, q.groups),
         rate=_rate(p, of_p) + _rate(q, of_q),
-        constant=found.beyond,
+        constant=result.beyond,
     )
     number = p.effective * p.groups / len(p)
     unseen = unseen_in_scores(
         [(of_p, of_q), *zip(p.x.T, q.x.T, strict=True)], p.shares, number, log_ratios=True
     )
     beyond = float(p.shares @ (of_p > of_q.max()))
-    if beyond > _MOST_BEYOND or found.value > math.log(len(q)):
+    if beyond > _MOST_BEYOND or result.value > math.log(len(q)):
         return _from_scores(estimate, of_p, of_q, sides, confidence)
     if fills_less(p.x, q.x):
         return opened(estimate, UpperEndShift(math.inf, _ON_A_SURFACE))
@@ -373,24 +376,27 @@ def _estimate(
 def _from_scores(
     estimate: Estimate, of_p: Array, of_q: Array, sides: tuple[Draws, Draws], confidence: float
 ) -> Estimate:
-    """Return what the classifier's scores prove: their own divergence, which is at most that of the draws."""
+    """Return the estimate from the divergence of the classifier's scores, which is at most KL."""
     p, q = (
         Samples(score, weights=side.weights, cluster=side.cluster)
         for score, side in zip((of_p, of_q), sides, strict=True)
     )
-    found = histogram(p, q, confidence=confidence)
-    low = torch.zeros_like(found.value) if found.interval is None else found.interval[0]
+    of_scores = histogram(p, q, confidence=confidence)
+    low = torch.zeros_like(of_scores.value) if of_scores.interval is None else of_scores.interval[0]
     note = (
-        "The classifier tells many of P's draws from all of Q's, so that they cannot show how far apart P and Q are: "
-        "the interval has no upper end, and its lower end is that of the scores' divergence, which KL is at least."
+        "The classifier separates many of P's draws from all of Q's, so KL could be arbitrarily large: the upper limit "
+        "is infinite. The lower limit is the limit of the scores' divergence, a lower bound of KL."
     )
-    usable = found.value <= estimate.value <= 2 * math.log(len(of_q))
+    is_plausible = of_scores.value <= estimate.value <= 2 * math.log(len(of_q))
     return replace(
         estimate,
-        value=estimate.value if usable else found.value.to(estimate.value),
+        value=estimate.value if is_plausible else of_scores.value.to(estimate.value),
         interval=(low.to(estimate.value), torch.full_like(estimate.value, math.inf)),
-        standard_error=estimate.standard_error if usable else None,
-        notes=(*estimate.notes, note if usable else f"{note} So is the value."),
+        standard_error=estimate.standard_error if is_plausible else None,
+        notes=(
+            *estimate.notes,
+            note if is_plausible else f"{note} The value is the divergence of the scores too.",
+        ),
     )
 
 
@@ -401,7 +407,7 @@ def _check_sides(call: str, p: Samples, q: Samples, folds: int) -> None:
             "p, q",
             wanted="floating-point numbers",
             got=f"categories: {p!r}",
-            instead="kl_estimate(p, q), which counts categories; or Samples(x.double()) to read integers as numbers",
+            instead="kl_estimate(p, q) for categories; or Samples(x.double()) to read integers as numbers",
         )
     for name, samples in (("p", p), ("q", q)):
         check_finite(call, name, samples)
@@ -435,7 +441,7 @@ def _folds(draws: Labeled, folds: int, rng: np.random.Generator) -> Integers:
 
 
 def _subset(draws: Labeled, rng: np.random.Generator) -> Mask:
-    """Choose the draws that models are selected on, whole clusters of them."""
+    """Choose the draws for model selection, in whole clusters."""
     chosen = np.zeros(len(draws.x), dtype=bool)
     for side in (draws.from_p, ~draws.from_p):
         units = np.unique(draws.units[side])

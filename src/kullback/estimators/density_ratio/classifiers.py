@@ -1,4 +1,4 @@
-"""The classifiers that `density_ratio` chooses among: from labeled draws to the log-odds that a point came from P."""
+"""The classifiers that `density_ratio` chooses from: from labeled draws to the log-odds of P."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 GAUSSIAN = "Gaussian densities"
 
-# A regression has no more features than this, nor than there are draws of either side.
+# The largest number of features of a regression; it also has at most as many as there are draws of either side.
 _MOST_FEATURES = 1500
-# Beyond, the splines with products serve heavy tails as well.
+# In more dimensions, the splines with products suit heavy tails as well.
 _MOST_ASINH = 10
 _KNOTS = 7
 _BINS = 250
@@ -62,12 +62,12 @@ class Labeled:
 
     @property
     def log_prior_odds(self) -> float:
-        """The log-odds of P before a draw is seen: what separates log-odds from a log-ratio of densities."""
+        """The log-odds of P before a draw is observed: the difference of log-odds and log-ratio of densities."""
         return float(np.log(self.weights[self.from_p].sum() / self.weights[~self.from_p].sum()))
 
 
 class FitClassifier(Protocol):
-    """Fit a classifier; LinAlgError where the draws do not suffice."""
+    """Fit a classifier; LinAlgError if there are too few draws."""
 
     def __call__(self, draws: Labeled, /) -> LogOdds: ...
 
@@ -85,31 +85,31 @@ class NamedClassifier:
 
 
 def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
-    """Return the classifiers that these draws suffice for."""
+    """Return the classifiers that have enough draws."""
     d = draws.x.shape[1]
     fewest = min(int(draws.from_p.sum()), int((~draws.from_p).sum()))
     most = min(_MOST_FEATURES, fewest)
-    found = [_regressions("linear logistic regression", _linear)]
+    candidates = [_regressions("linear logistic regression", _linear)]
     if 2 * d + 4 < fewest:
-        found.append(NamedClassifier(GAUSSIAN, (_gaussian,)))
+        candidates.append(NamedClassifier(GAUSSIAN, (_gaussian,)))
     if d * (d + 3) // 2 < most:
-        found.append(_regressions("quadratic logistic regression", _quadratic))
+        candidates.append(_regressions("quadratic logistic regression", _quadratic))
     if d <= _MOST_ASINH and d * (d + 3) // 2 < most:
-        found.append(
+        candidates.append(
             _regressions("quadratic logistic regression of asinh-scaled coordinates", _asinh_quadratic)
         )
     if d * (_KNOTS + 1) < most:
-        found.append(_regressions("additive spline regression", _additive))
+        candidates.append(_regressions("additive spline regression", _additive))
     if d > 1 and d * (_KNOTS + 1) + d * (d - 1) // 2 < most:
-        found.append(_regressions("spline regression with products", _spline_with_products))
-    found.append(NamedClassifier("gradient-boosted trees", (_trees(seed),)))
-    return found
+        candidates.append(_regressions("spline regression with products", _spline_with_products))
+    candidates.append(NamedClassifier("gradient-boosted trees", (_trees(seed),)))
+    return candidates
 
 
 def check_classifier(call: str, classifier: object) -> None:
-    """Refuse what has not the methods of scikit-learn's classifiers, and a class in place of one of its instances."""
-    can_tell = hasattr(classifier, "decision_function") or hasattr(classifier, "predict_proba")
-    can_fit = can_tell and hasattr(classifier, "fit") and hasattr(classifier, "get_params")
+    """Refuse objects without the methods of scikit-learn's classifiers, and classes in place of instances."""
+    can_predict = hasattr(classifier, "decision_function") or hasattr(classifier, "predict_proba")
+    can_fit = can_predict and hasattr(classifier, "fit") and hasattr(classifier, "get_params")
     if classifier is not None and (isinstance(classifier, type) or not can_fit):
         raise invalid_type(
             call,
@@ -125,21 +125,21 @@ def users_candidate(classifier: object, seed: int) -> NamedClassifier:
 
     def fit(draws: Labeled) -> LogOdds:
         model = _sklearn("base").clone(classifier)
-        with seeded(seed):  # a classifier of no random state of its own draws from the global ones
+        with seeded(seed):  # a classifier without a random state uses the global ones
             return _log_odds_of(model.fit(draws.x, draws.from_p.astype(int), **_weights_of(draws)))
 
     return NamedClassifier(type(classifier).__name__, (fit,))
 
 
 def log_loss(log_odds: Array, draws: Labeled) -> Array:
-    """Return each draw's loss, -log of the probability that its label was given."""
+    """Return each draw's loss, -log of the probability of its label."""
     return np.logaddexp(0, np.where(draws.from_p, -log_odds, log_odds))
 
 
 def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
     """Fit a + b f to the labels; return that, the influence of each draw on (a, b), and the gradient's features.
 
-    Probabilistic Outputs for Support Vector Machines (Platt, 1999). The derivative is not let below 0.
+    The slope b is at least 0. Probabilistic Outputs for Support Vector Machines (Platt, 1999)
     """
     scale = max(float(np.std(log_odds)), 1e-12)
     features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)
@@ -191,14 +191,14 @@ def _regressions(name: str, features: Callable[[], list[Any]]) -> NamedClassifie
 def _regression(features: Callable[[], list[Any]], penalty: float) -> FitClassifier:
     def fit(draws: Labeled) -> LogOdds:
         transform = _pipeline(*features(), _sklearn("preprocessing").StandardScaler())
-        found = transform.fit_transform(draws.x)
+        matrix = transform.fit_transform(draws.x)
         basis = None
-        if found.shape[1] > len(found):  # in the coordinates of the draws' own span, of which there are fewer
-            values, vectors = np.linalg.eigh(found @ found.T)
+        if matrix.shape[1] > len(matrix):  # use the coordinates of the draws' own span, which are fewer
+            values, vectors = np.linalg.eigh(matrix @ matrix.T)
             large = values > 1e-10 * values[-1]
-            basis = found.T @ (vectors[:, large] / np.sqrt(values[large]))
-            found = found @ basis
-        coefficients = _ridge_logistic(found, draws, penalty)
+            basis = matrix.T @ (vectors[:, large] / np.sqrt(values[large]))
+            matrix = matrix @ basis
+        coefficients = _ridge_logistic(matrix, draws, penalty)
 
         def log_odds(x: Array) -> Array:
             at = transform.transform(x)
@@ -215,23 +215,26 @@ def _ridge_logistic(features: Array, draws: Labeled, penalty: float) -> Array:
     labels, weights = draws.from_p.astype(float), draws.weights
     ridge = np.full(x.shape[1], penalty)
     ridge[0] = 1e-9
-    found = np.zeros(x.shape[1])
-    found[0] = draws.log_prior_odds
-    loss = _penalized_loss(found, x, draws, ridge)
+    coefficients = np.zeros(x.shape[1])
+    coefficients[0] = draws.log_prior_odds
+    loss = _penalized_loss(coefficients, x, draws, ridge)
     for _ in range(_MOST_STEPS):
-        probability = _logistic(x @ found)
+        probability = _logistic(x @ coefficients)
         curvature = weights * probability * (1 - probability)
-        gradient = x.T @ (weights * (probability - labels)) + ridge * found
+        gradient = x.T @ (weights * (probability - labels)) + ridge * coefficients
         step = np.linalg.solve((x * curvature[:, None]).T @ x + np.diag(ridge), gradient)
         length, after = 1.0, math.inf
-        while length > 1e-4 and not (after := _penalized_loss(found - length * step, x, draws, ridge)) < loss:
+        while (
+            length > 1e-4
+            and not (after := _penalized_loss(coefficients - length * step, x, draws, ridge)) < loss
+        ):
             length /= 2
         if not after < loss:
             break
-        found, gained, loss = found - length * step, loss - after, after
+        coefficients, gained, loss = coefficients - length * step, loss - after, after
         if gained < 1e-7 * len(x):
             break
-    return found
+    return coefficients
 
 
 def _sklearn(module: str) -> Any:
@@ -271,7 +274,7 @@ def _products(*, interaction_only: bool) -> Any:
 
 
 def _asinh_scaled() -> list[Any]:
-    """Coordinates in which a Pareto tail is a straight line: asinh of the distance in quartiles."""
+    """Coordinates that make a Pareto tail a straight line: asinh of the distance in quartiles."""
     preprocessing = _sklearn("preprocessing")
     return [preprocessing.RobustScaler(), preprocessing.FunctionTransformer(np.arcsinh)]
 
@@ -290,11 +293,11 @@ def _trees(seed: int) -> FitClassifier:
             min_samples_leaf=_LEAF,
             max_iter=300,
             l2_regularization=1.0,
-            # It needs a tenth of the draws, of both sides; with so few the trees stay leaves in any case.
+            # It needs a tenth of the draws on both sides; with fewer, the trees are single leaves anyway.
             early_stopping=min(draws.from_p.sum(), (~draws.from_p).sum()) >= _LEAF,
             random_state=seed,
         )
-        # Binned here, as scikit-learn takes a second for each column to bin weighted draws.
+        # Binned here, because scikit-learn needs a second for each column of weighted draws.
         edges = np.quantile(draws.x, np.linspace(0, 1, _BINS + 1)[1:-1], axis=0)
         model.fit(_binned(draws.x, edges), draws.from_p.astype(int), **_weights_of(draws))
         log_odds = _log_odds_of(model)
@@ -309,12 +312,12 @@ def _binned(x: Array, edges: Array) -> Array:
 
 
 def _weights_of(draws: Labeled) -> dict[str, Array]:
-    """Return the weights as an argument, and none where they are equal."""
+    """Return the weights as an argument, or no argument if they are equal."""
     return {} if np.ptp(draws.weights) == 0 else {"sample_weight": draws.weights}
 
 
 def _log_odds_of(model: Any) -> LogOdds:
-    """Read log-odds from a fitted classifier, bounded where it is certain."""
+    """Return the log-odds of a fitted classifier, bounded if it is certain."""
 
     def log_odds(x: Array) -> Array:
         if hasattr(model, "decision_function"):

@@ -1,4 +1,4 @@
-r"""KL between two Gaussians of which only draws are known: without bias, with the influence of each draw.
+r"""KL between two Gaussians from draws: an unbiased estimate, with the influence of each draw.
 
 From n and m draws, with sample means and covariances,
 
@@ -6,8 +6,8 @@ From n and m draws, with sample means and covariances,
     \tfrac12\big[\tfrac{m - d - 2}{m - 1} (\mathrm{tr}\, S_q^{-1} S_p + \delta^\top S_q^{-1} \delta) - d
     + \log|S_q| - \log|S_p|\big]
 
-less what the sampling errors of the means add to the square and those of the covariances to the logarithms: inverse and
-log-determinant of a Wishart matrix have known means.
+minus the bias from sampling errors of the means in the square, and of the covariances in the logarithms. The inverse
+and the log-determinant of a Wishart matrix have known means.
 
 An Introduction to Multivariate Statistical Analysis, section 7 (Anderson, 2003)
 """
@@ -24,13 +24,13 @@ from kullback.estimators.draws import Array
 
 __all__ = ["GaussianKL", "gaussian_kl", "gaussian_log_odds"]
 
-# Draws of so small a relative variance in some direction have no density there.
+# Draws with a smaller relative variance in some direction have no density there.
 _FLAT = 1e-12
 
 
 @dataclass(frozen=True)
 class GaussianKL:
-    """The unbiased value, and what each draw of P and of Q adds to its error."""
+    """The unbiased value, and the influence of each draw of P and of Q on it."""
 
     value: float
     influence_p: Array
@@ -38,7 +38,7 @@ class GaussianKL:
 
 
 def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> GaussianKL:
-    """Estimate KL(P || Q) as if both were Gaussian, from weighted draws that tell as much as n and m plain ones."""
+    """Estimate KL(P || Q) of Gaussians, from weighted draws with the information of n and m plain ones."""
     d = x.shape[1]
     mean_p, covariance_p = _moments(x, w, n)
     mean_q, covariance_q = _moments(y, v, m)

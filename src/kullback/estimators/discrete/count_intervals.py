@@ -16,38 +16,38 @@ from kullback.estimators.discrete.measures import (
     no_correction,
 )
 from kullback.estimators.discrete.point import CoverageCorrection, unseen_shares
+from kullback.estimators.draws import student_ratio
 from kullback.estimators.normal_interval import standard_normal_quantile
 
 __all__ = ["FEWEST_DRAWS", "MOST_UNSEEN", "coarser", "has_upper_end", "kl_interval"]
 
-# Above this share of P's draws in categories that Q never showed, no upper end is given; with the same share in
-# categories that P showed once, the lower end is that of a coarser alphabet.
+# With a larger share of P's draws in categories without draws of Q, the upper limit is infinite. With a larger share in
+# categories that P drew once, the lower limit is computed after a merge of rare categories.
 MOST_UNSEEN = 0.05
 
-# Up to so many draws of P in its rarest categories are too few for a normal distribution: their limits are Wilson's.
+# The largest number of P's draws in its rarest categories that gets Wilson's limits in place of normal ones: for KL and
+# for powers of p / q.
 _FEW = 3
-# Of powers of p / q, so many.
 _FEW_OF_POWERS = 15
 _FEWEST_FOR_POWERS = 20
 
-# How many times the bias that an estimate corrects upwards its upper end allows for on top.
+# The upper limit adds an upward correction of the bias this many times more.
 _CAUTION = 1.5
 
 
-# By how many standard errors P's draws in categories that Q never showed outnumber those in categories that it showed
-# once or twice where the former are not like the latter.
+# With an excess of this many standard errors, categories without draws of Q are unlike the ones that it drew rarely.
 _UNLIKE = 1.7
-# So many nats a draw of P may add where Q is thousands of times less likely than it.
+# The nats that a draw of P may add where Q is thousands of times less likely.
 _NATS_ALONE = 8.0
 
 
 def has_upper_end(a: Tensor, b: Tensor, half_width: Tensor | float = 0.0, *, bins: bool = False) -> Tensor:
-    """Say whether the draws bound KL from above, if what Q has not shown is like what it has shown once or twice.
+    """Return whether the draws bound KL from above, if categories without draws of Q are like its rarest ones.
 
-    They do not where more than 5 % of P's draws are in categories that Q never showed, nor where significantly more are
-    there than in categories that Q showed once or twice: they are then not missing by chance. Nor do they where Q
-    showed none so rarely, and two draws or more would add over half of the interval at a ratio of e^8. Of `bins` of a
-    line neighbors tell more than that, and only the first holds.
+    They do not bound it in three cases. More than 5 % of P's draws are in categories without draws of Q. Significantly
+    more of P's draws are there than in categories that Q drew once or twice, so these are not missing by chance. Or Q
+    drew no category so rarely, and two or more draws of P elsewhere could add half of the interval at a ratio of e^8.
+    For `bins` of a line, where neighbors bound a density, only the first case counts.
     """
     n = a.sum(-1)
     never = torch.where((a > 0) & (b == 0), a / n.unsqueeze(-1), 0.0).sum(-1)
@@ -72,42 +72,44 @@ def kl_interval(
     bins: bool = False,
     measure: Measure = KL_MEASURE,
 ) -> tuple[Tensor, Tensor]:
-    r"""Return a confidence interval for KL from counts, one-sided where the draws miss too much for an upper end.
+    r"""Return a confidence interval for KL from counts, one-sided if too many categories have no draws.
 
-    Its ends are the divergences t that the estimate T of `coverage_adjusted` does not reject,
+    The interval contains the divergences t that the estimate T of `coverage_adjusted` does not reject:
 
     .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
 
-    with V and S of `kl_variance`: a variance that grows with t is right from P = Q, where T is distributed as
-    :math:`\chi^2`, to where it is normal. c is not let far below that of P near Q, :math:`2 (\frac1n + \frac1m)`. Each
-    end is moved out by the bias that T corrects in its direction, the upper one by half as much again, as little is
-    known of categories that Q has not shown. The lower end is no higher than with half a draw of P in what Q alone
-    showed, or half a draw of Q in what P alone did. Where P showed its rarest categories together 3 times or less, both
-    ends are at least as far out as T gets with their probability at Wilson's limits.
+    V and S are defined in `kl_variance`. A variance that grows with t is right at P = Q, where T has a :math:`\chi^2`
+    distribution, and far from it, where T is normal. c has a lower bound near the value for P near Q,
+    :math:`2 (\frac1n + \frac1m)`.
 
-    Where `has_upper_end` says no, the upper end is infinite: the probability under Q of what it never showed may be as
-    small as it likes. With more than 5 % of P's draws in such categories, or in ones drawn once, the lower end is that
-    of a coarser alphabet, in which categories with fewer than 10 draws are one: merging only lowers KL.
+    The limits also allow for the following:
+
+    * Bias: each limit moves out by the correction that T makes in its direction, the upper one by half as much again.
+    * Zero counts: the lower limit is at most the one with half a draw of P in the categories of Q alone, or vice versa.
+    * Few draws: if P's rarest categories have 3 draws or fewer together, Wilson's limits of their probability count
+      too.
+    * No draws: the upper limit is infinite if `has_upper_end` is false.
+    * Many rare categories: if more than 5 % of P's draws are in categories without draws of Q, or in ones drawn once,
+      the lower limit comes from merged categories. Merging cannot raise KL.
 
     Arguments:
-        a: how often P drew each category, shape (..., K).
-        b: how often Q did, broadcastable with `a`.
-        confidence: how often the interval shall hold the divergence.
-        inflation: by what draws that depend on each other multiply the two variances in V.
-        spread: by what they multiply S.
-        bins: whether the categories are bins of a line, as in `has_upper_end`.
+    a, b: the counts of P and of Q, shape (..., K).
+    confidence: the probability that the interval contains the divergence.
+    inflation: the factors of the two variances in V for dependent draws.
+    spread: the factor of S for dependent draws.
+    bins: whether the categories are bins of a line, as in `has_upper_end`.
 
     Returns:
-        the two ends in nats, float64, shape (...), the first 0 or more, the second infinite where it is unknown.
+    the two limits in nats, float64, shape (...). The lower one is at least 0, and the upper one may be infinite.
 
     Example:
-        >>> import torch
-        >>> kl_interval(torch.tensor([[30, 10], [30, 10]]), torch.tensor([[20, 20], [40, 0]]))
-        (tensor([0.0117, 0.0852], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
+    >>> import torch
+    >>> kl_interval(torch.tensor([[30, 10], [30, 10]]), torch.tensor([[20, 20], [40, 0]]))
+    (tensor([0.0117, 0.0852], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
 
     References:
-        Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
-        Probable inference, the law of succession, and statistical inference (Wilson, 1927)
+    Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
+    Probable inference, the law of succession, and statistical inference (Wilson, 1927)
     """
     a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     z = standard_normal_quantile(confidence)
@@ -124,14 +126,14 @@ def kl_interval(
         low = torch.where(is_coarse, _ends(*coarser(a, b), *limits, no_correction(a, b))[0], low)
     low = low.clamp(min=0)
     closed = _is_closed(measure, a, b, (high - low) / 2, bins=bins)
-    # Differences of two infinite divergences say nothing about an end.
+    # A difference of two infinite divergences gives no limit.
     low = low.nan_to_num(nan=0.0)
     high = torch.where(closed, high, torch.inf).nan_to_num(nan=math.inf, posinf=math.inf)
     return low, high.clamp(max=measure.largest)
 
 
 def _is_closed(measure: Measure, a: Tensor, b: Tensor, half_width: Tensor, *, bins: bool) -> Tensor:
-    """Say whether the draws bound a divergence from above."""
+    """Return whether the draws bound a divergence from above."""
     closed = torch.ones_like(half_width, dtype=torch.bool)
     for is_open, x, y in ((measure.open_above, a, b), (measure.open_below, b, a)):
         if is_open:
@@ -181,11 +183,11 @@ def _ends(
 def _with_few(
     a: Tensor, b: Tensor, measure: Measure, z: float, inflation: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
-    """Return what the estimate changes by with the probability of few draws at its limits: 0 or less, 0 or more.
+    """Return the changes of the estimate, at most and at least 0, when the probability of few draws is at its limits.
 
-    The few are all draws of categories that P showed k times or less, for each k with 3 of them at most. The limits are
-    Wilson's with a continuity correction of half a draw; of what is between them the lower end takes what is nearest to
-    Q's probability. Of kinds other than KL, few draws of Q count alike.
+    The few are all draws in categories that P drew at most k times, for each k where there are at most 3 of them. The
+    limits are Wilson's with a continuity correction of half a draw. The lower change takes the probability between them
+    that is nearest to Q's. For kinds other than KL, few draws of Q count in the same way.
     """
     first = _with_few_of(a, b, measure, z * inflation[0] ** 0.5)
     if measure is KL_MEASURE:
@@ -223,7 +225,7 @@ def _with_few_of(
 
 
 def _wilson(drawn: Tensor, n: Tensor, z: float) -> tuple[Tensor, Tensor]:
-    """Return Wilson's limits of the probability of what n draws showed so often."""
+    """Return Wilson's limits of the probability of an event that occurred in `drawn` of n draws."""
     drawn = torch.minimum(drawn.clamp(min=0), n)
     middle, reach = drawn + z**2 / 2, z * (drawn * (1 - drawn / n) + z**2 / 4).sqrt()
     return (middle - reach) / (n + z**2), (middle + reach) / (n + z**2)
@@ -239,23 +241,23 @@ def _not_rejected(
     spread: float,
     added: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest divergence within z of its standard errors; `added` is more variance."""
+    """Return the smallest and the largest divergence within z of its standard errors; `added` is more variance."""
     from_p, from_q = measure.variances(a, b)
     second = measure.near(a, b)
     estimate = estimate.clamp(min=0)
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
-    # What draws that depend on each other multiply is the part of the variance that grows with t, not that of P = Q.
+    # Dependent draws inflate only the part of the variance that grows with t.
     share = second.mean / (estimate + second.mean / 2).clamp(min=torch.finfo(estimate.dtype).tiny)
     in_p, in_q = inflation
     rate = (from_p * (in_p + (in_p - 1) * share) + from_q * (in_q + (in_q - 1) * share)) / plain
-    # Few draws may show next to no variance: near P = Q it is that of a noncentral chi-square, 2 t (1/n + 1/m).
+    # Few draws may underestimate the variance: near P = Q, a noncentral chi-square has 2 t (1/n + 1/m).
     scale = measure.curvature * (1 / a.sum(-1) + 1 / b.sum(-1))
     near = (rate * plain + 2 * scale * second.mean) / (plain + second.mean)
     rate = torch.maximum(rate, near)
     middle = estimate + z**2 * rate / 2
     reach = z * (spread * second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
     low, high = middle - reach, middle + reach
-    # Beside a P that is known, chance makes the variance large where it makes the estimate large.
+    # If P is known, the variance is large when the estimate is large by chance.
     known = a.sum(-1) > KNOWN / 2
     low = torch.where(known, torch.minimum(low, estimate - z * (from_q * inflation[1]).sqrt()), low)
     if measure.power == 0:
@@ -263,7 +265,7 @@ def _not_rejected(
     # A mean of powers of p / q is skewed: its logarithm is nearer to a normal variable.
     first = from_p * inflation[0] + from_q * inflation[1]
     null = spread * second.variance
-    error = torch.maximum(first - null, null).sqrt() * z * _student(measure.dof(a, b), z)
+    error = torch.maximum(first - null, null).sqrt() * z * student_ratio(measure.dof(a, b), z)
     skew = torch.maximum(measure.power * error / (1 + measure.power * estimate), error / (estimate + error))
     skew = torch.nan_to_num(skew).clamp(min=1e-9)
     return torch.minimum(low, estimate - error), torch.maximum(
@@ -271,13 +273,8 @@ def _not_rejected(
     )
 
 
-def _student(dof: Tensor, z: float) -> Tensor:
-    """Return Student's quantile over the normal one."""
-    return (z + (z**3 + z) / (4 * dof) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * dof**2)) / z
-
-
 def coarser(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the draws of the rare categories into one more column."""
+    """Merge the rare categories into one additional column."""
     rare = is_rare(a, b)
     return _merged(a, rare), _merged(b, rare)
 

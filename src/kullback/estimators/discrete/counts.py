@@ -42,17 +42,16 @@ _MOST_FOR_SPREAD = 1000
 
 @dataclass(frozen=True)
 class CategoryCounts:
-    """How often each of K categories was drawn, in draws that are independent and weigh the same.
+    """The counts of each of K categories, in independent draws of equal weight.
 
     Arguments:
-        a: P's effective counts, float64, shape (..., K): the proportions of its weight times the number of independent
-            draws that would tell them as well.
-        b: Q's.
-        inflation: by what clusters and weights multiply the variance that these counts suggest, for P and for Q.
-        spread: by what clusters and weights multiply the variance of the estimate where P = Q.
-        n: how many draws there were of P and of Q, a tensor where the rows of a batch differ; 0 where probabilities
-            are known.
-        notes: what there is to say about the draws.
+    a: P's effective counts, float64, shape (..., K): the shares of its weight times the number of independent draws
+        with the same information.
+    b: Q's.
+    inflation: the factors of the variances of P's and of Q's shares for clusters and weights.
+    spread: the factor of the variance at P = Q for clusters and weights.
+    n: the numbers of draws of P and of Q; a tensor if the rows of a batch differ, and 0 for known probabilities.
+    notes: notes about the draws.
     """
 
     a: Tensor
@@ -64,7 +63,7 @@ class CategoryCounts:
 
 
 def count_categories(call: str, p: Samples | Counts, q: Samples | Counts) -> CategoryCounts:
-    """Count the categories of both, those of one side at 0 on the other; weights and clusters as effective counts."""
+    """Count the categories of both sides; weights and clusters give effective counts."""
     if isinstance(p, Counts) and isinstance(q, Counts):
         _check_whole(call, p, q)
         return table_of(*p.aligned_with(q))
@@ -84,7 +83,7 @@ def count_categories(call: str, p: Samples | Counts, q: Samples | Counts) -> Cat
 
 
 def is_drawn(x: object) -> bool:
-    """Say whether counts are those of draws: whole numbers, to which no prior adds."""
+    """Return whether counts are numbers of draws: whole numbers without a prior."""
     if not isinstance(x, Counts) or x.prior or not can_inspect(x.tensor):
         return False
     counts = x.tensor.detach()
@@ -92,9 +91,9 @@ def is_drawn(x: object) -> bool:
 
 
 def table_of(p: Representation, q: Representation) -> CategoryCounts:
-    """Return the counts of two sides with the same classes; known probabilities count as next to infinitely many draws.
+    """Return the counts of two sides with the same classes; known probabilities count as a very large number of draws.
 
-    Classes that neither side showed say nothing, and are left out.
+    Classes without draws on both sides are left out.
     """
     sides, sizes = [], []
     for side in (p, q):
@@ -112,7 +111,7 @@ def table_of(p: Representation, q: Representation) -> CategoryCounts:
 
 
 def drawn_one_by_one(call: str, x: Samples | Counts) -> Samples:
-    """Return one row of counts as so many draws of each class, by its label or its number."""
+    """Return one row of counts as draws of each class, by its label or its number."""
     if not isinstance(x, Counts):
         return x
     _check_whole(call, x)
@@ -121,7 +120,7 @@ def drawn_one_by_one(call: str, x: Samples | Counts) -> Samples:
         raise invalid_value(
             call,
             "p, q",
-            wanted="one row of counts beside draws",
+            wanted="one row of counts if the other side is draws",
             got=f"{x!r}",
             instead=f"{call}(Counts(torch.bincount(x)), q), counts on both sides",
         )
@@ -134,7 +133,7 @@ def drawn_one_by_one(call: str, x: Samples | Counts) -> Samples:
 
 
 def number_of_draws(total: Tensor) -> int | Tensor:
-    """Return the numbers of draws, as one number where they are the same in all rows."""
+    """Return the number of draws in each row; one number if all rows are equal."""
     whole = total.to(torch.int64)
     return int(whole.flatten()[0]) if bool((whole == whole.flatten()[0]).all()) else whole
 
@@ -152,12 +151,12 @@ def _check_whole(call: str, *sides: Counts) -> None:
 
 
 def tabulate(codes_p: Tensor, codes_q: Tensor, categories: int, p: Samples, q: Samples) -> CategoryCounts:
-    """Count codes 0 to categories - 1 in draws, as many independent draws of one weight as tell as much."""
+    """Count codes 0 to categories - 1, as independent draws of equal weight with the same information."""
     a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
     of_p, of_q = point.kl_influence(a, b)
     inflation = (_inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q))
     notes = tuple(
-        f"{name}'s {clusters} clusters tell about as much as {float(x.sum()):.3g} independent draws."
+        f"{name}'s {clusters} clusters carry the information of about {float(x.sum()):.3g} independent draws."
         for name, x, samples in (("P", a, p), ("Q", b, q))
         if (clusters := clusters_in(samples)) is not None
     )
@@ -166,10 +165,10 @@ def tabulate(codes_p: Tensor, codes_q: Tensor, categories: int, p: Samples, q: S
 
 
 def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Samples, q: Samples) -> float:
-    """Return the variance of the estimate where P = Q over that which equal design effects of all categories give.
+    """Return the variance of the estimate at P = Q, relative to equal design effects of all categories.
 
-    There it is half the sum of squares of correlated errors, and its variance follows from their eigenvalues: the
-    second-order correction of Rao and Scott (1981), by Satterthwaite.
+    At P = Q the estimate is half a sum of squares of correlated errors. Its variance follows from their eigenvalues, by
+    the second-order correction of Rao and Scott (1981) with Satterthwaite's approximation.
     """
     present = a + b > 0
     pooled = ((a / a.sum() + b / b.sum()) / 2)[present]
@@ -203,7 +202,7 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Samples, 
             errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
             sizes = table.sum(1)
             own = errors.T @ errors * (cluster_correction(sizes) if clusters > 1 else 1.0)
-            # Eigenvalues that are estimated from few clusters, or few large ones, spread by chance as well.
+            # Eigenvalues from few clusters, or few large ones, also vary by chance.
             alike = effective_number(sizes, clusters)
             squares -= float(torch.trace(own)) ** 2 / alike
             factor = max(factor, few_clusters(max(alike, 2.0), standard_normal_quantile(0.95)) ** 2)
@@ -214,7 +213,7 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Samples, 
 
 
 def _codes(p: Samples, q: Samples) -> tuple[Tensor, Tensor, int]:
-    """Return the categories of both as numbers from 0, and how many there are."""
+    """Return the categories of both sides as numbers from 0, and the number of categories."""
     n = len(p)
     if p.labels is not None and q.labels is not None:
         labels, places = np.unique(np.array([*p.labels, *q.labels]), return_inverse=True)
@@ -222,13 +221,11 @@ def _codes(p: Samples, q: Samples) -> tuple[Tensor, Tensor, int]:
         first, second = place[: len(p.labels)], place[len(p.labels) :]
         return first[p.tensor[:, 0]], second[q.tensor[:, 0].to(place.device)], len(labels)
     rows = torch.cat([p.tensor, q.tensor.to(p.tensor.device)])
-    found, codes = torch.unique(rows[:, 0], return_inverse=True)
-    number = found.numel()
+    distinct, codes = torch.unique(rows[:, 0], return_inverse=True)
     for column in rows.unbind(1)[1:]:
         values, places = torch.unique(column, return_inverse=True)
-        found, codes = torch.unique(codes * values.numel() + places, return_inverse=True)
-        number = found.numel()
-    return codes[:n], codes[n:], number
+        distinct, codes = torch.unique(codes * values.numel() + places, return_inverse=True)
+    return codes[:n], codes[n:], distinct.numel()
 
 
 def _plain(samples: Samples) -> bool:
@@ -247,9 +244,10 @@ def _effective_counts(codes: Tensor, categories: int, samples: Samples) -> Tenso
 
 
 def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> float:
-    r"""Return how many draws of one weight would tell the proportions as well, by Rao and Scott's mean design effect.
+    """Return the number of equally weighted draws with the same information on the shares, from the mean design effect.
 
-    That is `_clustered_number` with a cluster for each draw: Kish's number where weights do not depend on the category.
+    This is `_clustered_number` with one cluster for each draw, and Kish's number if weights do not depend on the
+    category.
     """
     dof = int((proportions > 0).sum()) - 1
     if dof < 1:
@@ -261,11 +259,11 @@ def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> floa
 
 
 def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluster: Tensor) -> float:
-    r"""Return how many independent draws would tell the proportions as well, by Rao and Scott's mean design effect.
+    r"""Return the number of independent draws with the same information on the shares, from the mean design effect.
 
-    With the weight :math:`A_{ci}` of cluster c in category i, :math:`A_c` of all of it and f their
-    `cluster_correction`, it is :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. The analysis of
-    categorical data from complex sample surveys (Rao and Scott, 1981)
+    With the weight :math:`A_{ci}` of cluster c in category i, its total :math:`A_c` and the `cluster_correction` f, the
+    number is :math:`(K - 1) / f (\sum_{ci} A_{ci}^2 / p_i - \sum_c A_c^2)`. The analysis of categorical data from
+    complex sample surveys (Rao and Scott, 1981)
     """
     clusters, n = int(cluster.max()) + 1, len(codes)
     dof = int((proportions > 0).sum()) - 1
@@ -280,7 +278,7 @@ def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluste
 
 
 def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Samples) -> float:
-    """Return by how much the variance exceeds that of as many independent draws as there are effective ones."""
+    """Return the variance relative to the same effective number of independent draws."""
     if _plain(samples):
         return 1.0
     terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]
@@ -300,12 +298,12 @@ def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Samples) ->
 
 
 def dof_of_squares(total: float, fourth: float, clusters: int) -> float:
-    """Return the degrees of freedom of a variance that is the sum of the clusters' squares, by their own spread.
+    """Return the degrees of freedom of a variance that is a sum of squares, from the spread of the squares.
 
     Arguments:
-        total: the sum of the squares.
-        fourth: the sum of their squares.
-        clusters: how many there are.
+    total: the sum of the squares.
+    fourth: the sum of the squared squares.
+    clusters: the number of squares.
     """
     rest = fourth - total**2 / clusters
     return min(clusters - 1.0, max(2 * total**2 / rest, 2.0)) if rest > 0 else clusters - 1.0

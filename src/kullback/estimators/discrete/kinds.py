@@ -41,74 +41,74 @@ def bias_corrected(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    r"""Estimate a divergence of any kind between categories, less the bias of that of their proportions.
+    r"""Estimate a divergence of any kind between categories: the divergence of their proportions minus its bias.
 
     .. math:: \hat D = D(\hat p, \hat q) - \frac12 \sum_i \Bigl[ a_i (1 - \hat p_i)\, \Delta^2_{a_i} D
-        + b_i (1 - \hat q_i)\, \Delta^2_{b_i} D \Bigr]
+    + b_i (1 - \hat q_i)\, \Delta^2_{b_i} D \Bigr]
 
-    with :math:`a_i` of P's draws and :math:`b_i` of Q's in category i, and :math:`\Delta^2` the second difference of
-    the category's term by one draw more and one less. That serves bounded kinds. Powers of p / q of order above 1 or
-    below 0 are estimated without bias by ratios of gamma functions, KL as by `coverage_adjusted`.
+    Category i has :math:`a_i` of P's draws and :math:`b_i` of Q's. :math:`\Delta^2` is the second difference of the
+    category's term for one draw more and one less. The formula is for bounded kinds. Powers of p / q of order above 1
+    or below 0 are estimated without bias by ratios of gamma functions, and KL as by `coverage_adjusted`.
 
-    Draws, or their clusters, are taken to be independent: unlike `kl_estimate`, this does not examine their order.
+    Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-        p: draws of categories from P, or their `Counts` of shape (..., K).
-        q: the same from Q.
-        kind: the divergence or its name: any of kullback's but ``Renyi(0)`` and ``Renyi(inf)``.
-        confidence: how often the interval shall hold the divergence.
-        generator: not used; nothing is random here.
+    p: draws of categories from P, or their `Counts` of shape (..., K).
+    q: the same from Q.
+    kind: the divergence or its name: any of kullback's except ``Renyi(0)`` and ``Renyi(inf)``.
+    confidence: the probability that the interval contains the divergence.
+    generator: not used, because the estimate is not random.
 
     Returns:
-        value, standard error and interval, in nats where the kind has a logarithm. Bounded kinds have finite intervals.
-        Others have no upper end where one side has draws in categories that the other hardly showed.
+    value, standard error and interval, in nats if the kind has a logarithm. Bounded kinds have finite intervals. For
+    others the upper limit is infinite if one side has draws in categories with few or no draws of the other.
 
     Raises:
-        ArgumentValueError: the draws are numbers, not categories, or of different shapes.
-        NoRuleError: draws say nothing about this kind.
+    ArgumentValueError: the draws are numbers, not categories, or of different shapes.
+    NoRuleError: draws do not determine this kind.
 
     Example:
-        >>> from kullback import Samples
-        >>> found = bias_corrected(Samples(["a"] * 30 + ["b"] * 10), Samples(["a"] * 20 + ["b"] * 20), "js")
-        >>> round(float(found.value), 4), [round(float(end), 4) for end in found.interval]
-        (0.0271, [0.0029, 0.1508])
+    >>> from kullback import Samples
+    >>> estimate = bias_corrected(Samples(["a"] * 30 + ["b"] * 10), Samples(["a"] * 20 + ["b"] * 20), "js")
+    >>> round(float(estimate.value), 4), [round(float(end), 4) for end in estimate.interval]
+    (0.0271, [0.0029, 0.1508])
 
     References:
-        Notes on bias in estimation (Quenouille, 1956)
-        Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
+    Notes on bias in estimation (Quenouille, 1956)
+    Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
     """
     del generator
     name = "bias_corrected"
     check_confidence(name, confidence)
     kind = estimable(name, as_divergence(name, kind))
     table = count_categories(name, p, q)
-    found, notes = describe_kind(table, kind, confidence)
-    return Estimate(found.value, None, name, found.interval, table.n, notes, found.standard_error)
+    result, notes = describe_kind(table, kind, confidence)
+    return Estimate(result.value, None, name, result.interval, table.n, notes, result.standard_error)
 
 
 def describe_kind(
     table: CategoryCounts, kind: Divergence, confidence: float, *, bins: bool = False
 ) -> tuple[DebiasedEstimate, tuple[str, ...]]:
-    """Return what counts say about a divergence, and notes: about rows where there is a batch of them."""
+    """Return the estimate of a divergence from counts, and notes."""
     a, b = table.a, table.b
-    found = measured(kind, a, b, confidence, table.inflation, spread=table.spread, bins=bins)
-    refused = is_refused(table) | ~found.standard_error.isfinite()
+    result = measured(kind, a, b, confidence, table.inflation, spread=table.spread, bins=bins)
+    refused = is_refused(table) | ~result.standard_error.isfinite()
     largest = largest_of(kind)
-    low = found.interval[0].masked_fill(refused, 0.0)
-    high = found.interval[1].masked_fill(refused, largest)
-    error = found.standard_error.masked_fill(refused, math.inf)
+    low = result.interval[0].masked_fill(refused, 0.0)
+    high = result.interval[1].masked_fill(refused, largest)
+    error = result.standard_error.masked_fill(refused, math.inf)
     no_bound = (
         f"The draws are in too few categories to bound the divergence: the interval is 0 to {largest:.3g}."
     )
     no_end = (
-        "One side has draws in categories that the other hardly showed or never, where its probability may be as small "
-        "as it likes: the interval has no upper end."
+        "One side has draws in categories with few or no draws of the other, so the divergence could be arbitrarily "
+        "large: the upper limit is infinite."
     )
-    said = ((refused, no_bound), (high.isinf() & ~refused, no_end))
-    notes = [text if rows.ndim == 0 else rows_note(rows, text) for rows, text in said if bool(rows.any())]
+    cases = ((refused, no_bound), (high.isinf() & ~refused, no_end))
+    notes = [text if rows.ndim == 0 else rows_note(rows, text) for rows, text in cases if bool(rows.any())]
     if not bins and a.ndim == 1:
         notes = [*nothing_shared(table), *notes]
-    return DebiasedEstimate(found.value, error, (low, high)), (*notes, *table.notes)
+    return DebiasedEstimate(result.value, error, (low, high)), (*notes, *table.notes)
 
 
 def largest_of(kind: Divergence) -> float:
@@ -117,7 +117,7 @@ def largest_of(kind: Divergence) -> float:
 
 
 class DebiasedEstimate(NamedTuple):
-    """An estimate with as little bias as counts allow, its standard error and its interval."""
+    """An estimate with its bias removed as far as the counts allow, its standard error and its interval."""
 
     value: Tensor
     standard_error: Tensor
@@ -125,15 +125,15 @@ class DebiasedEstimate(NamedTuple):
 
 
 def estimable(call: str, kind: Divergence) -> Divergence:
-    """Return a kind as `KL` or `ReverseKL` where it is one of these; raise where draws say nothing about it."""
+    """Return a kind, as `KL` or `ReverseKL` where it is one of these; raise if draws do not determine it."""
     is_limit = isinstance(kind, Renyi) and kind.alpha in (0, math.inf)
     if is_own(kind) or is_limit:
-        wanted = "a divergence of kullback's that draws say something about"
+        wanted = "a divergence of kullback's that draws determine"
         if is_limit:
-            got = f"{kind!r}, which is about probabilities that no draw shows"
+            got = f"{kind!r}, which depends on events that have no draws"
             instead = "kind=Renyi(2.0), or another order between 0 and inf"
         else:
-            got = f"{kind!r}, a kind whose interval nobody has derived"
+            got = f"{kind!r}, a kind without a known interval"
             instead = "divergence(Counts(histogram_of_p), Counts(histogram_of_q), kind), without an interval"
         raise NoRuleError(explain(call, "kind", wanted=wanted, got=got, instead=instead))
     return as_kl(kind)
@@ -149,27 +149,19 @@ def measured(
     spread: float = 1.0,
     bins: bool = False,
 ) -> DebiasedEstimate:
-    r"""Estimate a divergence from how often each category was drawn.
+    """Estimate a divergence from the counts of categories.
 
-    `KL`, `ReverseKL` and `Jeffreys`, the sum of both, have the intervals of `kl_interval`; bounded kinds and powers of
-    p / q that of `measures` by the same equation, and total variation that of `total_variation`. Those of a `Renyi`
-    divergence are its function of the power divergence.
+    `KL`, `ReverseKL` and `Jeffreys`, the sum of both, use `kl_interval`. Bounded kinds and powers of p / q solve the
+    same equation with their `Measure`. `TotalVariation` uses `total_variation_interval`. A `Renyi` divergence is a
+    function of the power divergence, and so are its limits.
 
     Arguments:
-        kind: the divergence, as `estimable` returns it.
-        a: how often P drew each category, shape (..., K).
-        b: how often Q did, broadcastable with `a`.
-        confidence: how often the interval shall hold the divergence.
-        inflation: by what draws that depend on each other multiply the variances of P's and of Q's shares.
-        spread: by what they multiply the variance where P = Q.
-        bins: whether the categories are bins of a line.
-
-    Example:
-        >>> import torch
-        >>> from kullback import JensenShannon
-        >>> found = measured(JensenShannon(), torch.tensor([30, 10]), torch.tensor([20, 20]))
-        >>> round(float(found.value), 4), [round(float(end), 4) for end in found.interval]
-        (0.0271, [0.0029, 0.1508])
+    kind: the divergence, as `estimable` returns it.
+    a, b: the counts of P and of Q, shape (..., K).
+    confidence: the probability that the interval contains the divergence.
+    inflation: the factors of the variances of P's and of Q's shares for dependent draws.
+    spread: the factor of the variance at P = Q for dependent draws.
+    bins: whether the categories are bins of a line.
     """
     a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     if isinstance(kind, ReverseKL):
@@ -180,7 +172,7 @@ def measured(
             for each in (KL(), ReverseKL())
         )
         low, high = (x + y for x, y in zip(one.interval, other.interval, strict=True))
-        # The errors of both directions depend on each other.
+        # The two directions have dependent errors.
         return DebiasedEstimate(
             one.value + other.value, one.standard_error + other.standard_error, (low, high)
         )

@@ -1,11 +1,12 @@
-r"""Divergences of every kind from counts: the estimate, its variance, and how both behave near P = Q.
+r"""Divergences of every kind from counts: the estimate, its variance, and the behavior of both near P = Q.
 
-KL has estimators of its own (`point`). For the others, a of P's n draws and b of Q's m draws in each category give
+KL has estimators of its own (`point`). Other kinds are estimated from a of P's n draws and b of Q's m draws in each
+category, in one of two ways:
 
-* powers of p / q outside of (0, 1): :math:`p^\alpha q^{1 - \alpha}` without bias, by ratios of gamma functions, as
-  :math:`E[\Gamma(a + 1) / \Gamma(a + 1 - \alpha)] = (n p)^\alpha` for a Poisson count, but for terms that decay
-  exponentially with n p;
-* bounded kinds: the divergence of the shares less the jackknife's estimate of its bias.
+* Powers of p / q of order outside (0, 1) have unbiased estimates of :math:`p^\alpha q^{1 - \alpha}` by ratios of gamma
+  functions: :math:`E[\Gamma(a + 1) / \Gamma(a + 1 - \alpha)] = (n p)^\alpha` for a Poisson count, except for terms that
+  decay exponentially with n p.
+* Bounded kinds use the divergence of the shares minus the jackknife's estimate of its bias.
 
 Variances are the jackknife's. Counts have shape (..., K), and everything is computed in float64.
 """
@@ -33,9 +34,9 @@ from kullback.generators.growth import power_of
 
 __all__ = ["KL_MEASURE", "KNOWN", "Measure", "at_the_ends", "measure_of", "no_correction", "of_shares"]
 
-# A side whose probabilities are known counts as so many draws.
+# Known probabilities count as this number of draws.
 KNOWN = 1e15
-# From so many draws on, the jackknife's bias is rounding.
+# With more draws, the jackknife's bias is rounding.
 _EXACT = 1e9
 # Categories with fewer draws of P and Q together, or half as many expected ones on the smaller side, are rare.
 FEWEST_DRAWS = 10
@@ -55,20 +56,20 @@ class Measure:
     """How a divergence is estimated from counts (a, b).
 
     Attributes:
-        estimate: with as little bias as the counts allow.
-        above: the estimate for the upper end, in which the bias of rare categories is left: of a convex function it is
-            upwards, and where a category was drawn a few times nothing tells how large it is.
-        correction: what the estimate leaves out for want of draws of the rarest categories.
-        variances: of the estimate, what comes from P's draws and what from Q's, far from P = Q.
-        near: mean and variance of the estimate from shares where P = Q.
-        curvature: f''(1), 1 for KL.
-        of_two: the divergence of two distributions on two categories, by the probabilities of the first.
-        largest: the largest value it has for any distributions.
-        open_above: whether it is infinite where P has mass that Q lacks.
-        open_below: whether it is infinite where Q has mass that P lacks.
-        power: c where 1 + c D is a mean of powers of p / q of order above 1 or below 0; 0 for other kinds. Each draw
-            that the other side never showed matters then.
-        dof: the degrees of freedom of the variance, by Satterthwaite.
+    estimate: the estimate with the least bias.
+    above: the estimate for the upper limit. It keeps the bias of rare categories, which is upwards for a convex
+        function and of unknown size for a category with few draws.
+    correction: the predicted contribution of categories without draws.
+    variances: the parts of the variance from P's draws and from Q's, far from P = Q.
+    near: the mean and the variance of the divergence of the shares where P = Q.
+    curvature: f''(1), 1 for KL.
+    of_two: the divergence of two distributions on two categories, from the probabilities of the first category.
+    largest: the largest value for any distributions.
+    open_above: whether it is infinite if P has mass where Q has none.
+    open_below: whether it is infinite if Q has mass where P has none.
+    power: c where 1 + c D is a mean of powers of p / q of order above 1 or below 0, and 0 for other kinds. With c, each
+        draw outside the other side's sample matters.
+    dof: the degrees of freedom of the variance, by Satterthwaite.
     """
 
     estimate: Callable[[Tensor, Tensor], Tensor]
@@ -104,7 +105,7 @@ KL_MEASURE = Measure(
 
 
 def measure_of(kind: Divergence) -> Measure:
-    """Return how to estimate a kind that is neither `KL`, `ReverseKL`, a `Renyi` divergence nor total variation."""
+    """Return the estimator of a kind other than `KL`, `ReverseKL`, `Renyi` and total variation."""
     order, factor = power_of(kind) or (0.5, 1.0)
     if 0 < order < 1:
         terms, swapped, power, constant = _terms_of(kind), False, 0.0, 0.0
@@ -144,10 +145,10 @@ class _CategorySums:
     """Estimates that are sums over categories.
 
     Attributes:
-        terms: of the counts of a category and the numbers of draws, those of P first.
-        constant: what the sum of the terms is short of the divergence.
-        swapped: whether the terms take Q's counts first.
-        corrected: whether the terms have a bias to take off.
+    terms: the term of a category, from its counts and the numbers of draws, P's first.
+    constant: the divergence minus the sum of the terms.
+    swapped: whether the terms take Q's counts first.
+    corrected: whether the bias of the terms is subtracted.
     """
 
     terms: Terms
@@ -184,7 +185,7 @@ class _CategorySums:
 
 
 def at_the_ends(kind: Divergence) -> tuple[float, float]:
-    """Return the terms of a class that only P has, and of one that only Q has; their sum is the largest value."""
+    """Return the terms of a class with mass in P only, and with mass in Q only; their sum is the largest value."""
     ones, zeros = _double(1.0), _double(0.0)
     return float(of_shares(kind, ones, zeros)), float(of_shares(kind, zeros, ones))
 
@@ -196,9 +197,9 @@ def of_shares(kind: Divergence, p: Tensor, q: Tensor) -> Tensor:
 
 
 def is_rare(a: Tensor, b: Tensor) -> Tensor:
-    """Say which categories the smaller side would have shown less than 5 times, were P and Q the same.
+    """Return which categories have fewer than 5 expected draws on the smaller side if P = Q.
 
-    Chosen by the sum of the counts, that says next to nothing about their ratio.
+    This depends on the sum of the counts, so it selects almost independently of their ratio.
     """
     n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
     return 2 * torch.minimum(n, m) / (n + m) * (a + b) < FEWEST_DRAWS
@@ -249,9 +250,9 @@ def _falling(x: Tensor, order: float) -> Tensor:
 
 
 def _variances(terms: Terms, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the jackknife's variance of a sum of terms by category: what comes from P's draws, and what from Q's."""
+    """Return the jackknife's variance of a sum over categories in two parts: from P's draws, and from Q's."""
     n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
     for x, total, without in (
         (a, n, lambda y, t: terms(y, t, b, m)),
         (b, m, lambda y, t: terms(a, n, y, t)),
@@ -261,15 +262,15 @@ def _variances(terms: Terms, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         # Without one draw of a category; the sum over the other categories is the same for all.
         change = torch.where(x > 0, without((x - 1).clamp(min=0), fewer) - others, 0.0)
         spread = share * (change - (share * change).sum(-1, keepdim=True)).square()
-        found.append(torch.where(total < KNOWN / 2, (total - 1) * spread, 0.0))
-    return found[0], found[1]
+        parts.append(torch.where(total < KNOWN / 2, (total - 1) * spread, 0.0))
+    return parts[0], parts[1]
 
 
 def _bias(terms: Terms, a: Tensor, b: Tensor) -> Tensor:
     """Return the bias of the divergence of the shares by its second differences, for each category."""
     n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
-    found = torch.zeros_like(a + b)
+    bias = torch.zeros_like(a + b)
     for x, total, of in ((a, n, lambda y: terms(y, n, b, m)), (b, m, lambda y: terms(a, n, y, m))):
         curved = of(x + 1) - 2 * of(x) + of((x - 1).clamp(min=0))
-        found = found + torch.where((x > 0) & (total < _EXACT), x * (1 - x / total) / 2 * curved, 0.0)
-    return found
+        bias = bias + torch.where((x > 0) & (total < _EXACT), x * (1 - x / total) / 2 * curved, 0.0)
+    return bias

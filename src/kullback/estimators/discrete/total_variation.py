@@ -1,8 +1,8 @@
 r"""Confidence intervals for total variation from counts.
 
-The distance of the shares is half a sum of absolute values of nearly normal variables, of means :math:`d_i` and
-standard deviations :math:`\sigma_i`: where a :math:`d_i` is small its absolute value is too large. By how much depends
-on how a distance is spread over the categories; the ends take the least favorable spread.
+The distance of the shares is half a sum of absolute values of nearly normal variables, with means :math:`d_i` and
+standard deviations :math:`\sigma_i`. For a small :math:`d_i` the absolute value is biased upwards. The bias depends on
+how a distance is spread over the categories, and the limits take the least favorable spread.
 """
 
 from __future__ import annotations
@@ -31,29 +31,25 @@ def total_variation_interval(
     confidence: float = 0.95,
     inflation: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[Tensor, Tensor]:
-    r"""Return a confidence interval for total variation from counts.
+    r"""Return a confidence interval for total variation from counts: two ends, float64, shape (...), from 0 to 1.
 
-    For the upper end a distance t is spread evenly, :math:`|d_i| = x \sigma_i`, which makes the distance of the shares
-    smallest on average; for the lower end it is in two categories, which makes it largest. With more than 5 % of the
-    draws of a side in categories that it showed once, or the other side never, the lower end is that of a coarser
-    alphabet.
+    The upper limit spreads a distance t evenly, :math:`|d_i| = x \sigma_i`, which makes the mean distance of the shares
+    smallest. The lower limit puts it into two categories, which makes the mean largest. If more than 5 % of a side's
+    draws are in categories that it drew once, or that have no draws of the other side, rare categories are merged
+    first.
 
     Arguments:
-        a: how often P drew each category, shape (..., K).
-        b: how often Q did, broadcastable with `a`.
-        confidence: how often the interval shall hold the distance.
-        inflation: by what draws that depend on each other multiply the variances of P's and of Q's shares.
-
-    Returns:
-        the two ends, float64, shape (...), from 0 to 1.
+    a, b: the counts of P and of Q, shape (..., K).
+    confidence: the probability that the interval contains the distance.
+    inflation: the factors of the variances of P's and of Q's shares for dependent draws.
 
     Example:
-        >>> import torch
-        >>> total_variation_interval(torch.tensor([30, 10]), torch.tensor([20, 20]))
-        (tensor(0., dtype=torch.float64), tensor(0.4563, dtype=torch.float64))
+    >>> import torch
+    >>> total_variation_interval(torch.tensor([30, 10]), torch.tensor([20, 20]))
+    (tensor(0., dtype=torch.float64), tensor(0.4563, dtype=torch.float64))
 
     References:
-        On Choosing and Bounding Probability Metrics (Gibbs and Su, 2002)
+    On Choosing and Bounding Probability Metrics (Gibbs and Su, 2002)
     """
     a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     z = standard_normal_quantile(confidence)
@@ -67,7 +63,7 @@ def total_variation_interval(
 def total_variation_estimate(
     a: Tensor, b: Tensor, inflation: tuple[float, float] = (1.0, 1.0)
 ) -> tuple[Tensor, Tensor]:
-    """Return the distance of the shares less its bias, as if they were the probabilities, and the standard error."""
+    """Return the distance of the shares minus its bias, and the standard error."""
     a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     spreads, total = _spreads(a, b, inflation)
     differences = (a / a.sum(-1, keepdim=True) - b / b.sum(-1, keepdim=True)).abs()
@@ -81,7 +77,7 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _shrinkage(a: Tensor, b: Tensor) -> Tensor:
-    """Return by how much one more draw of the event that separates P from Q, and one of its opposite, take it in."""
+    """Return the fall of the distance when the event that separates P from Q, and its complement, get a draw each."""
     sides = [(x, x.sum(-1, keepdim=True)) for x in (a, b)]
     where = a / sides[0][1] > b / sides[1][1]
     inside = [((x * where).sum(-1), n[..., 0]) for x, n in sides]
@@ -90,9 +86,9 @@ def _shrinkage(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _spreads(a: Tensor, b: Tensor, inflation: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """Return the standard deviation of each difference of shares, and of the distance where its event is known.
+    """Return the standard deviation of each difference of shares, and of the distance for a known event.
 
-    With two draws more of each binary choice, one for each side of it (Agresti and Caffo, 2000).
+    Each binary choice gets two draws more, one for each side (Agresti and Caffo, 2000).
     """
     squares, total = torch.zeros_like(a), torch.zeros_like(a[..., 0])
     where = a / a.sum(-1, keepdim=True) > b / b.sum(-1, keepdim=True)
@@ -104,7 +100,7 @@ def _spreads(a: Tensor, b: Tensor, inflation: tuple[float, float]) -> tuple[Tens
         inside = torch.where(known, 0.0, (x * where).sum(-1, keepdim=True) + 1) / (n + 2)
         total = total + torch.where(known, 0.0, factor * inside * (1 - inside) / n)[..., 0]
     squares = squares * (a + b > 0)
-    # Where P and Q are close, chance chooses the event: others vary more.
+    # If P and Q are close, the event is chosen by chance, and other events vary more.
     return squares.sqrt(), torch.stack([total, squares.amax(-1), squares.sum(-1) / 4]).amax(0).sqrt()
 
 
@@ -114,7 +110,7 @@ def _folded(x: Tensor) -> Tensor:
 
 
 def _upper_end(a: Tensor, b: Tensor, z: float, inflation: tuple[float, float]) -> Tensor:
-    """Return the largest distance not rejected. Of rare categories the bias, which is upwards, is left."""
+    """Return the largest distance that is not rejected; the upward bias of rare categories stays in it."""
     spreads, total = _spreads(a, b, inflation)
     rare = is_rare(a, b)
     unit = (spreads.masked_fill(rare, 0).sum(-1) / 2).clamp(min=torch.finfo(a.dtype).tiny)
@@ -141,7 +137,7 @@ def _lower_end(a: Tensor, b: Tensor, z: float, inflation: tuple[float, float]) -
     )
     reach = z * total * (_VARIANCE + (1 - _VARIANCE) * concentrated).sqrt()
     goal = (_distance(a, b) - _shrinkage(a, b) - others - reach) / pair
-    # The least x of E |N(x, 1)| at least as large, 0 where even x = 0 is.
+    # The smallest x with E |N(x, 1)| >= goal, at least 0.
     low, high = torch.zeros_like(goal), goal.clamp(min=0)
     for _ in range(_STEPS):
         middle = (low + high) / 2

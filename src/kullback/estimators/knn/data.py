@@ -1,4 +1,4 @@
-"""Draws made ready for a search for neighbors, and what such a search cannot answer for: atoms, and rows shared."""
+"""Preparation of draws for a search for neighbors, and checks for atoms and shared rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kullback.samples import Samples
 __all__ = ["RepeatedDrawsError", "charted", "check_independent", "check_points", "prepared"]
 
 _CALL = "nearest_neighbors"
-# Rounding of real measurements gives a few ties; from here on they decide the result.
+# Rounding of real measurements gives a few ties; a larger share of them dominates the result.
 _MOST_TIED = 0.05
 _MOST_SHARED = 0.01
 
 
 class RepeatedDrawsError(ArgumentValueError):
-    """Draws that should be of a continuous distribution have values in common, as rounded numbers do."""
+    """Draws that should be continuous have values in common, for example rounded numbers."""
 
 
 def _repeated(argument: str, *, wanted: str, got: str, instead: str) -> RepeatedDrawsError:
@@ -33,14 +33,14 @@ def _repeated(argument: str, *, wanted: str, got: str, instead: str) -> Repeated
 
 
 def check_points(p: Samples, q: Samples) -> None:
-    """Refuse what are no draws of one space, or have no distances."""
+    """Refuse draws of different spaces, and draws without distances."""
     check_samples(_CALL, p, q)
     for name, samples in (("p", p), ("q", q)):
         _check_points(name, samples)
 
 
 def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
-    """Return draws that `check_points` let pass, without constant coordinates that they share, and notes."""
+    """Return draws that passed `check_points`, without shared constant coordinates, and notes."""
     first, second = Draws.of(p), Draws.of(q)
     notes: list[str] = []
     first, second = _varying(first, second, notes)
@@ -51,21 +51,21 @@ def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
 
 
 def charted(p: Draws, q: Draws, dtypes: tuple[torch.dtype, ...], notes: list[str]) -> tuple[Draws, Draws]:
-    """Return draws on a common sphere or ellipsoid in coordinates on it, one fewer; others as they are."""
+    """Return draws on a common sphere or ellipsoid in coordinates on it, one fewer; others unchanged."""
     surface = surface_of(p.x, *dtypes)
     if surface is None or surface.to_sphere is None or not surface.contains(q.x):
         return p, q
     x, y = sphere_chart(surface.to_sphere(p.x), surface.to_sphere(q.x))
     notes.append(
-        f"All draws are on {surface.name}, which has one dimension less than the draws: neighbors are searched in "
-        "coordinates on it, in which KL is the same."
+        f"All draws are on {surface.name}, which has one dimension less than the draws. Neighbors are searched in "
+        "coordinates on it; KL is the same."
     )
     first, second = replace(p, x=x), replace(q, x=y)
     return _ordered(first), _ordered(second) if second.x.shape[1] == 1 else second
 
 
 def _ordered(draws: Draws) -> Draws:
-    """Sort draws on a line; elsewhere put neighbors after one another, so that a search finds them in the cache."""
+    """Sort draws on a line; in space, order them by neighborhood, so that a search finds them in the cache."""
     if draws.x.shape[1] > 1:
         return draws.taken(spatial_order(draws.x))
     if draws.weights is None and draws.cluster is None:
@@ -78,7 +78,7 @@ def _check_points(name: str, samples: Samples) -> None:
         raise invalid_type(
             _CALL,
             name,
-            wanted="floating-point draws, which have distances",
+            wanted="floating-point draws",
             got=f"{samples!r}, which are categories",
             instead="method='coverage_adjusted' for categories, Samples(x.double()) to read integers as numbers",
         )
@@ -86,7 +86,7 @@ def _check_points(name: str, samples: Samples) -> None:
 
 
 def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
-    """Leave out coordinates with one and the same value on both sides; refuse those constant on one side only."""
+    """Leave out coordinates with the same value on both sides; refuse ones that are constant on one side only."""
     if min(len(p), len(q)) < 2:
         return p, q
     fixed_p, fixed_q = ((draws.x == draws.x[0]).all(0) for draws in (p, q))
@@ -112,9 +112,7 @@ def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
         )
     if bool(same.any()):
         left_out = ", ".join(map(str, np.flatnonzero(same)))
-        notes.append(
-            f"Component {left_out} is constant, the same in p and in q, and adds nothing: it is left out."
-        )
+        notes.append(f"Component {left_out} is left out, because it is constant, the same in p and in q.")
     return replace(p, x=p.x[:, ~same]), replace(q, x=q.x[:, ~same])
 
 
@@ -124,7 +122,7 @@ def _check_numbers(p: Draws, q: Draws) -> None:
         raise invalid_value(
             _CALL,
             "p",
-            wanted="at least 2 draws, so that each has a neighbor",
+            wanted="at least 2 draws",
             got=f"{len(p)}",
             instead="more draws",
         )
@@ -139,7 +137,7 @@ def _check_numbers(p: Draws, q: Draws) -> None:
 
 
 def check_independent(p: Array, q: Array) -> None:
-    """Refuse points that lie in a plane of fewer dimensions, where they have no density."""
+    """Refuse points in a plane of fewer dimensions, which have no density."""
     for name, points in (("p", p), ("q", q)):
         d = points.shape[1]
         scaled = (points - points.mean(0)) / np.maximum(points.std(0), np.finfo(np.float64).tiny)
@@ -149,9 +147,9 @@ def check_independent(p: Array, q: Array) -> None:
         raise invalid_value(
             _CALL,
             name,
-            wanted="components of which none follows from the others: else there is no density",
+            wanted="independent components, because dependent ones have no density",
             got=f"{d} components of rank {rank}",
-            instead="Samples(x[:, columns]) without those that follow from others, on both sides",
+            instead="Samples(x[:, columns]) without the dependent columns, on both sides",
         )
 
 
@@ -166,18 +164,16 @@ def _check_ties(p: Draws, q: Draws, notes: list[str]) -> None:
         raise invalid_value(
             _CALL,
             "p, q",
-            wanted="draws of their own in p and in q, as two continuous distributions give",
-            got=f"{shared} of the {len(p)} draws of p among those of q: each finds itself there at distance 0",
+            wanted="different draws in p and in q, because distributions are continuous",
+            got=f"{shared} of the {len(p)} draws of p that are also in q, at distance 0",
             instead="leave the common rows out of one side; Samples(x.long()) if the values are categories",
         )
     if shared:
-        notes.append(
-            f"{shared} draw(s) of p are among those of q as well, which lowers the estimate a little."
-        )
+        notes.append(f"{shared} draw(s) of p are also in q, which lowers the estimate slightly.")
 
 
 def _sorted_keys(x: Array) -> Array:
-    """Return a number for each row, sorted: the same for equal rows and, but for rounding, no others."""
+    """Return a sorted number for each row, equal for equal rows only, up to rounding."""
     if x.shape[1] == 1:
         return x[:, 0]
     key = np.zeros(len(x))
@@ -199,8 +195,8 @@ def _check_atoms(name: str, key: Array, notes: list[str]) -> None:
         )
     if tied:
         notes.append(
-            f"{tied} of the {len(key)} draws of {name} have an equal one: their distribution has an atom or "
-            "is rounded, which the estimate takes for a high density."
+            f"{tied} of the {len(key)} draws of {name} have an equal one, from an atom or rounding. The estimate "
+            "treats them as a high density."
         )
 
 
@@ -215,7 +211,7 @@ def _check_components(name: str, x: Array) -> None:
         if lengths[longest] > max(_MOST_TIED * len(column), 2):
             raise _repeated(
                 name,
-                wanted="components of continuous distributions, in which no value repeats",
+                wanted="components of continuous distributions, without repeated values",
                 got=f"the value {value:g} in component {j} of {lengths[longest]} of {len(column)} draws",
                 instead="method='density_ratio', or Samples(x[:, columns]) without it",
             )

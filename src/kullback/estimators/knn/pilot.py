@@ -1,9 +1,9 @@
-r"""Coordinates in which neighbors tell more, and what a Gaussian pilot says of the density inside their balls.
+"""Coordinates with more exact neighbors, and a Gaussian pilot for the density inside their balls.
 
-A smooth map of the draws leaves KL as it is, so each coordinate is mapped so that Q's draws look normal there: a
-monotone spline through a few quantiles, generalized Pareto tails beyond. In these coordinates a Gaussian g is fitted
-to each side. The k nearest in a ball B about x estimate the mean density of B; the density at x is that times
-g(x) / mean of g over B. Where g is right the bias is gone, where the ball is small the factor is 1, whatever g is.
+A smooth map of the draws leaves KL unchanged. Each coordinate is mapped so that Q's draws look normal in it, by a
+monotone spline through a few quantiles with generalized Pareto tails. In these coordinates a Gaussian g is fitted to
+each side. The k nearest in a ball B about x estimate the mean density of B. The density at x is this mean times
+g(x) / mean of g over B. For a right g the bias is 0, and in a small ball the factor is 1 for any g.
 
 References:
     Nonparametric density estimation with a parametric start (Hjort and Glad, 1995)

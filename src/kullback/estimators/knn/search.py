@@ -1,6 +1,6 @@
-"""Which draws lie nearest: exact searches, on a line by sorting, in few dimensions by a tree, in many by products.
+"""Exact searches for nearest draws: on a line by sorting, in few dimensions by a tree, in many by products.
 
-Each search returns a `KNearest` for every asked number of neighbors k, from which densities and influences follow.
+Each search returns a `KNearest` for every number of neighbors k for densities and influences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["KNearest", "nearest_among", "search_line", "search_space", "spatial_
 
 Block = tuple[slice, Array, Integers]
 
-# Beyond so many dimensions a tree visits nearly every leaf, and matrix products are faster.
+# In as many dimensions or more, a tree visits nearly every leaf, and matrix products are faster.
 _TREE_DIMENSIONS = 11
 _QUERIES = 2**15
 _IN_CACHE = 2**14
@@ -43,14 +43,14 @@ class KNearest(NamedTuple):
 
 
 def spatial_order(draws: Array) -> Integers:
-    """Return an order in which neighbors follow one another: queries then find what they need in the cache."""
+    """Return an order with neighbors after one another, so that queries find them in the cache."""
     if draws.shape[1] == 1:
         return np.argsort(draws[:, 0])
     return load("scipy.spatial", "nearest_neighbors").cKDTree(draws, balanced_tree=False).indices
 
 
 def _log_distance(distance: Array) -> Array:
-    """Take the log in place, -inf at 0, which the caller explains."""
+    """Take the log in place, -inf at 0, which the caller refuses."""
     with np.errstate(divide="ignore"):
         return np.log(distance, out=distance)
 
@@ -64,7 +64,7 @@ def search_line(
     weights: Array | None = None,
     query_weights: Array | None = None,
 ) -> list[KNearest]:
-    """Search sorted draws for the neighbors of sorted queries; `own` says that these are the draws themselves."""
+    """Search sorted draws for the neighbors of sorted queries; `own` if these are the draws themselves."""
     place = np.arange(len(reference)) if own else np.searchsorted(reference, queries)
     found: list[KNearest] = []
     for k in ks:
@@ -117,7 +117,7 @@ def _window_weight(weights: Array | None, start: Integers, k: int, *, own: bool)
 
 
 def _log_mean(first: Array, second: Array, k: int, overall: float) -> Array:
-    """The log of a mean of k weights, which is too low by half their squared relative error."""
+    """The log of a mean of k weights, corrected for half their squared relative error."""
     mean = first / k
     variance = np.maximum(second / k - mean**2, 0.0) * k / max(k - 1, 1)
     return np.log(mean / overall) + variance / (2 * k * mean**2)
@@ -133,7 +133,7 @@ def search_space(
     query_weights: Array | None = None,
     device: torch.device,
 ) -> list[KNearest]:
-    """Search draws of shape (n, d) for the neighbors of queries; `own` says that these are the draws themselves."""
+    """Search draws of shape (n, d) for the neighbors of queries; `own` if these are the draws themselves."""
     n, deepest = len(queries), max(ks)
     radius, occurrence = np.empty((len(ks), n)), np.zeros((len(ks), len(reference)))
     log_weight = None if weights is None else np.empty((len(ks), n))
@@ -154,14 +154,14 @@ def search_space(
 
 def nearest_among(draws: Array, number: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Return the places of each draw's nearest others, shape (n, number)."""
-    found = np.empty((len(draws), number), dtype=np.int32)
+    nearest = np.empty((len(draws), number), dtype=np.int32)
     for rows, _, index in _blocks(draws, draws, number, torch.device("cpu"), own=True):
-        found[rows] = index
-    return found
+        nearest[rows] = index
+    return nearest
 
 
 def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, own: bool) -> Iterator[Block]:
-    """Search by what is faster in so many dimensions, with a progress bar."""
+    """Search by the faster method in this dimension, with a progress bar."""
     by_tree = device.type == "cpu" and reference.shape[1] < _TREE_DIMENSIONS
     search = _by_tree if by_tree else _by_products
     with progress_bar("neighbors") as update:
@@ -172,7 +172,7 @@ def _blocks(reference: Array, queries: Array, k: int, device: torch.device, *, o
 
 
 def _by_tree(reference: Array, queries: Array, k: int, _: torch.device, *, own: bool) -> Iterator[Block]:
-    """Ask a k-d tree; of its own draws each is the first neighbor, at distance 0, and is left out."""
+    """Search a k-d tree; each draw's own place, at distance 0, is left out."""
     tree = load("scipy.spatial", "nearest_neighbors").cKDTree(reference, balanced_tree=False)
     for start in range(0, len(queries), _QUERIES):
         rows = slice(start, min(start + _QUERIES, len(queries)))
@@ -196,7 +196,7 @@ def _by_products(
             distance[
                 torch.arange(len(x), device=device), torch.arange(rows.start, rows.stop, device=device)
             ] = torch.inf
-        # The product cancels where two points are close: the distances of some more than count are computed anew.
+        # The product cancels for close points, so the distances of some spare candidates are recomputed.
         index = distance.topk(min(k + _SPARE, len(draws) - own), dim=1, largest=False).indices
         exact = (x[:, None, :] - draws[index]).square().sum(2).sqrt()
         exact, order = exact.topk(k, dim=1, largest=False)
