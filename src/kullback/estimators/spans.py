@@ -56,12 +56,12 @@ def common_span(p: Samples, q: Samples) -> Span:
         return Span(p, q, infinite=_on_other_surfaces(p, q, x, y))
     off_plane = np.abs((sides[1] - means[0]) @ null_p), np.abs((sides[0] - means[1]) @ null_q)
     if any((off > 10 * _FLAT).all(0).any() for off in off_plane):
-        where = "P's draws lie" if (off_plane[0] > 10 * _FLAT).all(0).any() else "Q's draws lie"
+        where = "P's draws are" if (off_plane[0] > 10 * _FLAT).all(0).any() else "Q's draws are"
         return Span(
             p,
             q,
-            infinite=f"{where} in a plane of fewer dimensions than {d}, as a component is constant or follows from "
-            "others, and none of the other side's draws is in it: KL is infinite.",
+            infinite=f"{where} in a plane of fewer than {d} dimensions, because a component is constant or follows from "
+            "others. None of the other side's draws is in it: KL is infinite.",
         )
     if any((off > 10 * _FLAT).any() for off in off_plane):
         return Span(p, q)  # atoms may look like a plane
@@ -69,10 +69,10 @@ def common_span(p: Samples, q: Samples) -> Span:
     left_out = [j for j in range(d) if j not in set(kept.tolist())]
     fixed = [j for j in left_out if (both[:, j] == both[0, j]).all()]
     notes = [
-        f"Component {', '.join(map(str, some))} {what} and adds nothing: it is left out."
-        for some, what in (
-            (fixed, "is constant, the same in P and in Q,"),
-            ([j for j in left_out if j not in fixed], "follows from the others, in P and Q alike,"),
+        f"Component {', '.join(map(str, some))} is left out, because it {reason}."
+        for some, reason in (
+            (fixed, "is constant, the same in P and in Q"),
+            ([j for j in left_out if j not in fixed], "follows from the others, in P and Q alike"),
         )
         if some
     ]
