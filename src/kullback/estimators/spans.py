@@ -60,8 +60,8 @@ def common_span(p: Samples, q: Samples) -> Span:
         return Span(
             p,
             q,
-            infinite=f"{where} in a plane of fewer than {d} dimensions, because a component is constant or follows from "
-            "others. None of the other side's draws is in it: KL is infinite.",
+            infinite=f"{where} in a plane of fewer than {d} dimensions, because a component is constant or follows "
+            "from others. None of the other side's draws is in it: KL is infinite.",
         )
     if any((off > 10 * _FLAT).any() for off in off_plane):
         return Span(p, q)  # atoms may look like a plane
