@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import torch
@@ -42,15 +42,9 @@ def run_table_comparison(
     outputs: Outputs,
     gates: Sequence[TableGate],
     *,
-    columns: Sequence[str] | None,
-    weights: str | None,
-    cluster: str | None,
-    independent: bool,
-    joint: Sequence[Sequence[str]],
-    bins: int,
-    confidence: float,
     seed: int,
     show_progress: bool,
+    **settings: Any,
 ) -> list[str]:
     """Compare two tables, write the reports, and say which gates fail.
 
@@ -59,15 +53,9 @@ def run_table_comparison(
         q: the file that is compared with it.
         outputs: where the reports go.
         gates: the limits to keep.
-        columns: which columns; None for all.
-        weights: the column of weights, or None.
-        cluster: the column of the groups of dependent rows, or None.
-        independent: whether rows are known to be independent.
-        joint: groups of columns to be compared together.
-        bins: into how many bins numbers are sorted.
-        confidence: of the intervals.
         seed: of all randomness.
         show_progress: whether to say what is being counted, if there is a terminal.
+        settings: further arguments of `compare_tables`.
 
     Returns:
         a sentence for each gate that fails.
@@ -77,19 +65,8 @@ def run_table_comparison(
     """
     check_outputs(outputs, [p, q])
     with in_options(OPTIONS, REMEDIES), progress_text(show=show_progress) as progress:
-        found = compare_tables(
-            str(p),
-            str(q),
-            columns,
-            weights=weights,
-            cluster=cluster,
-            independent=independent,
-            joint=joint,
-            bins=bins,
-            confidence=confidence,
-            generator=torch.Generator().manual_seed(seed),
-            progress=progress,
-        )
+        generator = torch.Generator().manual_seed(seed)
+        found = compare_tables(str(p), str(q), generator=generator, progress=progress, **settings)
     return write_reports(found, [gate.verdict(found) for gate in gates], outputs)
 
 
@@ -105,11 +82,9 @@ def run_watch(
     save_batch: Path | None,
     columns: Sequence[str] | None,
     weights: str | None,
-    independent: bool,
-    bins: int,
-    confidence: float,
     seed: int,
     show_progress: bool,
+    **settings: Any,
 ) -> list[str]:
     """Keep a reference's profile, compare batches with it, write the reports, and say which gates fail.
 
@@ -118,17 +93,15 @@ def run_watch(
         batches: the files to compare with it, or their profiles.
         outputs: where the reports go.
         gates: the limits to keep.
-        profile: the path of the reference's profile; None for beside the reference.
-        rebuild: whether to count the reference anew.
+        profile: the path of the reference's profile; by default next to the reference.
+        rebuild: whether to count the reference again.
         merge: whether to take all batches as one.
         save_batch: where to write the batch's profile, or None.
         columns: which columns; None for all.
         weights: the column of weights, or None.
-        independent: whether rows are known to be independent, whatever their order shows.
-        bins: into how many bins numbers are sorted.
-        confidence: of the intervals.
         seed: of all randomness.
         show_progress: whether to say what is being counted, if there is a terminal.
+        settings: further arguments of `compare_profiles`.
 
     Returns:
         a sentence for each gate that fails.
@@ -163,11 +136,9 @@ def run_watch(
         compared = compare_profiles(
             saved,
             batch,
-            bins=bins,
-            confidence=confidence,
-            independent=independent,
             generator=torch.Generator().manual_seed(seed),
             names=(str(reference), name),
+            **settings,
         )
         verdicts = [gate.verdict(compared) for gate in gates]
         if len(found) == 1:
