@@ -1,4 +1,4 @@
-"""The code in CONTRIBUTING adds a kind, a pair, a closed form in C++, a backend and a teacher, from outside."""
+"""The code in CONTRIBUTING adds a kind, a pair, a form in C++, a backend, a teacher and a report, from outside."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from kullback.generators import parse
 from kullback.kernels import BACKENDS
 from kullback.kernels.backends import Backend
 from kullback.nn import DistillationLoss, LinearDistillationLoss
+from kullback.report import html, json, markdown
+from kullback.results.verdict import Verdict
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -370,3 +372,20 @@ def test_the_paths_of_the_page_exist() -> None:
     assert len(inner) > 5
     places = [ROOT / path for path in paths] + [ROOT / "src" / "kullback" / path for path in inner]
     assert [place for place in places if not place.exists()] == []
+
+
+def test_the_report_of_the_page_is_a_subject_and_a_medium(page_module: ModuleMaker) -> None:
+    module = page_module("A report", "coin_report")
+    verdicts = [Verdict("heads at most 2", ("heads is 3, above 2 by 1",))]
+    coin = module.Coin(3, 7)
+    assert "3 of 7 tosses are heads" in html.render(coin, verdicts)
+    assert "- ❌ heads at most 2: heads is 3, above 2 by 1" in markdown.render(coin, verdicts)
+    assert json.to_dict(coin, verdicts)["gates"]["passed"] is False
+    assert module.to_tabs(coin, verdicts).splitlines() == [
+        "Failed: 1 of 1 limit broken. 3 of 7 tosses are heads",
+        "side\tcount",
+        "heads\t3",
+        "tails\t4",
+    ]
+    p = Probs(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
+    assert module.to_tabs(kullback.compare_predictions(p, p)).startswith("P and Q are equal in every row")

@@ -12,7 +12,7 @@ from kullback.report.document import Document, Findings, Frame, Headline, Remark
 from kullback.results.estimate import Estimate, sentence_of
 from kullback.results.verdict import Verdict
 
-__all__ = ["document", "table"]
+__all__ = ["MOST_ROWS", "document", "table"]
 
 MOST_ROWS = 20
 
