@@ -15,7 +15,7 @@ from kullback.common.optional import load
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type
 
-__all__ = ["Estimate", "sentence_of"]
+__all__ = ["Estimate", "sentence_of", "table_of"]
 
 
 _KINDS = {
@@ -183,31 +183,31 @@ def _sizes(n: tuple[int | Tensor, int | Tensor] | None) -> list[str]:
 _MOST_ROWS = 20
 
 
-def _render_table(estimate: Estimate) -> str:
-    """Return a table of the values and how far they may be off, with the method and the notes below."""
+def table_of(estimate: Estimate) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return the headings and the rows of the table of the values and their errors, and sentences below it."""
     value = estimate.value.detach()
-    is_batch = value.ndim > 0
-    header = ["element"] * is_batch + ["value"]
-    columns = [_numbers(value)]
+    columns = {"value": _numbers(value)}
     for name, numbers in (
         ("bound on the error", estimate.error),
         ("standard error", estimate.standard_error),
     ):
         if numbers is not None:
-            header.append(name)
-            columns.append(_numbers(numbers))
+            columns[name] = _numbers(numbers)
     if estimate.interval is not None:
-        header.append("interval")
-        columns.append(
-            [f"{low} to {high}" for low, high in zip(*map(_numbers, estimate.interval), strict=True)]
-        )
-    rows: list[list[str]] = [list(row) for row in zip(*columns, strict=True)]
-    if is_batch:
-        rows = [[_element(i, value.shape), *row] for i, row in enumerate(rows)]
-    lines = [html_table(header, rows), f"<p>{_origin(estimate)}</p>"]
-    if value.numel() > _MOST_ROWS:
-        lines.insert(1, f"<p>The first {_MOST_ROWS} of {value.numel():,} elements.</p>")
-    return "\n".join([*lines, *(f"<p>{escape(note)}</p>" for note in estimate.notes)])
+        ends = zip(*map(_numbers, estimate.interval), strict=True)
+        columns["interval"] = [f"{low} to {high}" for low, high in ends]
+    if value.ndim > 0:
+        places = range(len(columns["value"]))
+        columns = {"element": [_element(place, value.shape) for place in places]} | columns
+    first = f"The first {_MOST_ROWS} of {value.numel():,} elements."
+    sentences = [first] * (value.numel() > _MOST_ROWS) + [_origin(estimate)]
+    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)], sentences
+
+
+def _render_table(estimate: Estimate) -> str:
+    headings, rows, sentences = table_of(estimate)
+    lines = [f"<p>{escape(line)}</p>" for line in (*sentences, *estimate.notes)]
+    return "\n".join([html_table(headings, rows), *lines])
 
 
 def _numbers(x: Tensor) -> list[str]:
@@ -220,7 +220,7 @@ def _element(place: int, shape: torch.Size) -> str:
 
 
 def _origin(estimate: Estimate) -> str:
-    origin = f"by {escape(estimate.method)}"
+    origin = f"by {estimate.method}"
     if estimate.n is None:
         return origin
     first, second = (
