@@ -23,7 +23,7 @@ from kullback.pairs.densities.own_scale import (
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.f_divergence import integrate_divergence, sum_divergence
 from kullback.pairs.integration.quadrature import Integral, integrate
-from kullback.pairs.integration.shared_ends import widened
+from kullback.pairs.integration.shared_ends import LEAST_VALUE, shared_ends
 from kullback.pairs.integration.summation import sum_terms
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, SolveOptions
@@ -216,21 +216,23 @@ def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, option
         if p.integer:
             return sum_divergence(p, q, DivergenceTerms(kind), shape, target)
 
-        def integral(q: Density) -> Integral:
+        def integral(p: Density, q: Density, terms: DivergenceTerms) -> Integral:
             if behaves_as(kind, KL) and (q.is_splittable() or is_far_and_narrow(p) is None):
-                return integrate(p, q, shape, target)
+                return integrate(p, q, shape, target, is_inside=terms.beyond is not None)
             # The place of a corner of the terms, as in total variation, has no exact derivative in a share.
             is_whole = is_far_and_narrow(p) is is_far_and_narrow(q) is None or growth_of(kind).corners
             shares = None if is_whole else shares_in_own_scale
-            return integrate_divergence(p, q, DivergenceTerms(kind), shape, target, shares)
+            return integrate_divergence(p, q, terms, shape, target, shares)
 
-        found = integral(q)
-        other = widened(p, q, kind) if torch.is_grad_enabled() else None
-        if other is None:
+        found = integral(p, q, DivergenceTerms(kind))
+        ends = shared_ends(p, q, kind) if torch.is_grad_enabled() else None
+        if ends is None:
             return found
-        beside, value = integral(other[0]).value, found.value.detach()
-        changes = ((value > other[1].squeeze(-1)) & value.isfinite() & beside.isfinite()).expand(shape)
-        return found._replace(value=torch.where(changes, value + (beside - beside.detach()), found.value))
+        value, moving = found.value.detach(), integral(ends.p, ends.q, ends.terms).value
+        changes = ends.elements.squeeze(-1) & (value > LEAST_VALUE) & value.isfinite() & moving.isfinite()
+        return found._replace(
+            value=torch.where(changes.expand(shape), value + (moving - moving.detach()), found.value)
+        )
 
 
 def _needs_gradient(p: Density, q: Density) -> bool:

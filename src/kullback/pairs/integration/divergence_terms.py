@@ -25,6 +25,8 @@ __all__ = ["DivergenceTerms", "total_of_masses", "with_derivatives"]
 
 # The logarithm of a mass that rounds to 0, and whose square root does too.
 _NO_MASS = -2000.0
+# The logarithm of a mass that is negligible, and has a derivative.
+_ALONE = -60.0
 # The largest logarithm of a derivative; sums of such derivatives are finite.
 _LARGEST_LOG_DERIVATIVE = 667.0
 
@@ -33,6 +35,9 @@ class DivergenceTerms(NamedTuple):
     """The terms of a kind, and their approximate size where they overflow or underflow."""
 
     kind: Divergence
+    beyond: int | None = None
+    """The side, 0 for P and 1 for Q, that may have mass beyond the other's support, next to a shared end. Its
+    derivatives leave out the multiple of the mass that they have there."""
 
     @property
     def order(self) -> float:
@@ -98,13 +103,37 @@ class DivergenceTerms(NamedTuple):
         """
         if 0 != self.order != 1:
             derivatives = self._power_derivatives(log_p, log_q)
-        elif behaves_as(self.kind, Renyi):  # of order 0, which depends on the masses that are 0
-            derivatives = self.kind.derivatives(_pair(log_p, log_q))
-        else:  # a mass of 0 is replaced by a negligible one, which has a derivative
-            derivatives = self._whole().derivatives(_pair(*(_with_some_mass(log) for log in (log_p, log_q))))
-        both = zip(derivatives, (log_p, log_q), strict=True)
-        by_p, by_q = (_less_mean(torch.where(log.isfinite() & by.isfinite(), by, 0), log) for by, log in both)
-        return by_p, by_q
+        elif self.beyond is None:
+            derivatives = self._derivatives(log_p, log_q)
+        else:
+            derivatives = self._derivatives_beyond(log_p, log_q, self.beyond)
+        sides: list[Tensor] = []
+        for side, (by, log) in enumerate(zip(derivatives, (log_p, log_q), strict=True)):
+            clean = torch.where(log.isfinite() & by.isfinite(), by, 0)
+            sides.append(clean if side == self.beyond else _less_mean(clean, log))
+        return sides[0], sides[1]
+
+    def _derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        if behaves_as(self.kind, Renyi):  # of order 0, which depends on the masses that are 0
+            return self.kind.derivatives(_pair(log_p, log_q))
+        # A mass of 0 is replaced by a negligible one, which has a derivative.
+        return self._whole().derivatives(_pair(*(_with_some_mass(log) for log in (log_p, log_q))))
+
+    def _derivatives_beyond(self, log_p: Tensor, log_q: Tensor, side: int) -> tuple[Tensor, Tensor]:
+        """Return the derivatives, less a multiple of one side's mass: its derivative where the other has no mass."""
+        logs = log_p, log_q
+        alone = [torch.full_like(x[..., :1], _ALONE if k == side else -torch.inf) for k, x in enumerate(logs)]
+        if self.kind.additive:
+            sides = list(self._derivatives(*logs))
+            alone[side] = torch.zeros_like(alone[side])
+            multiple = self._derivatives(*alone)[side]
+        else:  # the derivative at a node depends on all of them
+            both = (torch.cat(x, -1) for x in zip(logs, alone, strict=True))
+            sides = list(self._derivatives(*both))
+            multiple = sides[side][..., -1:] * math.exp(-_ALONE)
+            sides = [by[..., :-1] for by in sides]
+        sides[side] = sides[side] - multiple * torch.exp(logs[side])
+        return sides[0], sides[1]
 
     def sensitivities(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivatives of each term by log p and by log q."""
@@ -134,7 +163,12 @@ class DivergenceTerms(NamedTuple):
             log_scale = torch.full_like(log_p[..., :1], math.log(power[1] if power else 1.0))
         power = torch.exp((log_power + log_scale).clamp(max=_LARGEST_LOG_DERIVATIVE))
         sides: list[Tensor] = []
-        for log_mass, exponent in ((log_p, (alpha - 1) * (a - b)), (log_q, alpha * (a - b))):
+        for side, (log_mass, exponent) in enumerate(
+            ((log_p, (alpha - 1) * (a - b)), (log_q, alpha * (a - b)))
+        ):
+            if side == self.beyond:
+                sides.append(power)
+                continue
             mass = torch.exp(log_mass + log_scale)
             near = exponent.abs() < 1
             close = mass * torch.expm1(torch.where(near, exponent, 0))

@@ -32,6 +32,7 @@ from kullback.pairs.integration.panels import (
     first_edges,
     integrate_panels,
     last_where,
+    out_to_ends,
     panel_nodes,
     refine,
     relative_errors,
@@ -255,7 +256,7 @@ def integrate_divergence(
                 return Panels(lower, upper, _measured(piece, both, lower, upper, terms, len(fixed) > 1))
 
             pieces.append(piece)
-            parts.append(measure(first.lower, first.upper))
+            parts.append(measure(*_edges(first, piece.line(low, high), terms)))
             measures.append(measure)
             diverges, unseen, rest = diverges | first.diverges, unseen | first.is_lost, rest + first.rest
 
@@ -452,6 +453,11 @@ def _first_panels(
     for corner in terms.corners:
         breakpoints = [*breakpoints, _crossings(piece, (p, q), v, log_p > log_q + corner.at, corner.at)]
     return _FirstPanels(*first_edges(start, stop, breakpoints, _FIRST_PANELS), diverges, lost, rest)
+
+
+def _edges(first: _FirstPanels, line: Line, terms: DivergenceTerms) -> tuple[Tensor, Tensor]:
+    edges = first.lower, first.upper
+    return edges if terms.beyond is None else out_to_ends(line, *edges)
 
 
 def _known_logs(piece: _Piece, densities: _Both, v: Tensor, growth: Growth) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,6 +19,7 @@ from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.integration.gauss_kronrod import NODES, WEIGHTS, WEIGHTS_KRONROD
 
 __all__ = [
+    "NEAREST",
     "NEGLIGIBLE",
     "OUTERMOST",
     "SAFETY",
@@ -30,6 +31,7 @@ __all__ = [
     "integrate_panels",
     "last_where",
     "matters",
+    "out_to_ends",
     "panel_nodes",
     "refine",
     "relative_errors",
@@ -46,8 +48,12 @@ NEGLIGIBLE = 46.0
 """An integrand that is this much below its largest value, in logarithms, is ignored."""
 OUTERMOST = 690.0
 """The largest |v|: beyond it sinh overflows."""
+NEAREST = -345.0
+"""The square of the inverse of a distance with this logarithm is a float."""
 SAFETY = 4.0
 """The reported error is this many times the estimate: on some panels the rules agree by chance."""
+# The panels from an end of those that matter for the value to the end of the line.
+_OUTER_PANELS = 24
 _SPLITS = 4
 # The precision of `last_where` in bits, and the most intervals that it cuts into four parts at once.
 _BITS, _FEW_INTERVALS = 56, 1000
@@ -180,6 +186,24 @@ def scan_points(breakpoints: list[Tensor]) -> Tensor:
     different = max(int((steps > 0).sum(-1).max()), 1)
     index = steps.topk(different, dim=-1).indices.sort(-1).values
     return torch.cat([v[..., :1], v.gather(-1, index + 1)], -1)
+
+
+def out_to_ends(line: Line, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Add panels towards the finite ends of the line, as far as the square of the inverse distance is a float.
+
+    They have almost no mass, but may have a large part of the derivative by an end.
+    """
+    steps = torch.linspace(0, 1, _OUTER_PANELS + 1, dtype=lower.dtype, device=lower.device)
+    for end, side in ((line.coordinate.low, -1), (line.coordinate.high, 1)):
+        if end is None:
+            continue
+        edge = lower.amin(-1, keepdim=True) if side < 0 else upper.amax(-1, keepdim=True)
+        t = line.t(edge)
+        farthest = torch.where(end.isfinite(), side * (side * t).clamp(min=-NEAREST), t)
+        edges = line.v(t + (farthest - t) * steps)
+        edges = (edge + side * (side * (edges - edge)).clamp(min=0)).sort(-1).values
+        lower, upper = torch.cat([lower, edges[..., :-1]], -1), torch.cat([upper, edges[..., 1:]], -1)
+    return lower, upper
 
 
 def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:

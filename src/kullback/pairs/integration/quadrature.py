@@ -27,6 +27,7 @@ from kullback.pairs.integration.panels import (
     first_edges,
     integrate_panels,
     matters,
+    out_to_ends,
     panel_nodes,
     refine,
     rounding_error,
@@ -102,7 +103,9 @@ class _Pair(NamedTuple):
         return [self.line.v(marks).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for marks in points]
 
 
-def integrate(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance) -> Integral:
+def integrate(
+    p: Density, q: Density, batch_shape: torch.Size, target: Tolerance, *, is_inside: bool = False
+) -> Integral:
     """Integrate the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
 
     For these, the nodes are fixed in the derivatives of the integrand. The strip between an end and its current value
@@ -114,11 +117,12 @@ def integrate(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
         q: the density of Q, likewise; its support contains P's support.
         batch_shape: the broadcast shape of the parameters, without the last dimension.
         target: the required error, and the limit on nodes.
+        is_inside: whether a change of a parameter may leave some of Q's mass outside P's support.
     """
     if not (isinstance(p, UniformDensity) and torch.is_grad_enabled()):
-        return _integrate(p, q, batch_shape, target, moves_nodes=True)
+        return _integrate(p, q, batch_shape, target, moves_nodes=True, is_inside=is_inside)
     p = UniformDensity(*(_constant_at_infinity(end, q) for end in (p.lower, p.upper)))
-    integral = _integrate(p, q, batch_shape, target, moves_nodes=False)
+    integral = _integrate(p, q, batch_shape, target, moves_nodes=False, is_inside=is_inside)
     value = integral.value
     mean = torch.where(value.isfinite(), value, 0).detach().unsqueeze(-1)
     for end, inwards in ((p.lower, 1), (p.upper, -1)):
@@ -154,7 +158,13 @@ def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor
 
 
 def _integrate(
-    p: Density, q: Density, batch_shape: torch.Size, target: Tolerance, *, moves_nodes: bool
+    p: Density,
+    q: Density,
+    batch_shape: torch.Size,
+    target: Tolerance,
+    *,
+    moves_nodes: bool,
+    is_inside: bool,
 ) -> Integral:
     """Return the integral; the nodes move with the ends of P, or only densities at fixed nodes have derivatives."""
     fixed_p, fixed_q = p.detached(), q.detached()
@@ -164,7 +174,7 @@ def _integrate(
         pair = _Pair(fixed_p, fixed_q, Line(fixed_p.coordinate(), center, width))
         (low_p, high_p), (low_q, high_q) = fixed_p.ends(), fixed_q.ends()
         # Otherwise Q's mass on P's support is not 1, and depends on P's ends.
-        same_ends = ((low_p == low_q) & (high_p == high_q)).squeeze(-1)
+        same_ends = ((low_p == low_q) & (high_p == high_q)).squeeze(-1) & (not is_inside)
         tails = slow_tails(fixed_p, fixed_q, pair.line)
 
         def measure(lower: Tensor, upper: Tensor) -> Panels:
@@ -192,6 +202,8 @@ def _integrate(
         line = pair.line
         if moves_nodes:
             lower, upper = _out_to_breakpoints(pair, p, lower, upper)
+            if is_inside:
+                lower, upper = out_to_ends(line, lower, upper)
             line = line._replace(coordinate=p.coordinate())
         is_whole = sums.is_whole & moves_nodes
         total = _differentiable_sum(_Pair(p, q, line), pair, lower, upper, is_whole, is_finite, mean)

@@ -1,68 +1,93 @@
 """Derivatives for supports of P and Q that share an end, if a parameter moves the end of one of them.
 
 The divergence has different formulas for an end inside and outside the other support, so its derivatives are one-sided.
-They belong to the side where Q's support is larger, and are computed from a Q that begins or ends slightly further out.
-For a kind that is finite only on the other side, such as reverse KL, Q's support is smaller instead. Infinite
-derivatives, and derivatives at P = Q, are 0.
+They belong to the side where Q's support is larger. For a kind that is finite only on the other side, such as an alpha
+divergence of negative order, Q's support is smaller instead. An end with an infinite derivative does not move. At
+P = Q the derivatives are 0.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kullback.common.dtypes import tensor_of
 from kullback.generators import Divergence
-from kullback.generators.growth import growth_of
-from kullback.pairs.densities.density import Density, Tail
+from kullback.generators.growth import growth_of, order_of
+from kullback.pairs.densities.bounded_densities import UniformDensity
+from kullback.pairs.densities.density import Density, Points, Tail
 from kullback.pairs.densities.transformed import AffineDensity
+from kullback.pairs.integration.divergence_terms import DivergenceTerms
+from kullback.pairs.integration.panels import NEAREST
 from kullback.pairs.numerics.parameters import is_differentiated
 
-__all__ = ["widened"]
+__all__ = ["LEAST_VALUE", "SharedEnds", "shared_ends"]
 
-# How far an end moves, in units of P's width and in spacings of floats at the end.
-_STEP, _SPACINGS = 1e-14, 4
-# The largest step, in units of P's width.
-_LARGEST_STEP = 1e-10
-# Derivatives near P = Q are about the root of the value: a step of this part of it is a relative error of as much.
-_RELATIVE_ERROR = 1e-8
+# Smaller values are of equal P and Q, and count as 0.
+LEAST_VALUE = 1e-12
+# Logarithms of p / q at which the orders of a kind are measured, and the smallest order that is not a logarithm.
+_NEARER, _FARTHER, _LEAST_ORDER = 20.0, 40.0, 0.05
+# A density that is neither 0 nor infinite at its end has the same derivative at all smaller distances from the end,
+# relative to the size of the densities.
+_FLAT = 1e-7
 
 
-def widened(p: Density, q: Density, kind: Divergence) -> tuple[Density, Tensor] | None:
-    """Return Q with a slightly larger support, and the value above which its derivatives are used; None if nowhere.
+class SharedEnds(NamedTuple):
+    """P and Q with the values of the originals, and the derivatives by shared ends."""
 
-    The derivatives of a smaller value, of nearly equal P and Q, would be wrong by the step.
-    """
+    p: Density
+    q: Density
+    terms: DivergenceTerms
+    elements: Tensor
+    """The elements of the batch with a shared end that a parameter moves."""
+
+
+def shared_ends(p: Density, q: Density, kind: Divergence) -> SharedEnds | None:
+    """Return densities with the derivatives by shared ends; None if no parameter moves a shared end."""
     fixed_p, fixed_q = p.detached(), q.detached()
-    moves = torch.zeros(1, dtype=torch.bool, device="cpu")
-    for a, b, place, at_p, at_q in (
-        (p.low(), q.low(), fixed_p.low(), fixed_p.lower_tail(), fixed_q.lower_tail()),
-        (p.high(), q.high(), fixed_p.high(), fixed_p.upper_tail(), fixed_q.upper_tail()),
-    ):
-        if (
-            a is not None
-            and b is not None
-            and place is not None
-            and (is_differentiated(a) or is_differentiated(b))
-        ):
-            same = (place == b.detach()) & place.isfinite()
-            moves = moves | (same & _has_slope(_power(at_p), _power(at_q), kind))
-    if not bool(moves.any()):
-        return None
-    size = _size(fixed_p)
-    low, high = fixed_q.ends()
-    spacing = torch.finfo(torch.float64).eps * torch.maximum(
-        low.abs().nan_to_num(posinf=0), high.abs().nan_to_num(posinf=0)
-    )
-    step = torch.maximum(_STEP * size, _SPACINGS * spacing)
-    # Where the spacing of floats at the end is not far below P's width, no end can move by a small step.
-    moves = moves & (step < _LARGEST_STEP * size)
-    if not bool(moves.any()):
-        return None
     growth = growth_of(kind)
-    outwards = -1.0 if growth.near.limit == torch.inf and growth.far.limit < torch.inf else 1.0
-    least = torch.where(moves, (step / size / _RELATIVE_ERROR).square(), torch.inf)
-    return _further_out(low, high, q, outwards * torch.where(moves, step, 0)), least
+    is_smaller = growth.near.limit == math.inf > growth.far.limit
+    elements = torch.zeros(1, dtype=torch.bool, device="cpu")
+    fixed, follows_p, follows_q = [elements, elements], [elements, elements], [elements, elements]
+    least = [torch.full((), NEAREST, dtype=torch.float64, device="cpu")] * 2
+    for side, (a, b, at_p, at_q) in enumerate(
+        (
+            (p.low(), q.low(), fixed_p.lower_tail(), fixed_q.lower_tail()),
+            (p.high(), q.high(), fixed_p.upper_tail(), fixed_q.upper_tail()),
+        )
+    ):
+        if a is None or b is None or not (is_differentiated(a) or is_differentiated(b)):
+            continue
+        power_p, power_q = _power(at_p), _power(at_q)
+        shared = (a.detach() == b.detach()) & b.detach().isfinite() & ~(power_p.isnan() | power_q.isnan())
+        if is_smaller:
+            of_q, of_p = _kept_ends(power_q, power_p, kind, is_smaller)
+        else:
+            of_p, of_q = _kept_ends(power_p, power_q, kind, is_smaller)
+        is_finite = not growth.near.limit == growth.far.limit == math.inf
+        follows_p[side], follows_q[side] = shared & of_p & is_finite, shared & of_q & is_finite
+        is_flat = (power_p if is_smaller else power_q) == 1
+        flat = math.log(_FLAT) + torch.minimum(*(_log_size(d, side) for d in (fixed_p, fixed_q)))
+        least[side] = torch.where(is_flat, flat.clamp(min=NEAREST), NEAREST)
+        fixed[side] = shared & ~(follows_p[side] | follows_q[side])
+        elements = elements | shared
+    if not bool(elements.any()):
+        return None
+    p, q = _with_fixed_ends(p, *fixed), _with_fixed_ends(q, *fixed)
+    terms = DivergenceTerms(kind, 0 if is_smaller else 1)
+    new_p, new_q = _following(p, q, follows_q, least), _following(q, p, follows_p, least)
+    return SharedEnds(new_p, new_q, terms, elements)
+
+
+def _log_size(d: Density, side: int) -> Tensor:
+    """Return the logarithm of the distance of the center of a density from its lower or upper end."""
+    center = d.coordinate().points(d.center_and_width()[0])
+    log_distance = center.log_above_low if side == 0 else center.log_below_high
+    return torch.zeros_like(center.x) if log_distance is None else log_distance.nan_to_num(nan=0.0)
 
 
 def _power(tail: Tail) -> Tensor:
@@ -76,32 +101,140 @@ def _power(tail: Tail) -> Tensor:
     )
 
 
-def _has_slope(at_p: Tensor, at_q: Tensor, kind: Divergence) -> Tensor:
-    """Return whether the derivative by an end is finite, from the powers a and b of both tails there.
+def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, is_smaller: bool) -> tuple[Tensor, Tensor]:
+    """Return where the nodes keep their distance from the inner end, and where from the outer end; else neither.
 
-    At the distance d, p is about d^(a - 1) and q about d^(b - 1). If b is 1, log q has a finite derivative by d.
+    At the distance d, the inner density is about d^(a - 1) and the outer one d^(b - 1). If the outer end moves, the
+    integrand of the derivative is d^(s a + (1 - s) b - 2), with an order s of the kind. If b is 1, the derivative of
+    the outer density is bounded.
     """
-    growth = growth_of(kind)
-    orders = [1 + growth.far.rate] if growth.far.limit == torch.inf else []
-    orders += [-growth.near.rate] if growth.near.limit == torch.inf else []
-    finite = torch.ones_like(at_q, dtype=torch.bool)
-    for order in orders or [0.0]:
-        of_p = 0 * torch.ones_like(at_p) if order == 0 else order * at_p
-        of_q = 0 * torch.ones_like(at_q) if order == 1 else (1 - order) * at_q
-        finite = finite & (of_p + of_q > 1)
-    return finite | (at_q == 1)
+    near, far = _orders(kind, is_smaller)
+    order = torch.where(inner > outer, near, torch.where(inner < outer, far, 0.0))
+    of_inner = torch.where(order == 0, 0, order * inner)
+    of_outer = torch.where(order == 1, 0, (1 - order) * outer)
+    is_zero = order == torch.inf
+    is_finite = is_zero | (of_inner + of_outer > 1)
+    # The outer density is too steep for nodes that do not move with its end, except in a sum of powers.
+    is_steep = (outer < 1) & (order_of(kind) is None) & ~is_zero
+    return (outer == 1) | (is_finite & ~is_steep), is_finite & is_steep & (inner > 1)
 
 
-def _size(p: Density) -> Tensor:
-    """Return the width of a support, or about the distance of the mass from its only end."""
-    low, high = p.ends()
-    center = p.center_and_width()[0]
-    one_sided = torch.where(low.isinf(), torch.exp(-center), torch.exp(center))
-    return torch.where(low.isinf() | high.isinf(), one_sided, high - low).nan_to_num(posinf=0)
+def _orders(kind: Divergence, is_smaller: bool) -> tuple[float, float]:
+    """Return s for a derivative by log q of about p^s q^(1 - s), where p / q goes to 0 and to infinity.
+
+    Multiples of q are left out; s is infinite for a derivative of 0. If Q's support is the smaller one, P and Q are
+    exchanged.
+    """
+    order = order_of(kind)
+    if order is not None:
+        return (1 - order, 1 - order) if is_smaller else (order, order)
+    near, far = (_rate(kind, sign) for sign in (-1, 1))
+    logs = [torch.tensor([x], dtype=torch.float64, device="cpu") for x in (-_NEARER, 0.0)]
+    if is_smaller:
+        logs.reverse()
+    side = 0 if is_smaller else 1
+    is_zero = kind.additive and bool(DivergenceTerms(kind, side).derivatives(*logs)[side] == 0)
+    return math.inf if is_zero else 1 - (far if is_smaller else near), near if is_smaller else far
 
 
-def _further_out(low: Tensor, high: Tensor, q: Density, step: Tensor) -> Density:
-    bounded = low.isfinite() & high.isfinite()
-    scale = torch.where(bounded, 1 + 2 * step / torch.where(bounded, high - low, 1), 1)
-    loc = torch.where(low.isinf(), step, low - step - scale * low)
-    return AffineDensity(q, loc, scale, falls=False)
+def _rate(kind: Divergence, sign: int) -> float:
+    """Return the power of the ratio of the masses by which the derivative by the smaller mass grows."""
+    d = sign * torch.tensor([_NEARER, _FARTHER], dtype=torch.float64, device="cpu")
+    logs = d.clamp(max=0), -d.clamp(min=0)
+    smaller = 1 if sign > 0 else 0
+    by_log = DivergenceTerms(kind).sensitivities(*logs)[smaller] / torch.exp(logs[smaller])
+    change = torch.log(by_log.abs()).diff().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    rate = float(change) / (_FARTHER - _NEARER)
+    return rate if rate > _LEAST_ORDER else 0.0
+
+
+def _with_fixed_ends(d: Density, at_low: Tensor, at_high: Tensor) -> Density:
+    """Return a density with ends that no parameter moves, where the masks say so."""
+    if not bool((at_low | at_high).any()):
+        return d
+    if isinstance(d, UniformDensity):
+        ends = ((at_low, d.lower), (at_high, d.upper))
+        return UniformDensity(*(torch.where(fixed, end.detach(), end) for fixed, end in ends))
+    low, high = d.ends()
+    has_low, has_high = low.isfinite(), high.isfinite()
+    low, high = torch.where(has_low, low, high), torch.where(has_high, high, low)
+    new_low, new_high = (
+        torch.where(fixed & has, end.detach(), end)
+        for fixed, has, end in ((at_low, has_low, low), (at_high, has_high, high))
+    )
+    both = has_low & has_high
+    width = torch.where(both, high - low, 1)
+    scale = torch.where(both, (new_high - new_low) / width, 1)
+    loc = torch.where(has_low, new_low - scale * low, new_high - scale * high)
+    return AffineDensity(d, loc, scale, falls=False)
+
+
+def _following(d: Density, other: Density, follows: list[Tensor], least: list[Tensor]) -> Density:
+    if not bool((follows[0] | follows[1]).any()):
+        return d
+    return _FollowingDensity(d, other.low(), other.high(), *follows, *least)
+
+
+@dataclass(frozen=True)
+class _FollowingDensity(Density):
+    """A density at nodes that move with the ends of another density where the masks say so.
+
+    The ends are equal. The distance of a node from the own end has a derivative by both.
+    """
+
+    part: Density
+    lower: Tensor | None
+    upper: Tensor | None
+    at_low: Tensor
+    at_high: Tensor
+    least_above: Tensor
+    least_below: Tensor
+
+    def low(self) -> Tensor | None:
+        own = self.part.low()
+        return own if own is None or self.lower is None else torch.where(self.at_low, self.lower, own)
+
+    def high(self) -> Tensor | None:
+        own = self.part.high()
+        return own if own is None or self.upper is None else torch.where(self.at_high, self.upper, own)
+
+    def log_density(self, at: Points) -> Tensor:
+        low, high = self.part.low(), self.part.high()
+        above, below = at.log_above_low, at.log_below_high
+        if low is not None and at.low is not None and above is not None:
+            above = _moved(at.log_above(low), at.low - low, self.at_low, self.least_above)
+        if high is not None and at.high is not None and below is not None:
+            below = _moved(at.log_below(high), high - at.high, self.at_high, self.least_below)
+        return self.part.log_density(
+            Points(
+                at.x,
+                at.low if low is None or above is None else low,
+                above,
+                at.high if high is None or below is None else high,
+                below,
+            )
+        )
+
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        return self.part.center_and_width()
+
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        return self.part.breakpoints(steps)
+
+    def nonsmooth_points(self) -> list[Tensor]:
+        return self.part.nonsmooth_points()
+
+    def lower_tail(self) -> Tail:
+        return self.part.lower_tail()
+
+    def upper_tail(self) -> Tail:
+        return self.part.upper_tail()
+
+
+def _moved(log_distance: Tensor, more: Tensor, follows: Tensor, least: Tensor) -> Tensor:
+    """Return log(distance + more), where `more` is 0 and has derivatives."""
+    follows = follows & (more.detach() == 0)
+    log_distance = torch.where(follows & (log_distance < least), least, log_distance)
+    return log_distance + torch.log1p(
+        torch.where(follows, more, 0) * torch.exp(-log_distance.clamp(min=NEAREST))
+    )
