@@ -31,6 +31,8 @@ PAGES = [
     *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
     ROOT / "docs" / "index.md",
     ROOT / "docs" / "why.md",
+    ROOT / "docs" / "cheatsheet.md",
+    ROOT / "docs" / "pictures.md",
     *sorted((ROOT / "docs" / "migrate").glob("*.md")),
     ROOT / "docs" / "tables.md",
     ROOT / "docs" / "reference_files.md",
