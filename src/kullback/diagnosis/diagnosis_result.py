@@ -26,11 +26,12 @@ class TensorSummary:
     """A description of one argument.
 
     Attributes:
-    shape, dtype, device: of the tensor.
-    representation: its content, inferred from its values, such as ``"logits"`` or ``"probabilities"``.
-    why: the evidence in its values.
-    row_sums: the smallest and the largest sum of a row (of its exponentials, for logarithms); None if no row has a sum.
-    zeros, minus_infinities, plus_infinities, nans: the number of these entries, and the index of the first.
+        shape, dtype, device: of the tensor.
+        representation: its content, inferred from its values, such as ``"logits"`` or ``"probabilities"``.
+        why: the evidence in its values.
+        row_sums: the smallest and the largest sum of a row (of its exponentials, for logarithms); None if no row has a
+            sum.
+        zeros, minus_infinities, plus_infinities, nans: the number of these entries, and the index of the first.
     """
 
     shape: tuple[int, ...]

@@ -19,10 +19,10 @@ class Suggestion:
     """Code for the probable intention, twice: with kullback and with torch alone.
 
     Attributes:
-    kullback: with `kl_divergence` and the wrappers, from kullback.
-    torch: with ``F``, which is `torch.nn.functional`.
-    needs: the tensors that the code needs in addition to `input` and `target`, each as "name: content".
-    value: the value of the code, if it is one number that is known.
+        kullback: with `kl_divergence` and the wrappers, from kullback.
+        torch: with ``F``, which is `torch.nn.functional`.
+        needs: the tensors that the code needs in addition to `input` and `target`, each as "name: content".
+        value: the value of the code, if it is one number that is known.
     """
 
     kullback: str

@@ -37,10 +37,10 @@ def with_interval(
     """Add the standard error, interval and notes from the draws behind the counts to the divergence of the proportions.
 
     Arguments:
-    p, q: finite distributions with the same classes, at least one of them `Counts`.
-    kind: the divergence.
-    estimate: the divergence of the proportions, in nats.
-    confidence: the probability that the interval contains the divergence.
+        p, q: finite distributions with the same classes, at least one of them `Counts`.
+        kind: the divergence.
+        estimate: the divergence of the proportions, in nats.
+        confidence: the probability that the interval contains the divergence.
     """
     if not all(is_drawn(side) for side in (p, q) if isinstance(side, Counts)):
         return replace(estimate, notes=(*estimate.notes, _NO_DRAWS))

@@ -38,10 +38,10 @@ class Grouped(NamedTuple):
     """Draws with the groups that count as independent, and notes on them.
 
     Attributes:
-    samples: the draws, with their blocks or repeated rows as clusters.
-    notes: a sentence each.
-    is_open: whether there are too few groups for any error.
-    correction: the factor for a variance that takes the groups as independent.
+        samples: the draws, with their blocks or repeated rows as clusters.
+        notes: a sentence each.
+        is_open: whether there are too few groups for any error.
+        correction: the factor for a variance that takes the groups as independent.
     """
 
     samples: Samples
@@ -54,8 +54,8 @@ def grouped(samples: Samples, name: str) -> Grouped:
     """Return draws with the groups that their order shows; unchanged if the user has specified the dependence.
 
     Arguments:
-    samples: the draws.
-    name: their name in notes.
+        samples: the draws.
+        name: their name in notes.
     """
     dependence = dependence_of(samples)
     return Grouped(samples) if dependence is None else with_groups(samples, dependence, name)
@@ -65,10 +65,10 @@ class GroupedAlike(NamedTuple):
     """Two data sets in groups that can be exchanged.
 
     Attributes:
-    p, q: the draws, with their groups as clusters.
-    notes: a sentence each.
-    is_open: whether there are too few groups for a test.
-    in_pairs: whether only groups with the same number are exchanged, because the two sides' groups are unlike.
+        p, q: the draws, with their groups as clusters.
+        notes: a sentence each.
+        is_open: whether there are too few groups for a test.
+        in_pairs: whether only groups with the same number are exchanged, because the two sides' groups are unlike.
     """
 
     p: Samples

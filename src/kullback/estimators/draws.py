@@ -42,9 +42,9 @@ class Draws:
     """Draws as arrays.
 
     Attributes:
-    x: the coordinates, shape (n, d).
-    weights: the weight of each draw, shape (n,); None if all are equal.
-    cluster: the cluster of each draw, shape (n,); None if draws are independent.
+        x: the coordinates, shape (n, d).
+        weights: the weight of each draw, shape (n,); None if all are equal.
+        cluster: the cluster of each draw, shape (n,); None if draws are independent.
     """
 
     x: Array

@@ -129,34 +129,35 @@ def histogram(
     Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-    p: draws of finite numbers from P.
-    q: the same from Q.
-    confidence: the probability that the interval contains the divergence.
-    generator: for the random moves of rounded draws within their rounding.
-    bins: the number of bins. By default :math:`5 n^{0.4}`, but at least 20 draws in a bin, with the harmonic mean n of
-        the effective numbers of draws.
-    kind: the divergence or its name, as in `bias_corrected`.
+        p: draws of finite numbers from P.
+        q: the same from Q.
+        confidence: the probability that the interval contains the divergence.
+        generator: for the random moves of rounded draws within their rounding.
+        bins: the number of bins. By default :math:`5 n^{0.4}`, but at least 20 draws in a bin, with the harmonic mean n
+            of the effective numbers of draws.
+        kind: the divergence or its name, as in `bias_corrected`.
 
     Returns:
-    value (0 for a negative estimate), standard error and interval in nats. The upper limit is infinite in three cases:
-    more than 5 % of P's draws are in bins without draws of Q; P's draws fill a gap of Q's, or Q's tails could add more
-    than the interval allows; or P has atoms that Q lacks. A finite upper limit extrapolates Q's fitted tails.
+        value (0 for a negative estimate), standard error and interval in nats. The upper limit is infinite in three
+        cases: more than 5 % of P's draws are in bins without draws of Q; P's draws fill a gap of Q's, or Q's tails
+        could add more than the interval allows; or P has atoms that Q lacks. A finite upper limit extrapolates Q's
+        fitted tails.
 
     Raises:
-    ArgumentValueError: the draws are categories, vectors or infinite, or `bins` is less than 2.
-    NoRuleError: draws do not determine this kind.
+        ArgumentValueError: the draws are categories, vectors or infinite, or `bins` is less than 2.
+        NoRuleError: draws do not determine this kind.
 
     Example:
-    >>> import torch
-    >>> from kullback import Samples
-    >>> x, y = torch.randn(2, 100_000, generator=torch.Generator().manual_seed(0))
-    >>> estimate = histogram(Samples(x), Samples(1 + 1.5 * y))  # KL(N(0, 1) || N(1, 1.5^2)) = 0.3499
-    >>> round(float(estimate.value), 2), bool(estimate.interval[0] < 0.3499 < estimate.interval[1])
-    (0.35, True)
+        >>> import torch
+        >>> from kullback import Samples
+        >>> x, y = torch.randn(2, 100_000, generator=torch.Generator().manual_seed(0))
+        >>> estimate = histogram(Samples(x), Samples(1 + 1.5 * y))  # KL(N(0, 1) || N(1, 1.5^2)) = 0.3499
+        >>> round(float(estimate.value), 2), bool(estimate.interval[0] < 0.3499 < estimate.interval[1])
+        (0.35, True)
 
     References:
-    Divergence estimation of continuous distributions based on data-dependent partitions (Wang, Kulkarni and Verdu,
-    2005); Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
+        Divergence estimation of continuous distributions based on data-dependent partitions (Wang, Kulkarni and Verdu,
+        2005); Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
     bins = _check("histogram", p, q, confidence, bins)
     kind = estimable("histogram", as_divergence("histogram", kind))

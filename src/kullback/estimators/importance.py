@@ -52,8 +52,8 @@ def log_ratio(
     r"""Estimate KL(P || Q) from draws of P with known log-densities of P and Q.
 
     .. math::
-    \widehat{KL} = \sum_i w_i \Big[d_i + c \Big(\frac{q(x_i)}{p(x_i)} - 1\Big)\Big], \quad
-    d_i = \log p(x_i) - \log q(x_i)
+        \widehat{KL} = \sum_i w_i \Big[d_i + c \Big(\frac{q(x_i)}{p(x_i)} - 1\Big)\Big], \quad
+        d_i = \log p(x_i) - \log q(x_i)
 
     The weights :math:`w_i` have sum 1. They are equal for draws of P, proportional to :math:`p / r` for draws of a
     proposal R (give `log_r`), or the weights of the `Samples`. The coefficient c is fitted for least variance, in each
@@ -64,37 +64,38 @@ def log_ratio(
     Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-    x: n draws of P, or of R, with their weights and clusters, if any.
-    log_p: the normalized log-density or log-probability of P, in nats. n numbers, or a function of the draws such as
-        ``distribution.log_prob``, which gets ``x.tensor``, shape (n, d).
-    log_q: the same for Q; ``-inf`` where Q has no mass, which makes KL infinite.
-    log_r: the same for the proposal R of the draws; P by default.
-    confidence: the probability that the interval contains the divergence.
-    generator: not used, because the estimate is not random.
+        x: n draws of P, or of R, with their weights and clusters, if any.
+        log_p: the normalized log-density or log-probability of P, in nats. n numbers, or a function of the draws such
+            as ``distribution.log_prob``, which gets ``x.tensor``, shape (n, d).
+        log_q: the same for Q; ``-inf`` where Q has no mass, which makes KL infinite.
+        log_r: the same for the proposal R of the draws; P by default.
+        confidence: the probability that the interval contains the divergence.
+        generator: not used, because the estimate is not random.
 
     Returns:
-    the estimate in nats, float64, 0 for a negative estimate. The upper limit is infinite if the terms have such a heavy
-    tail that their mean may be infinite. It is also infinite if draws are missing: the limit would be below 0, or the
-    mean of q / p is significantly above 1. Notes give the effective number of weighted draws.
+        the estimate in nats, float64, 0 for a negative estimate. The upper limit is infinite if the terms have such a
+        heavy tail that their mean may be infinite. It is also infinite if draws are missing: the limit would be below
+        0, or the mean of q / p is significantly above 1. Notes give the effective number of weighted draws.
 
     Raises:
-    ArgumentValueError: fewer than four draws, a wrong number of log-densities, NaN, or a draw of P without mass in P.
+        ArgumentValueError: fewer than four draws, a wrong number of log-densities, NaN, or a draw of P without mass in
+            P.
 
     Gradient:
-    none: the log-densities are constants. `kl_estimate` with ``method="monte_carlo"`` has one.
+        none: the log-densities are constants. `kl_estimate` with ``method="monte_carlo"`` has one.
 
     Example:
-    >>> import torch
-    >>> from torch.distributions import Normal
-    >>> p, q = Normal(0.0, 1.0), Normal(1.0, 1.5)
-    >>> x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    >>> estimate = log_ratio(Samples(x), p.log_prob, q.log_prob)  # true value: 0.3499
-    >>> bool(abs(estimate.value - 0.3499) < 3 * estimate.standard_error), bool(estimate.standard_error < 0.03)
-    (True, True)
+        >>> import torch
+        >>> from torch.distributions import Normal
+        >>> p, q = Normal(0.0, 1.0), Normal(1.0, 1.5)
+        >>> x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+        >>> estimate = log_ratio(Samples(x), p.log_prob, q.log_prob)  # true value: 0.3499
+        >>> bool(abs(estimate.value - 0.3499) < 3 * estimate.standard_error), bool(estimate.standard_error < 0.03)
+        (True, True)
 
     References:
-    Approximating KL Divergence (Schulman, 2020)
-    Monte Carlo theory, methods and examples, sections 8.9 and 9.2 (Owen, 2013)
+        Approximating KL Divergence (Schulman, 2020)
+        Monte Carlo theory, methods and examples, sections 8.9 and 9.2 (Owen, 2013)
     """
     del generator
     call = "log_ratio"

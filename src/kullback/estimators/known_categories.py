@@ -30,8 +30,8 @@ class UnseenByP:
     """Q's log-probabilities of categories without draws of P.
 
     Attributes:
-    total: of all such categories together.
-    least: of the least probable one.
+        total: of all such categories together.
+        least: of the least probable one.
     """
 
     total: float
@@ -61,16 +61,16 @@ def ends_from_counts(
     are then measured from the estimate. The upper end is at least the one for P near Q.
 
     Arguments:
-    counts: the counts of the categories with draws, shape (K,).
-    log_q: the log-probabilities of these under Q, shape (K,).
-    unseen: Q's probabilities of other categories.
-    number: the number of independent draws with the same information.
-    quantile: the quantile of the normal distribution.
-    estimate: the estimate of KL without bias.
-    added: the variance of the estimate in addition to the variance of a mean of d.
+        counts: the counts of the categories with draws, shape (K,).
+        log_q: the log-probabilities of these under Q, shape (K,).
+        unseen: Q's probabilities of other categories.
+        number: the number of independent draws with the same information.
+        quantile: the quantile of the normal distribution.
+        estimate: the estimate of KL without bias.
+        added: the variance of the estimate in addition to the variance of a mean of d.
 
     References:
-    Probable inference, the law of succession, and statistical inference (Wilson, 1927)
+        Probable inference, the law of succession, and statistical inference (Wilson, 1927)
     """
     share = counts / counts.sum()
     value = float(share @ (np.log(share) - log_q))

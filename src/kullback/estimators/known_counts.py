@@ -67,13 +67,13 @@ def of_categories(
     """Return the mean of log p - log q over the categories of P's draws.
 
     Arguments:
-    counts: the numbers of equally weighted draws in each category, n together.
-    log_q: their log-probabilities under Q.
-    elsewhere: Q's probabilities of other categories.
-    variance_of: the variance of a mean over the draws, from the deviation of each category.
-    n: the effective number of draws.
-    sizes: the number of draws, and of independent groups of them.
-    clusters: the number of clusters, if any.
+        counts: the numbers of equally weighted draws in each category, n together.
+        log_q: their log-probabilities under Q.
+        elsewhere: Q's probabilities of other categories.
+        variance_of: the variance of a mean over the draws, from the deviation of each category.
+        n: the effective number of draws.
+        sizes: the number of draws, and of independent groups of them.
+        clusters: the number of clusters, if any.
     """
     surprise, unseen = category_surprise(counts, n)
     shares, terms = counts / counts.sum(), -surprise - log_q

@@ -84,41 +84,41 @@ def from_density(
     Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-    p: n draws of P, with their weights and clusters, if any; integers if Q gives integers.
-    q: a torch distribution of one event, ``batch_shape`` (), of shape () or (d,).
-    confidence: the probability that the interval contains the divergence.
-    generator: for the reference draws.
+        p: n draws of P, with their weights and clusters, if any; integers if Q gives integers.
+        q: a torch distribution of one event, ``batch_shape`` (), of shape () or (d,).
+        confidence: the probability that the interval contains the divergence.
+        generator: for the reference draws.
 
     Returns:
-    the estimate in nats. It is infinite, with a note, if Q has density 0 at a draw, and if P has an atom, or is in a
-    plane or on a surface, and Q is not. The density of a Q on the simplex, such as a Dirichlet, belongs to all
-    components except the last. The upper limit is infinite, with a note, if the tail of log p / q may have no mean, and
-    if the draws put it below 0.
+        the estimate in nats. It is infinite, with a note, if Q has density 0 at a draw, and if P has an atom, or is in
+        a plane or on a surface, and Q is not. The density of a Q on the simplex, such as a Dirichlet, belongs to all
+        components except the last. The upper limit is infinite, with a note, if the tail of log p / q may have no mean,
+        and if the draws put it below 0.
 
     Raises:
-    ArgumentValueError: too few draws, infinite ones, or shapes that do not fit; draws that fill fewer dimensions
-        than they have components, so that P has no density.
-    NoRuleError: the draws are Q's and the density is P's. Such draws do not show Q where P has mass: draw from P
-        instead and compare the draws.
-    OptionalDependencyError: SciPy is not installed.
+        ArgumentValueError: too few draws, infinite ones, or shapes that do not fit; draws that fill fewer dimensions
+            than they have components, so that P has no density.
+        NoRuleError: the draws are Q's and the density is P's. Such draws do not show Q where P has mass: draw from P
+            instead and compare the draws.
+        OptionalDependencyError: SciPy is not installed.
 
     Gradient:
-    none.
+        none.
 
     Example:
-    >>> import torch
-    >>> from torch.distributions import Normal
-    >>> from kullback import Samples
-    >>> draws = torch.Generator().manual_seed(0)
-    >>> x = torch.randn(1000, generator=draws)
-    >>> estimate = from_density(Samples(x), Normal(1.0, 1.5), generator=draws)  # true value: 0.3499
-    >>> bool(estimate.interval[0] < 0.3499 < estimate.interval[1])
-    True
+        >>> import torch
+        >>> from torch.distributions import Normal
+        >>> from kullback import Samples
+        >>> draws = torch.Generator().manual_seed(0)
+        >>> x = torch.randn(1000, generator=draws)
+        >>> estimate = from_density(Samples(x), Normal(1.0, 1.5), generator=draws)  # true value: 0.3499
+        >>> bool(estimate.interval[0] < 0.3499 < estimate.interval[1])
+        True
 
     References:
-    Sample estimate of the entropy of a random vector (Kozachenko and Leonenko, 1987)
-    Efficient multivariate entropy estimation via k-nearest neighbor distances (Berrett, Samworth and Yuan, 2019)
-    Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
+        Sample estimate of the entropy of a random vector (Kozachenko and Leonenko, 1987)
+        Efficient multivariate entropy estimation via k-nearest neighbor distances (Berrett, Samworth and Yuan, 2019)
+        Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
     """
     call = "from_density"
     load("scipy", call)

@@ -225,9 +225,9 @@ def p_value(observed: Array, shuffled: Array, weights: Sequence[float] | None = 
     the statistics.
 
     Arguments:
-    observed: the statistics of the observed draws, shape (statistics,).
-    shuffled: the statistics of the shuffles, shape (shuffles, statistics).
-    weights: the weight of each statistic's evidence; equal by default.
+        observed: the statistics of the observed draws, shape (statistics,).
+        shuffled: the statistics of the shuffles, shape (shuffles, statistics).
+        weights: the weight of each statistic's evidence; equal by default.
     """
     values = np.concatenate([observed[None], shuffled])
     values = _rounded(values / np.maximum(np.abs(values).max(0), np.finfo(float).tiny))

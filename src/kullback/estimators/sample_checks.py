@@ -30,12 +30,12 @@ class EstimateWarning(UserWarning):
     """A warning about an estimate from draws that was returned as a plain number, without its notes.
 
     Example:
-    >>> import warnings, kullback
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter("always")
-    ...     value = kullback.kl_divergence(kullback.Samples(["a", "b"]), kullback.Samples(["a", "a"]))
-    >>> caught[0].category.__name__
-    'EstimateWarning'
+        >>> import warnings, kullback
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     value = kullback.kl_divergence(kullback.Samples(["a", "b"]), kullback.Samples(["a", "a"]))
+        >>> caught[0].category.__name__
+        'EstimateWarning'
     """
 
 

@@ -24,10 +24,11 @@ class Span:
     """The draws in components that do not follow from others.
 
     Attributes:
-    p: P's draws.
-    q: Q's draws.
-    notes: the components that were left out, if any.
-    infinite: the reason for an infinite KL: one side is in a plane or on a surface, and no draw of the other side is.
+        p: P's draws.
+        q: Q's draws.
+        notes: the components that were left out, if any.
+        infinite: the reason for an infinite KL: one side is in a plane or on a surface, and no draw of the other side
+            is.
     """
 
     p: Samples

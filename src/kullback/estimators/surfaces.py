@@ -32,10 +32,10 @@ class Surface:
     """A quadric that contains all draws of one side.
 
     Attributes:
-    name: its name in notes.
-    distance: the relative residuals of points, shape (n, d), from its equation: shape (n,).
-    tolerance: the largest distance that rounding explains.
-    to_sphere: maps its points to the unit sphere; None if it is neither a sphere nor an ellipsoid.
+        name: its name in notes.
+        distance: the relative residuals of points, shape (n, d), from its equation: shape (n,).
+        tolerance: the largest distance that rounding explains.
+        to_sphere: maps its points to the unit sphere; None if it is neither a sphere nor an ellipsoid.
     """
 
     name: str
@@ -57,8 +57,8 @@ def surface_of(points: Array, *dtypes: torch.dtype) -> Surface | None:
     """Return the quadric that contains points of shape (n, d); None if there is none.
 
     Arguments:
-    points: the draws of one side.
-    dtypes: the original dtypes of these points and of others: unit vectors in float16 have inexact norms.
+        points: the draws of one side.
+        dtypes: the original dtypes of these points and of others: unit vectors in float16 have inexact norms.
     """
     d = points.shape[1]
     if d < 2 or not np.isfinite(points).all():

@@ -79,22 +79,22 @@ class TwoSampleTest(ShortRepr):
     """The result of `two_sample_test`.
 
     Attributes:
-    p_value: the share of shuffles with at least this difference, if both data sets have one distribution. NaN if draws
-        are so dependent that fewer than 10 independent blocks exist; `notes` report it.
-    statistic: the value of the statistic in `method`.
-    effect: the difference as an estimate of KL(P || Q), by the method that suits the draws. None if there is no
-        estimator for them; `notes` give the reason.
-    permutations: the number of shuffles.
-    method: the statistic with the clearest difference. Of categories ``"likelihood_ratio"``; of numbers
-        ``"energy"``, ``"energy_of_ranks"``, ``"spread_of_ranks"`` or ``"chi_squared"``; of vectors ``"energy"``,
-        ``"kernel"``, ``"shift"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
-    notes: notes on the draws and the effect, one sentence each.
+        p_value: the share of shuffles with at least this difference, if both data sets have one distribution. NaN if
+            draws are so dependent that fewer than 10 independent blocks exist; `notes` report it.
+        statistic: the value of the statistic in `method`.
+        effect: the difference as an estimate of KL(P || Q), by the method that suits the draws. None if there is no
+            estimator for them; `notes` give the reason.
+        permutations: the number of shuffles.
+        method: the statistic with the clearest difference. Of categories ``"likelihood_ratio"``; of numbers
+            ``"energy"``, ``"energy_of_ranks"``, ``"spread_of_ranks"`` or ``"chi_squared"``; of vectors ``"energy"``,
+            ``"kernel"``, ``"shift"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
+        notes: notes on the draws and the effect, one sentence each.
 
     Example:
-    >>> from kullback import Samples, two_sample_test
-    >>> test = two_sample_test(Samples(["a"] * 50), Samples(["a"] * 25 + ["b"] * 25))
-    >>> test.p_value, test.method
-    (0.001, 'likelihood_ratio')
+        >>> from kullback import Samples, two_sample_test
+        >>> test = two_sample_test(Samples(["a"] * 50), Samples(["a"] * 25 + ["b"] * 25))
+        >>> test.p_value, test.method
+        (0.001, 'likelihood_ratio')
     """
 
     p_value: float
@@ -146,7 +146,7 @@ def two_sample_test(
     r"""Test whether two data sets can come from one distribution, by shuffling the origins of the draws.
 
     .. math:: \text{p-value} = \frac{\#\{b : h_b \ge h_0\}}{1 + B}, \quad
-    h_b = \sum_j \frac{w_j}{1 - \Phi(z_{jb})}, \quad b = 0, \dots, B
+        h_b = \sum_j \frac{w_j}{1 - \Phi(z_{jb})}, \quad b = 0, \dots, B
 
     Labeling 0 is the observed one, and the others are B shuffles. :math:`z_{jb}` is the normal score of statistic
     :math:`T_{jb}` among all labelings (by mean, standard deviation and skewness). The level is exact at any size, and
@@ -172,34 +172,35 @@ def two_sample_test(
     products of components, these are left out.
 
     Arguments:
-    p: draws of P, shape (n, d); its clusters are shuffled as wholes. Without clusters, draws with serial dependence are
-        shuffled in blocks of one length on both sides, and equal continuous draws stay together. Or the `Counts` of P's
-        categories.
-    q: draws of Q, shape (m, d), or their `Counts`.
-    permutations: the number of shuffles B; the smallest p-value is 1 / (B + 1).
-    generator: for the shuffles; by default they follow from the state of torch's own generator, which does not change.
+        p: draws of P, shape (n, d); its clusters are shuffled as wholes. Without clusters, draws with serial dependence
+            are shuffled in blocks of one length on both sides, and equal continuous draws stay together. Or the
+            `Counts` of P's categories.
+        q: draws of Q, shape (m, d), or their `Counts`.
+        permutations: the number of shuffles B; the smallest p-value is 1 / (B + 1).
+        generator: for the shuffles; by default they follow from the state of torch's own generator, which does not
+            change.
 
     Returns:
-    a `TwoSampleTest` with the p-value and the estimated divergence as effect.
+        a `TwoSampleTest` with the p-value and the estimated divergence as effect.
 
     Raises:
-    ArgumentValueError: the draws are from different spaces, have weights, or are too few to shuffle.
+        ArgumentValueError: the draws are from different spaces, have weights, or are too few to shuffle.
 
     Example:
-    >>> import torch, kullback
-    >>> draw = torch.Generator().manual_seed(0)
-    >>> x = torch.randn(300, generator=draw)
-    >>> y = torch.randn(300, generator=draw) + 0.5
-    >>> test = kullback.two_sample_test(kullback.Samples(x), kullback.Samples(y), generator=draw)
-    >>> test.p_value, test.method
-    (0.001, 'energy')
+        >>> import torch, kullback
+        >>> draw = torch.Generator().manual_seed(0)
+        >>> x = torch.randn(300, generator=draw)
+        >>> y = torch.randn(300, generator=draw) + 0.5
+        >>> test = kullback.two_sample_test(kullback.Samples(x), kullback.Samples(y), generator=draw)
+        >>> test.p_value, test.method
+        (0.001, 'energy')
 
     References:
-    Energy statistics: A class of statistics based on distances (Szekely and Rizzo, 2013)
-    A Kernel Two-Sample Test (Gretton et al., 2012)
-    The harmonic mean p-value for combining dependent tests (Wilson, 2019)
-    The distribution of chi-square (Wilson and Hilferty, 1931)
-    A weighted edge-count two-sample test for multivariate and object data (Chen, Chen and Su, 2018)
+        Energy statistics: A class of statistics based on distances (Szekely and Rizzo, 2013)
+        A Kernel Two-Sample Test (Gretton et al., 2012)
+        The harmonic mean p-value for combining dependent tests (Wilson, 2019)
+        The distribution of chi-square (Wilson and Hilferty, 1931)
+        A weighted edge-count two-sample test for multivariate and object data (Chen, Chen and Su, 2018)
     """
     said: tuple[str, ...] = ()
     if isinstance(p, Counts) and isinstance(q, Counts):

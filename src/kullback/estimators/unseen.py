@@ -39,11 +39,11 @@ class Unseen:
     """The part of P on the line where Q has no draw.
 
     Attributes:
-    share: P's share outside the range of Q's draws.
-    draws: the effective number of these draws.
-    nats: the contribution to KL there, by extrapolation of Q's fitted tails.
-    abrupt: whether significantly more of P is there, or between two neighboring draws of Q, than a smooth log p / q
-        allows.
+        share: P's share outside the range of Q's draws.
+        draws: the effective number of these draws.
+        nats: the contribution to KL there, by extrapolation of Q's fitted tails.
+        abrupt: whether significantly more of P is there, or between two neighboring draws of Q, than a smooth log p / q
+            allows.
     """
 
     share: float
@@ -64,12 +64,12 @@ def unseen_by_q(
     """Look for P's draws where Q has none.
 
     Arguments:
-    x: P's draws, ordered.
-    shares: their weights, with sum 1.
-    y: Q's draws, ordered.
-    number: P's effective number of draws.
-    alarms: the probability of `abrupt` at P = Q.
-    upper_only: whether to look only beyond Q's largest draw.
+        x: P's draws, ordered.
+        shares: their weights, with sum 1.
+        y: Q's draws, ordered.
+        number: P's effective number of draws.
+        alarms: the probability of `abrupt` at P = Q.
+        upper_only: whether to look only beyond Q's largest draw.
     """
     if len(y) < 2 or y[0] == y[-1]:
         return Unseen(0.0, 0.0, 0.0, abrupt=False)

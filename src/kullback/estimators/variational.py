@@ -46,8 +46,8 @@ def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = 
     r"""Return a lower bound on KL(P || Q) at these draws, for training a critic.
 
     .. math::
-    \text{donsker\_varadhan:}\quad \frac1n \sum_i T(x_i) - \log \frac1m \sum_j e^{T(y_j)}, \qquad
-    \text{nwj:}\quad \frac1n \sum_i T(x_i) - \frac1m \sum_j e^{T(y_j)} + 1
+        \text{donsker\_varadhan:}\quad \frac1n \sum_i T(x_i) - \log \frac1m \sum_j e^{T(y_j)}, \qquad
+        \text{nwj:}\quad \frac1n \sum_i T(x_i) - \frac1m \sum_j e^{T(y_j)} + 1
 
     For a critic that does not depend on the draws, the mean of nwj is at most KL. donsker_varadhan is at least nwj, and
     at most KL for large m; for finite m, the logarithm of a mean raises it by about :math:`\mathrm{Var}_Q(e^T) / (2 m
@@ -57,37 +57,38 @@ def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = 
     Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-    p: draws of P, shape (n, d).
-    q: draws of Q, shape (m, d).
-    critic: T, from a tensor of shape (n, d) to one of shape (n,) or (n, 1), such as a ``torch.nn.Module``.
-    bound: ``"donsker_varadhan"`` or ``"nwj"``.
+        p: draws of P, shape (n, d).
+        q: draws of Q, shape (m, d).
+        critic: T, from a tensor of shape (n, d) to one of shape (n,) or (n, 1), such as a ``torch.nn.Module``.
+        bound: ``"donsker_varadhan"`` or ``"nwj"``.
 
     Returns:
-    the bound in nats, a scalar in the critic's dtype; float32 at least.
+        the bound in nats, a scalar in the critic's dtype; float32 at least.
 
     Raises:
-    ArgumentValueError: an unknown bound, sides of unequal dimension, or a critic whose result does not fit.
+        ArgumentValueError: an unknown bound, sides of unequal dimension, or a critic whose result does not fit.
 
     Gradient:
-    flows to the critic's parameters, and to the draws. The gradient of nwj is unbiased under minibatches. The one of
-    donsker_varadhan is biased: the softmax weights :math:`e^{T(y_j)} / \sum_k e^{T(y_k)}` divide by a mean over the
-    batch, so small batches pull the critic away from the optimum. Use large batches, or nwj. Both gradients are finite
-    if the bound is.
+        flows to the critic's parameters, and to the draws. The gradient of nwj is unbiased under minibatches. The one
+        of
+        donsker_varadhan is biased: the softmax weights :math:`e^{T(y_j)} / \sum_k e^{T(y_k)}` divide by a mean over the
+        batch, so small batches pull the critic away from the optimum. Use large batches, or nwj. Both gradients are
+        finite if the bound is.
 
     Example:
-    >>> import torch
-    >>> from kullback import Samples
-    >>> x, y = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0])
-    >>> variational_bound(Samples(x), Samples(y), lambda z: -z)
-    tensor(0.0662)
-    >>> variational_bound(Samples(x), Samples(y), lambda z: -z, bound="nwj")
-    tensor(-0.0677)
+        >>> import torch
+        >>> from kullback import Samples
+        >>> x, y = torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0])
+        >>> variational_bound(Samples(x), Samples(y), lambda z: -z)
+        tensor(0.0662)
+        >>> variational_bound(Samples(x), Samples(y), lambda z: -z, bound="nwj")
+        tensor(-0.0677)
 
     References:
-    Asymptotic evaluation of certain Markov process expectations for large time, IV (Donsker and Varadhan, 1983)
-    Estimating divergence functionals and the likelihood ratio by convex risk minimization
-    (Nguyen, Wainwright and Jordan, 2010)
-    Mutual Information Neural Estimation (Belghazi et al., 2018)
+        Asymptotic evaluation of certain Markov process expectations for large time, IV (Donsker and Varadhan, 1983)
+        Estimating divergence functionals and the likelihood ratio by convex risk minimization
+        (Nguyen, Wainwright and Jordan, 2010)
+        Mutual Information Neural Estimation (Belghazi et al., 2018)
     """
     call = "variational_bound"
     _check(call, p, q, critic, bound)
@@ -120,35 +121,35 @@ def variational_estimate(
     Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-    p: new draws of P, shape (n, d), with their weights and clusters, if any.
-    q: new draws of Q, shape (m, d).
-    critic: T, as for `variational_bound`. It is called without gradients; put modules into ``eval()`` first.
-    bound: ``"donsker_varadhan"`` or ``"nwj"``.
-    confidence: the probability that the lower limit is below KL.
-    generator: not used, because the estimate is not random.
+        p: new draws of P, shape (n, d), with their weights and clusters, if any.
+        q: new draws of Q, shape (m, d).
+        critic: T, as for `variational_bound`. It is called without gradients; put modules into ``eval()`` first.
+        bound: ``"donsker_varadhan"`` or ``"nwj"``.
+        confidence: the probability that the lower limit is below KL.
+        generator: not used, because the estimate is not random.
 
     Returns:
-    the bound, its standard error and the interval (lower limit, infinity). The interval is None for fewer than 30
-    effective draws of Q.
+        the bound, its standard error and the interval (lower limit, infinity). The interval is None for fewer than 30
+        effective draws of Q.
 
     Raises:
-    ArgumentValueError: as `variational_bound`, and fewer than two draws of a side.
+        ArgumentValueError: as `variational_bound`, and fewer than two draws of a side.
 
     Gradient:
-    none: use `variational_bound` to train.
+        none: use `variational_bound` to train.
 
     Example:
-    >>> import torch
-    >>> from kullback import Samples
-    >>> draws = torch.Generator().manual_seed(0)
-    >>> x, y = torch.randn(5000, generator=draws), torch.randn(5000, generator=draws) + 1
-    >>> estimate = variational_estimate(Samples(x), Samples(y), lambda z: 0.5 - z)  # the best critic; KL is 0.5
-    >>> bool(abs(estimate.value - 0.5) < 3 * estimate.standard_error), float(estimate.interval[1])
-    (True, inf)
+        >>> import torch
+        >>> from kullback import Samples
+        >>> draws = torch.Generator().manual_seed(0)
+        >>> x, y = torch.randn(5000, generator=draws), torch.randn(5000, generator=draws) + 1
+        >>> estimate = variational_estimate(Samples(x), Samples(y), lambda z: 0.5 - z)  # the best critic; KL is 0.5
+        >>> bool(abs(estimate.value - 0.5) < 3 * estimate.standard_error), float(estimate.interval[1])
+        (True, inf)
 
     References:
-    On Variational Bounds of Mutual Information (Poole et al., 2019)
-    Formal Limitations on the Measurement of Mutual Information (McAllester and Stratos, 2020)
+        On Variational Bounds of Mutual Information (Poole et al., 2019)
+        Formal Limitations on the Measurement of Mutual Information (McAllester and Stratos, 2020)
     """
     del generator
     call = "variational_estimate"

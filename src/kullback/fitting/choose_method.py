@@ -77,49 +77,51 @@ def fit(
     float64. If the divergence has several minima, the result is the lowest one from all starts.
 
     Arguments:
-    q: the family with its start: a torch distribution such as ``Normal(0.0, 1.0)``, a mixture, a transformed
-        distribution (with free tensors where its transforms require a gradient), `Logits`, `LogProbs` or `Probs`. Or a
-        class such as ``Normal``, which starts at the smallest KL(to || q). Or an ``nn.Module`` whose forward takes no
-        arguments and returns the distribution: its parameters are changed in place.
-    to: the target: a distribution of torch or a frozen one of SciPy; `Samples`; `Probs`, `Logits`, `LogProbs` or
-        `Counts`; or a function from points to the logarithm of a density, up to a constant factor.
-    kind: the divergence, or its name. By default `KL()`, and for a log-density `ReverseKL()`, the only one there.
-    fixed: the names of fixed parameters of q, such as ``("loc",)``, or in full ``("component_distribution.scale",)``.
-    method: ``"auto"`` takes the most exact available one of ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"``
-        and ``"quasi_newton"``; ``"stochastic"`` uses random draws, and is the last resort.
-    starts: the largest number of starts; the best end is kept. The first is yours. EM takes the others at random,
-        and by default none. Other fits to a mixture start near each component, at most eight.
-    tol: the largest excess of the value over the nearest minimum, relative to 1 + its size. ``"stochastic"`` uses at
-        least 1e-6, and also stops at a gradient of 0 within its standard error.
-    max_iterations: the largest number of steps.
-    draws: the number of draws in each step of ``"stochastic"``.
-    generator: for random draws and starts; by default torch's own.
-    show_progress: show a bar on a terminal after a second.
+        q: the family with its start: a torch distribution such as ``Normal(0.0, 1.0)``, a mixture, a transformed
+            distribution (with free tensors where its transforms require a gradient), `Logits`, `LogProbs` or `Probs`.
+            Or a class such as ``Normal``, which starts at the smallest KL(to || q). Or an ``nn.Module`` whose forward
+            takes no
+            arguments and returns the distribution: its parameters are changed in place.
+        to: the target: a distribution of torch or a frozen one of SciPy; `Samples`; `Probs`, `Logits`, `LogProbs` or
+            `Counts`; or a function from points to the logarithm of a density, up to a constant factor.
+        kind: the divergence, or its name. By default `KL()`, and for a log-density `ReverseKL()`, the only one there.
+        fixed: the names of fixed parameters of q, such as ``("loc",)``, or in full
+            ``("component_distribution.scale",)``.
+        method: ``"auto"`` takes the most exact available one of ``"moment_matching"``, ``"maximum_likelihood"``,
+            ``"em"`` and ``"quasi_newton"``; ``"stochastic"`` uses random draws, and is the last resort.
+        starts: the largest number of starts; the best end is kept. The first is yours. EM takes the others at random,
+            and by default none. Other fits to a mixture start near each component, at most eight.
+        tol: the largest excess of the value over the nearest minimum, relative to 1 + its size. ``"stochastic"`` uses
+            at least 1e-6, and also stops at a gradient of 0 within its standard error.
+        max_iterations: the largest number of steps.
+        draws: the number of draws in each step of ``"stochastic"``.
+        generator: for random draws and starts; by default torch's own.
+        show_progress: show a bar on a terminal after a second.
 
     Returns:
-    a `Fit`: the distribution, the value, a bound on its error, the method and the convergence. From `Samples` the value
-    is the negative log-likelihood per draw, from a log-density the negative ELBO.
+        a `Fit`: the distribution, the value, a bound on its error, the method and the convergence. From `Samples` the
+        value is the negative log-likelihood per draw, from a log-density the negative ELBO.
 
     Raises:
-    ArgumentTypeError: q is not a family, or the target not a distribution; or draws of text, which only a Categorical
-        can be fitted to.
-    ArgumentValueError: the divergence is infinite for every member of the family, no parameter is free, a start is
-        outside of its constraint, or a log-density is not finite.
-    NoRuleError: no method is available for the pair.
-    FitError: the fit did not converge: its ``fit`` is the best point.
+        ArgumentTypeError: q is not a family, or the target not a distribution; or draws of text, which only a
+            Categorical can be fitted to.
+        ArgumentValueError: the divergence is infinite for every member of the family, no parameter is free, a start is
+            outside of its constraint, or a log-density is not finite.
+        NoRuleError: no method is available for the pair.
+        FitError: the fit did not converge: its ``fit`` is the best point.
 
     Example:
-    >>> import torch
-    >>> from torch.distributions import Categorical, MixtureSameFamily, Normal
-    >>> from kullback import ReverseKL, fit
-    >>> modes = MixtureSameFamily(Categorical(torch.ones(2)), Normal(torch.tensor([-5.0, 5.0]), torch.ones(2)))
-    >>> fit(Normal(4.0, 1.0), to=modes).distribution.scale
-    tensor(5.0990)
-    >>> fit(Normal(4.0, 1.0), to=modes, kind=ReverseKL()).distribution.scale
-    tensor(1.0000)
+        >>> import torch
+        >>> from torch.distributions import Categorical, MixtureSameFamily, Normal
+        >>> from kullback import ReverseKL, fit
+        >>> modes = MixtureSameFamily(Categorical(torch.ones(2)), Normal(torch.tensor([-5.0, 5.0]), torch.ones(2)))
+        >>> fit(Normal(4.0, 1.0), to=modes).distribution.scale
+        tensor(5.0990)
+        >>> fit(Normal(4.0, 1.0), to=modes, kind=ReverseKL()).distribution.scale
+        tensor(1.0000)
 
     References:
-    Divergence measures and message passing (Minka, 2005)
+        Divergence measures and message passing (Minka, 2005)
     """
     began = time.perf_counter()
     settings = _settings(method, starts, tol, max_iterations, draws, generator, show_progress)

@@ -60,11 +60,11 @@ def best_start(
     """Return EM's result from the best of several starts; None if the components have no closed form.
 
     Arguments:
-    q: the mixture at the first start, not a batch.
-    target: the draws or the distribution.
-    family: its parameters.
-    settings: the number of starts, and the generator of random ones.
-    update: gets the number of finished starts and of all.
+        q: the mixture at the first start, not a batch.
+        target: the draws or the distribution.
+        family: its parameters.
+        settings: the number of starts, and the generator of random ones.
+        update: gets the number of finished starts and of all.
     """
     data = _data(target)
     if q.batch_shape or data is None or not _serves(q, data, family):

@@ -42,10 +42,10 @@ def nearest(q: Distribution, to: Distribution | Samples, family: Family, fixed: 
     """Return the member of q's family with the smallest KL(to || q); None if there is no formula.
 
     Arguments:
-    q: the start, of the batch's shape, in float64.
-    to: the target, likewise.
-    family: q's parameters.
-    fixed: the names of fixed parameters.
+        q: the start, of the batch's shape, in float64.
+        to: the target, likewise.
+        family: q's parameters.
+        fixed: the names of fixed parameters.
     """
     parameters = _parameters(q, to, fixed)
     if parameters is None:

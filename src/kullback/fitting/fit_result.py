@@ -95,13 +95,13 @@ class FitError(ConvergenceError):
     """A fit that did not converge; `fit` is the best point.
 
     Example:
-    >>> from torch.distributions import Laplace, Normal
-    >>> import kullback
-    >>> try:
-    ...     kullback.fit(Normal(5.0, 1.0), to=Laplace(0.0, 1.0), kind=kullback.ReverseKL(), max_iterations=1)
-    ... except kullback.errors.ConvergenceError as error:
-    ...     print(bool(error.fit.value < error.fit.before))
-    True
+        >>> from torch.distributions import Laplace, Normal
+        >>> import kullback
+        >>> try:
+        ...     kullback.fit(Normal(5.0, 1.0), to=Laplace(0.0, 1.0), kind=kullback.ReverseKL(), max_iterations=1)
+        ... except kullback.errors.ConvergenceError as error:
+        ...     print(bool(error.fit.value < error.fit.before))
+        True
     """
 
     def __init__(self, message: str, fit: Fit) -> None:

@@ -62,10 +62,10 @@ def matched(
     """Return the parameters with the same means of the statistics as the target; None if there is no formula.
 
     Arguments:
-    family: the class of Q.
-    target: P.
-    start: the parameters of Q at the start, in float64, of the batch's shape.
-    fixed: the names of fixed parameters.
+        family: the class of Q.
+        target: P.
+        start: the parameters of Q at the start, in float64, of the batch's shape.
+        fixed: the names of fixed parameters.
     """
     rule = _RULES.get(family)
     if rule is None or (_of_integers(target) and family not in _OF_THE_MEAN):

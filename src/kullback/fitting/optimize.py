@@ -74,11 +74,11 @@ def minimize(
     """Minimize a function of each element's vector from a start.
 
     Arguments:
-    function: returns the values and gradients of all elements; a value may be infinite, except at the start.
-    u: the start, shape (elements, numbers).
-    tol: the largest distance of a value from the minimum.
-    max_iterations: the largest number of steps of an element.
-    update: gets the number of finished steps and of all.
+        function: returns the values and gradients of all elements; a value may be infinite, except at the start.
+        u: the start, shape (elements, numbers).
+        tol: the largest distance of a value from the minimum.
+        max_iterations: the largest number of steps of an element.
+        update: gets the number of finished steps and of all.
     """
     f, g = function(u)
     history = [f]

@@ -27,10 +27,10 @@ def other_starts(q: Distribution, target: Any, family: Family, fixed: frozenset[
     """Yield unconstrained numbers near each component of a target that is a mixture, the heaviest first.
 
     Arguments:
-    q: the user's start, of the batch's shape, in float64.
-    target: the target of the fit.
-    family: q's parameters.
-    fixed: the names of fixed parameters.
+        q: the user's start, of the batch's shape, in float64.
+        target: the target of the fit.
+        family: q's parameters.
+        fixed: the names of fixed parameters.
     """
     if not isinstance(target, MixtureSameFamily):
         return

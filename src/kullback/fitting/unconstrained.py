@@ -129,8 +129,8 @@ def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
     """Return the parameters of a distribution and its constructor.
 
     Arguments:
-    q: the distribution at the start.
-    fixed: the names of fixed parameters: ``"loc"``, or in full ``"component_distribution.loc"``.
+        q: the distribution at the start.
+        fixed: the names of fixed parameters: ``"loc"``, or in full ``"component_distribution.loc"``.
     """
     leaves, make = _read(q, "")
     unknown = [name for name in fixed if not any(_is_named(path, name) for path in leaves)]

@@ -76,8 +76,8 @@ def density_ratio(
     r"""Estimate KL(P || Q) by a classifier of the draws, for more than ten dimensions and for smooth densities.
 
     .. math::
-    \widehat{KL} = \frac1n \sum_i \hat f(x_i), \quad
-    \hat f(x) = \log\frac{\hat c(x)}{1 - \hat c(x)} + \log\frac mn
+        \widehat{KL} = \frac1n \sum_i \hat f(x_i), \quad
+        \hat f(x) = \log\frac{\hat c(x)}{1 - \hat c(x)} + \log\frac mn
 
     The candidates are linear and quadratic logistic regression, quadratic regression of asinh-scaled coordinates,
     spline regression without and with products of coordinates, Gaussian densities and gradient-boosted trees. The value
@@ -89,37 +89,37 @@ def density_ratio(
     Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-    p: draws of P, floating-point, shape (n, d), with their weights and clusters, if any.
-    q: draws of Q, shape (m, d).
-    confidence: the probability that the interval contains the divergence.
-    generator: for the split into folds and the trees.
-    folds: the number of folds of cross-validation; clusters stay together.
-    classifier: your own classifier with scikit-learn's methods, in place of the candidates; it is cloned for each fit.
-        For weighted draws its ``fit`` must take ``sample_weight``.
+        p: draws of P, floating-point, shape (n, d), with their weights and clusters, if any.
+        q: draws of Q, shape (m, d).
+        confidence: the probability that the interval contains the divergence.
+        generator: for the split into folds and the trees.
+        folds: the number of folds of cross-validation; clusters stay together.
+        classifier: your own classifier with scikit-learn's methods, in place of the candidates; it is cloned for each
+            fit. For weighted draws its ``fit`` must take ``sample_weight``.
 
     Returns:
-    the estimate in nats. Its standard error combines the influence of each draw of both sides with the difference
-    between fits to half of the draws and to nearly all.
+        the estimate in nats. Its standard error combines the influence of each draw of both sides with the difference
+        between fits to half of the draws and to nearly all.
 
     Raises:
-    ArgumentValueError: fewer than two draws (or clusters) of a side for each fold, infinite draws, categories in
-        place of numbers, or sides of unequal dimension.
-    OptionalDependencyError: scikit-learn or SciPy is not installed.
+        ArgumentValueError: fewer than two draws (or clusters) of a side for each fold, infinite draws, categories in
+            place of numbers, or sides of unequal dimension.
+        OptionalDependencyError: scikit-learn or SciPy is not installed.
 
     Gradient:
-    none: the classifier is a constant.
+        none: the classifier is a constant.
 
     Example:
-    >>> import torch
-    >>> from kullback import Samples
-    >>> draws = torch.Generator().manual_seed(0)
-    >>> x, y = torch.randn(1000, 3, generator=draws), torch.randn(1000, 3, generator=draws) + 0.5
-    >>> estimate = density_ratio(Samples(x), Samples(y), generator=draws)  # true value: 0.375
-    >>> bool(estimate.interval[0] < 0.375 < estimate.interval[1])
-    True
+        >>> import torch
+        >>> from kullback import Samples
+        >>> draws = torch.Generator().manual_seed(0)
+        >>> x, y = torch.randn(1000, 3, generator=draws), torch.randn(1000, 3, generator=draws) + 0.5
+        >>> estimate = density_ratio(Samples(x), Samples(y), generator=draws)  # true value: 0.375
+        >>> bool(estimate.interval[0] < 0.375 < estimate.interval[1])
+        True
 
     References:
-    Density Ratio Estimation in Machine Learning (Sugiyama, Suzuki and Kanamori, 2012)
+        Density Ratio Estimation in Machine Learning (Sugiyama, Suzuki and Kanamori, 2012)
     """
     call = "density_ratio"
     load("sklearn", call)

@@ -103,8 +103,8 @@ def coverage_adjusted(
     r"""Estimate KL(P || Q) between categories, corrected for the bias that the rarest categories predict.
 
     .. math:: \hat D = \hat D_{ZG} + (1 - v / c^2)_+\, c, \quad
-    c = F_0\, e^{\lambda} E_1(\lambda) - G_1\, e^{\mu} E_1(\mu), \quad
-    \lambda = \frac{F_1}{F_0},\ \mu = \frac{G_2}{G_1}
+        c = F_0\, e^{\lambda} E_1(\lambda) - G_1\, e^{\mu} E_1(\mu), \quad
+        \lambda = \frac{F_1}{F_0},\ \mu = \frac{G_2}{G_1}
 
     Here :math:`\hat D_{ZG}` is the estimate of `zhang_grabchak`. :math:`F_k` is the share of P's draws in categories
     that Q drew k times, and :math:`G_k` in categories that P itself drew k times. Both ratios are shrunken towards 1,
@@ -117,11 +117,11 @@ def coverage_adjusted(
     Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-    p: draws of categories from P: integers, booleans, strings, or vectors of integers, each row a category. Or the
-        `Counts` of such draws, shape (..., K).
-    q: the same from Q.
-    confidence: the probability that the interval contains the divergence.
-    generator: not used, because the estimate is not random.
+        p: draws of categories from P: integers, booleans, strings, or vectors of integers, each row a category. Or the
+            `Counts` of such draws, shape (..., K).
+        q: the same from Q.
+        confidence: the probability that the interval contains the divergence.
+        generator: not used, because the estimate is not random.
 
     Returns:
         value, standard error and interval in nats. The upper limit is infinite in two cases. First, more than 5 % of
@@ -131,17 +131,17 @@ def coverage_adjusted(
         no category has five expected draws on both sides under P = Q.
 
     Raises:
-    ArgumentValueError: the draws are numbers, not categories, or of different shapes.
+        ArgumentValueError: the draws are numbers, not categories, or of different shapes.
 
     Example:
-    >>> from kullback import Samples
-    >>> estimate = coverage_adjusted(Samples(["a"] * 30 + ["b"] * 10), Samples(["a"] * 20 + ["b"] * 20))
-    >>> round(float(estimate.value), 4), [round(float(end), 4) for end in estimate.interval]
-    (0.1057, [0.0117, 0.545])
+        >>> from kullback import Samples
+        >>> estimate = coverage_adjusted(Samples(["a"] * 30 + ["b"] * 10), Samples(["a"] * 20 + ["b"] * 20))
+        >>> round(float(estimate.value), 4), [round(float(end), 4) for end in estimate.interval]
+        (0.1057, [0.0117, 0.545])
 
     References:
-    Entropy and the species accumulation curve: a novel entropy estimator via discovery rates of new species
-    (Chao, Wang and Jost, 2013)
+        Entropy and the species accumulation curve: a novel entropy estimator via discovery rates of new species
+        (Chao, Wang and Jost, 2013)
     """
 
 
@@ -161,12 +161,12 @@ def zhang_grabchak(
     `coverage_adjusted`; a negative estimate becomes 0.
 
     Example:
-    >>> from kullback import Samples
-    >>> round(float(zhang_grabchak(Samples([0] * 30 + [1] * 10), Samples([0] * 20 + [1] * 20)).value), 4)
-    0.1057
+        >>> from kullback import Samples
+        >>> round(float(zhang_grabchak(Samples([0] * 30 + [1] * 10), Samples([0] * 20 + [1] * 20)).value), 4)
+        0.1057
 
     References:
-    Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
+        Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
 
 
@@ -186,16 +186,16 @@ def plugin(
     `coverage_adjusted`.
 
     Returns:
-    value, standard error and interval in nats. An infinite value has no standard error, and a note names the
-    share of P that is missing from Q's sample. The interval is valid nevertheless.
+        value, standard error and interval in nats. An infinite value has no standard error, and a note names the
+        share of P that is missing from Q's sample. The interval is valid nevertheless.
 
     Example:
-    >>> from kullback import Samples
-    >>> estimate = plugin(Samples(["a"] * 50 + ["b"]), Samples(["a"] * 51))
-    >>> float(estimate.value)
-    inf
-    >>> estimate.notes[0]
-    "Q has no draw of 1 category that has 1.96 % of P's draws: the divergence of the proportions is infinite. ..."
+        >>> from kullback import Samples
+        >>> estimate = plugin(Samples(["a"] * 50 + ["b"]), Samples(["a"] * 51))
+        >>> float(estimate.value)
+        inf
+        >>> estimate.notes[0]
+        "Q has no draw of 1 category that has 1.96 % of P's draws: the divergence of the proportions is infinite. ..."
     """
 
 
@@ -210,18 +210,18 @@ def miller_madow(
     r"""Estimate KL(P || Q) between categories by their proportions minus the first term of the bias.
 
     .. math:: \hat D = \sum_i \hat p_i \log \frac{\hat p_i}{\tilde q_i}
-    - \frac{K_a - 1}{2 n} - \sum_i \hat p_i \frac{1 - \tilde q_i}{2 m \tilde q_i}
+        - \frac{K_a - 1}{2 n} - \sum_i \hat p_i \frac{1 - \tilde q_i}{2 m \tilde q_i}
 
     P's n draws have :math:`K_a` categories, and :math:`\tilde q_i = \max(b_i, 1/2) / m` for Q's m draws. Arguments,
     results and errors are as in `coverage_adjusted`; a negative estimate becomes 0.
 
     Example:
-    >>> from kullback import Samples
-    >>> round(float(miller_madow(Samples([0] * 30 + [1] * 10), Samples([0] * 20 + [1] * 20)).value), 4)
-    0.1058
+        >>> from kullback import Samples
+        >>> round(float(miller_madow(Samples([0] * 30 + [1] * 10), Samples([0] * 20 + [1] * 20)).value), 4)
+        0.1058
 
     References:
-    Note on the bias of information estimates (Miller, 1955)
+        Note on the bias of information estimates (Miller, 1955)
     """
 
 
@@ -241,12 +241,12 @@ def augmented_plugin(
     `coverage_adjusted`; a negative estimate becomes 0.
 
     Example:
-    >>> from kullback import Samples
-    >>> round(float(augmented_plugin(Samples([0] * 30 + [1] * 10), Samples([0] * 20 + [1] * 20)).value), 4)
-    0.082
+        >>> from kullback import Samples
+        >>> round(float(augmented_plugin(Samples([0] * 30 + [1] * 10), Samples([0] * 20 + [1] * 20)).value), 4)
+        0.082
 
     References:
-    Estimation of KL Divergence: Optimal Minimax Rate (Bu, Zou, Liang and Veeravalli, 2018)
+        Estimation of KL Divergence: Optimal Minimax Rate (Bu, Zou, Liang and Veeravalli, 2018)
     """
 
 
@@ -267,15 +267,15 @@ def dirichlet(
     are as in `coverage_adjusted`.
 
     Arguments:
-    prior: c, the number of draws to add to every category, above 0; 1/2 is Jeffreys' prior.
+        prior: c, the number of draws to add to every category, above 0; 1/2 is Jeffreys' prior.
 
     Example:
-    >>> from kullback import Samples
-    >>> round(float(dirichlet(Samples(["a"] * 50 + ["b"]), Samples(["a"] * 51)).value), 4)
-    0.0126
+        >>> from kullback import Samples
+        >>> round(float(dirichlet(Samples(["a"] * 50 + ["b"]), Samples(["a"] * 51)).value), 4)
+        0.0126
 
     References:
-    An invariant form for the prior probability in estimation problems (Jeffreys, 1946)
+        An invariant form for the prior probability in estimation problems (Jeffreys, 1946)
     """
 
 

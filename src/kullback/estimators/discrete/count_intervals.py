@@ -93,23 +93,23 @@ def kl_interval(
       the lower limit comes from merged categories. Merging cannot raise KL.
 
     Arguments:
-    a, b: the counts of P and of Q, shape (..., K).
-    confidence: the probability that the interval contains the divergence.
-    inflation: the factors of the two variances in V for dependent draws.
-    spread: the factor of S for dependent draws.
-    bins: whether the categories are bins of a line, as in `has_upper_end`.
+        a, b: the counts of P and of Q, shape (..., K).
+        confidence: the probability that the interval contains the divergence.
+        inflation: the factors of the two variances in V for dependent draws.
+        spread: the factor of S for dependent draws.
+        bins: whether the categories are bins of a line, as in `has_upper_end`.
 
     Returns:
-    the two limits in nats, float64, shape (...). The lower one is at least 0, and the upper one may be infinite.
+        the two limits in nats, float64, shape (...). The lower one is at least 0, and the upper one may be infinite.
 
     Example:
-    >>> import torch
-    >>> kl_interval(torch.tensor([[30, 10], [30, 10]]), torch.tensor([[20, 20], [40, 0]]))
-    (tensor([0.0117, 0.0852], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
+        >>> import torch
+        >>> kl_interval(torch.tensor([[30, 10], [30, 10]]), torch.tensor([[20, 20], [40, 0]]))
+        (tensor([0.0117, 0.0852], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
 
     References:
-    Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
-    Probable inference, the law of succession, and statistical inference (Wilson, 1927)
+        Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
+        Probable inference, the law of succession, and statistical inference (Wilson, 1927)
     """
     a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     z = standard_normal_quantile(confidence)

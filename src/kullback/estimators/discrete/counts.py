@@ -45,13 +45,13 @@ class CategoryCounts:
     """The counts of each of K categories, in independent draws of equal weight.
 
     Arguments:
-    a: P's effective counts, float64, shape (..., K): the shares of its weight times the number of independent draws
-        with the same information.
-    b: Q's.
-    inflation: the factors of the variances of P's and of Q's shares for clusters and weights.
-    spread: the factor of the variance at P = Q for clusters and weights.
-    n: the numbers of draws of P and of Q; a tensor if the rows of a batch differ, and 0 for known probabilities.
-    notes: notes about the draws.
+        a: P's effective counts, float64, shape (..., K): the shares of its weight times the number of independent draws
+            with the same information.
+        b: Q's.
+        inflation: the factors of the variances of P's and of Q's shares for clusters and weights.
+        spread: the factor of the variance at P = Q for clusters and weights.
+        n: the numbers of draws of P and of Q; a tensor if the rows of a batch differ, and 0 for known probabilities.
+        notes: notes about the draws.
     """
 
     a: Tensor
@@ -301,9 +301,9 @@ def dof_of_squares(total: float, fourth: float, clusters: int) -> float:
     """Return the degrees of freedom of a variance that is a sum of squares, from the spread of the squares.
 
     Arguments:
-    total: the sum of the squares.
-    fourth: the sum of the squared squares.
-    clusters: the number of squares.
+        total: the sum of the squares.
+        fourth: the sum of the squared squares.
+        clusters: the number of squares.
     """
     rest = fourth - total**2 / clusters
     return min(clusters - 1.0, max(2 * total**2 / rest, 2.0)) if rest > 0 else clusters - 1.0

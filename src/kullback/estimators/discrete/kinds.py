@@ -44,7 +44,7 @@ def bias_corrected(
     r"""Estimate a divergence of any kind between categories: the divergence of their proportions minus its bias.
 
     .. math:: \hat D = D(\hat p, \hat q) - \frac12 \sum_i \Bigl[ a_i (1 - \hat p_i)\, \Delta^2_{a_i} D
-    + b_i (1 - \hat q_i)\, \Delta^2_{b_i} D \Bigr]
+        + b_i (1 - \hat q_i)\, \Delta^2_{b_i} D \Bigr]
 
     Category i has :math:`a_i` of P's draws and :math:`b_i` of Q's. :math:`\Delta^2` is the second difference of the
     category's term for one draw more and one less. The formula is for bounded kinds. Powers of p / q of order above 1
@@ -53,29 +53,29 @@ def bias_corrected(
     Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-    p: draws of categories from P, or their `Counts` of shape (..., K).
-    q: the same from Q.
-    kind: the divergence or its name: any of kullback's except ``Renyi(0)`` and ``Renyi(inf)``.
-    confidence: the probability that the interval contains the divergence.
-    generator: not used, because the estimate is not random.
+        p: draws of categories from P, or their `Counts` of shape (..., K).
+        q: the same from Q.
+        kind: the divergence or its name: any of kullback's except ``Renyi(0)`` and ``Renyi(inf)``.
+        confidence: the probability that the interval contains the divergence.
+        generator: not used, because the estimate is not random.
 
     Returns:
-    value, standard error and interval, in nats if the kind has a logarithm. Bounded kinds have finite intervals. For
-    others the upper limit is infinite if one side has draws in categories with few or no draws of the other.
+        value, standard error and interval, in nats if the kind has a logarithm. Bounded kinds have finite intervals.
+        For others the upper limit is infinite if one side has draws in categories with few or no draws of the other.
 
     Raises:
-    ArgumentValueError: the draws are numbers, not categories, or of different shapes.
-    NoRuleError: draws do not determine this kind.
+        ArgumentValueError: the draws are numbers, not categories, or of different shapes.
+        NoRuleError: draws do not determine this kind.
 
     Example:
-    >>> from kullback import Samples
-    >>> estimate = bias_corrected(Samples(["a"] * 30 + ["b"] * 10), Samples(["a"] * 20 + ["b"] * 20), "js")
-    >>> round(float(estimate.value), 4), [round(float(end), 4) for end in estimate.interval]
-    (0.0271, [0.0029, 0.1508])
+        >>> from kullback import Samples
+        >>> estimate = bias_corrected(Samples(["a"] * 30 + ["b"] * 10), Samples(["a"] * 20 + ["b"] * 20), "js")
+        >>> round(float(estimate.value), 4), [round(float(end), 4) for end in estimate.interval]
+        (0.0271, [0.0029, 0.1508])
 
     References:
-    Notes on bias in estimation (Quenouille, 1956)
-    Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
+        Notes on bias in estimation (Quenouille, 1956)
+        Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
     """
     del generator
     name = "bias_corrected"
@@ -156,12 +156,12 @@ def measured(
     function of the power divergence, and so are its limits.
 
     Arguments:
-    kind: the divergence, as `estimable` returns it.
-    a, b: the counts of P and of Q, shape (..., K).
-    confidence: the probability that the interval contains the divergence.
-    inflation: the factors of the variances of P's and of Q's shares for dependent draws.
-    spread: the factor of the variance at P = Q for dependent draws.
-    bins: whether the categories are bins of a line.
+        kind: the divergence, as `estimable` returns it.
+        a, b: the counts of P and of Q, shape (..., K).
+        confidence: the probability that the interval contains the divergence.
+        inflation: the factors of the variances of P's and of Q's shares for dependent draws.
+        spread: the factor of the variance at P = Q for dependent draws.
+        bins: whether the categories are bins of a line.
     """
     a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     if isinstance(kind, ReverseKL):

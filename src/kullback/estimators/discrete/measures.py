@@ -56,20 +56,20 @@ class Measure:
     """How a divergence is estimated from counts (a, b).
 
     Attributes:
-    estimate: the estimate with the least bias.
-    above: the estimate for the upper limit. It keeps the bias of rare categories, which is upwards for a convex
-        function and of unknown size for a category with few draws.
-    correction: the predicted contribution of categories without draws.
-    variances: the parts of the variance from P's draws and from Q's, far from P = Q.
-    near: the mean and the variance of the divergence of the shares where P = Q.
-    curvature: f''(1), 1 for KL.
-    of_two: the divergence of two distributions on two categories, from the probabilities of the first category.
-    largest: the largest value for any distributions.
-    open_above: whether it is infinite if P has mass where Q has none.
-    open_below: whether it is infinite if Q has mass where P has none.
-    power: c where 1 + c D is a mean of powers of p / q of order above 1 or below 0, and 0 for other kinds. With c, each
-        draw outside the other side's sample matters.
-    dof: the degrees of freedom of the variance, by Satterthwaite.
+        estimate: the estimate with the least bias.
+        above: the estimate for the upper limit. It keeps the bias of rare categories, which is upwards for a convex
+            function and of unknown size for a category with few draws.
+        correction: the predicted contribution of categories without draws.
+        variances: the parts of the variance from P's draws and from Q's, far from P = Q.
+        near: the mean and the variance of the divergence of the shares where P = Q.
+        curvature: f''(1), 1 for KL.
+        of_two: the divergence of two distributions on two categories, from the probabilities of the first category.
+        largest: the largest value for any distributions.
+        open_above: whether it is infinite if P has mass where Q has none.
+        open_below: whether it is infinite if Q has mass where P has none.
+        power: c where 1 + c D is a mean of powers of p / q of order above 1 or below 0, and 0 for other kinds. With c,
+            each draw outside the other side's sample matters.
+        dof: the degrees of freedom of the variance, by Satterthwaite.
     """
 
     estimate: Callable[[Tensor, Tensor], Tensor]
@@ -145,10 +145,10 @@ class _CategorySums:
     """Estimates that are sums over categories.
 
     Attributes:
-    terms: the term of a category, from its counts and the numbers of draws, P's first.
-    constant: the divergence minus the sum of the terms.
-    swapped: whether the terms take Q's counts first.
-    corrected: whether the bias of the terms is subtracted.
+        terms: the term of a category, from its counts and the numbers of draws, P's first.
+        constant: the divergence minus the sum of the terms.
+        swapped: whether the terms take Q's counts first.
+        corrected: whether the bias of the terms is subtracted.
     """
 
     terms: Terms

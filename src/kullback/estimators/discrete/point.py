@@ -107,15 +107,15 @@ def kl_variance(a: Tensor, b: Tensor, inflation: tuple[float, float] = (1.0, 1.0
     r"""Return the variance of an estimate of KL from counts: the delta method's, or the one at P = Q if that is larger.
 
     .. math:: \max(V - S, S), \quad V = \frac1n \operatorname{Var}_P \log \frac{\hat p}{\hat q}
-    + \frac1m \operatorname{Var}_Q \frac{\hat p}{\hat q},
-    \quad S = \frac{K - 1}{2} \Bigl(\frac1n + \frac1m\Bigr)^2
+        + \frac1m \operatorname{Var}_Q \frac{\hat p}{\hat q},
+        \quad S = \frac{K - 1}{2} \Bigl(\frac1n + \frac1m\Bigr)^2
 
     S is the variance of :math:`\frac12 (\frac1n + \frac1m) \chi^2_{K - 1}`, the distribution of the estimate at P = Q,
     where V has mean 2 S. In V, a count b of Q enters as :math:`\psi'(b + 1)` in place of :math:`1 / b`.
 
     Arguments:
-    a, b: the counts of P and of Q.
-    inflation: the factors of the two variances in V for dependent draws.
+        a, b: the counts of P and of Q.
+        inflation: the factors of the two variances in V for dependent draws.
     """
     a, b, _, _ = _counts(a, b)
     (from_p, from_q), second = first_order(a, b), second_order(a, b).variance
@@ -154,7 +154,7 @@ def coverage_correction(a: Tensor, b: Tensor) -> CoverageCorrection:
     itself drew k times,
 
     .. math:: D = F_0\, e^{\lambda} E_1(\lambda) - G_1\, e^{\mu} E_1(\mu), \quad
-    \lambda = \frac{F_1}{F_0},\ \mu = \frac{G_2}{G_1}
+        \lambda = \frac{F_1}{F_0},\ \mu = \frac{G_2}{G_1}
 
     Both ratios are shrunken towards 1, by one additional category in each class. D is then shrunken to
     :math:`(1 - v / D^2)_+ D`, with its variance v: it is 0 where its sampling error is larger than itself.

@@ -39,17 +39,17 @@ def total_variation_interval(
     first.
 
     Arguments:
-    a, b: the counts of P and of Q, shape (..., K).
-    confidence: the probability that the interval contains the distance.
-    inflation: the factors of the variances of P's and of Q's shares for dependent draws.
+        a, b: the counts of P and of Q, shape (..., K).
+        confidence: the probability that the interval contains the distance.
+        inflation: the factors of the variances of P's and of Q's shares for dependent draws.
 
     Example:
-    >>> import torch
-    >>> total_variation_interval(torch.tensor([30, 10]), torch.tensor([20, 20]))
-    (tensor(0., dtype=torch.float64), tensor(0.4563, dtype=torch.float64))
+        >>> import torch
+        >>> total_variation_interval(torch.tensor([30, 10]), torch.tensor([20, 20]))
+        (tensor(0., dtype=torch.float64), tensor(0.4563, dtype=torch.float64))
 
     References:
-    On Choosing and Bounding Probability Metrics (Gibbs and Su, 2002)
+        On Choosing and Bounding Probability Metrics (Gibbs and Su, 2002)
     """
     a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     z = standard_normal_quantile(confidence)

@@ -92,49 +92,49 @@ def nearest_neighbors(
     Draws, or their clusters, must be independent: unlike `kl_estimate`, this does not test their order.
 
     Arguments:
-    p: draws of P, floating-point, shape (n, d). Weights make the mean, and the densities, weighted ones.
-    q: draws of Q, floating-point, shape (m, d).
-    confidence: the probability that the interval contains KL(P || Q).
-    generator: for the choice of draws if there are more than `most`.
-    k: the (larger) number of neighbors; by default 48 on a line, 16 in space, 5 there for more than 50 000
-        draws, and fewer for few draws.
-    whiten: in two and more dimensions, search in coordinates in which Q's margins are about normal and either side's
-        covariance is 1. Correct each density for the change of a fitted normal one within its ball. KL itself does not
-        depend on coordinates.
-    extrapolate: estimate with k / 4 neighbors as well. If the two differ significantly, extrapolate in
-        :math:`\sqrt k` to k = 0.
-    most: the largest number of draws of each side, chosen at random; a note reports it. By default all of them up
-        to 5 dimensions, then 30 000, 15 000, 10 000, 8000 and 6000 in 6, 7, 8, 9 and 10 dimensions and 20 000 in
-        more. These take seconds, and the time grows with about the square of the number.
+        p: draws of P, floating-point, shape (n, d). Weights make the mean, and the densities, weighted ones.
+        q: draws of Q, floating-point, shape (m, d).
+        confidence: the probability that the interval contains KL(P || Q).
+        generator: for the choice of draws if there are more than `most`.
+        k: the (larger) number of neighbors; by default 48 on a line, 16 in space, 5 there for more than 50 000
+            draws, and fewer for few draws.
+        whiten: in two and more dimensions, search in coordinates in which Q's margins are about normal and either
+            side's covariance is 1. Correct each density for the change of a fitted normal one within its ball. KL
+            itself does not depend on coordinates.
+        extrapolate: estimate with k / 4 neighbors as well. If the two differ significantly, extrapolate in
+            :math:`\sqrt k` to k = 0.
+        most: the largest number of draws of each side, chosen at random; a note reports it. By default all of them up
+            to 5 dimensions, then 30 000, 15 000, 10 000, 8000 and 6000 in 6, 7, 8, 9 and 10 dimensions and 20 000 in
+            more. These take seconds, and the time grows with about the square of the number.
 
     Returns:
-    the estimate in nats, on the device of `p`, at least 0. The interval includes the influence of the draws (or
-    clusters) of both sides and an allowance for bias. In three and more dimensions its upper limit allows for the
-    slowest decay of the bias with k that 4 k, k and k / 4 neighbors do not exclude. The upper limit is infinite if most
-    of P is where Q has no draws. The interval is None above 10 dimensions, near a set of fewer dimensions, and for
-    fewer than 20 draws. If a small part of P is outside the range of Q's draws, these do not show how small Q is there,
-    and the estimate may be too low by more than the interval.
+        the estimate in nats, on the device of `p`, at least 0. The interval includes the influence of the draws (or
+        clusters) of both sides and an allowance for bias. In three and more dimensions its upper limit allows for the
+        slowest decay of the bias with k that 4 k, k and k / 4 neighbors do not exclude. The upper limit is infinite if
+        most of P is where Q has no draws. The interval is None above 10 dimensions, near a set of fewer dimensions, and
+        for fewer than 20 draws. If a small part of P is outside the range of Q's draws, these do not show how small Q
+        is there, and the estimate may be too low by more than the interval.
 
     Raises:
-    ArgumentTypeError: the draws are categories.
-    ArgumentValueError: other dimensions in p and q, infinite values, constant coordinates, repeated draws, rows of p in
-        q, fewer draws than `k` needs or than there are components.
-    OptionalDependencyError: SciPy is missing.
+        ArgumentTypeError: the draws are categories.
+        ArgumentValueError: other dimensions in p and q, infinite values, constant coordinates, repeated draws, rows of
+            p in q, fewer draws than `k` needs or than there are components.
+        OptionalDependencyError: SciPy is missing.
 
     Example:
-    >>> import torch, kullback
-    >>> from kullback.estimators.knn.api import nearest_neighbors
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> x = torch.randn(2000, generator=generator, dtype=torch.float64)
-    >>> y = 1 + 1.5 * torch.randn(2000, generator=generator, dtype=torch.float64)
-    >>> estimate = nearest_neighbors(kullback.Samples(x), kullback.Samples(y))  # the true value is 0.350
-    >>> low, high = estimate.interval
-    >>> bool(low < 0.350 < high)
-    True
+        >>> import torch, kullback
+        >>> from kullback.estimators.knn.api import nearest_neighbors
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> x = torch.randn(2000, generator=generator, dtype=torch.float64)
+        >>> y = 1 + 1.5 * torch.randn(2000, generator=generator, dtype=torch.float64)
+        >>> estimate = nearest_neighbors(kullback.Samples(x), kullback.Samples(y))  # the true value is 0.350
+        >>> low, high = estimate.interval
+        >>> bool(low < 0.350 < high)
+        True
 
     References:
-    Divergence Estimation for Multidimensional Densities Via k-Nearest-Neighbor Distances (Wang, Kulkarni and
-    Verdu, 2009); Ensemble Estimators for Multivariate Entropy Estimation (Sricharan, Wei and Hero, 2013)
+        Divergence Estimation for Multidimensional Densities Via k-Nearest-Neighbor Distances (Wang, Kulkarni and
+        Verdu, 2009); Ensemble Estimators for Multivariate Entropy Estimation (Sricharan, Wei and Hero, 2013)
     """
     check_confidence("nearest_neighbors", confidence)
     check_points(p, q)
