@@ -18,12 +18,12 @@ from kullback.estimators import nearest_neighbors
 from kullback.estimators.draws import affordable_draws
 
 MODULES = (
-    "estimators.density_ratio.api",
+    "estimators.density_ratio.classifier_estimate",
     "estimators.known_density",
     "estimators.permutations",
     "estimators.knn.search",
     "pairs.univariate",
-    "projection.fitting",
+    "fitting.choose_method",
 )
 
 
@@ -148,7 +148,7 @@ def test_many_draws_in_many_dimensions_are_thinned_by_a_rule(d, monkeypatch):
     """The rule's numbers, a hundredth of them here: the search has no more draws than these."""
     usual = affordable_draws(d)
     assert 6000 <= usual <= 30_000
-    for name in ("draws", "knn.api", "known_density"):
+    for name in ("draws", "knn.neighbor_estimate", "known_density"):
         module = importlib.import_module(f"kullback.estimators.{name}")
         monkeypatch.setattr(module, "affordable_draws", lambda d: usual // 20)
     x, y = vectors(2000, d)

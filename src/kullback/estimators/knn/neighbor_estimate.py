@@ -123,7 +123,7 @@ def nearest_neighbors(
 
     Example:
         >>> import torch, kullback
-        >>> from kullback.estimators.knn.api import nearest_neighbors
+        >>> from kullback.estimators import nearest_neighbors
         >>> generator = torch.Generator().manual_seed(0)
         >>> x = torch.randn(2000, generator=generator, dtype=torch.float64)
         >>> y = 1 + 1.5 * torch.randn(2000, generator=generator, dtype=torch.float64)
