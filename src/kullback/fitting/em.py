@@ -117,7 +117,7 @@ def _maximized(
 ) -> dict[str, Tensor] | None:
     """Return the free parameters of the components nearest to weighted data, with weights of shape (n, components)."""
     part: Any = q.component_distribution
-    fixed = frozenset(name.rpartition(".")[2] for name in family.held)
+    fixed = frozenset(name.rpartition(".")[2] for name in family.constant)
     x = upcast(data.tensor)
     n, count = weights.shape
     if isinstance(part, MultivariateNormal):
@@ -151,7 +151,7 @@ def _run(family: Family, data: Samples, start: dict[str, Tensor]) -> MixtureStar
     spread = _spread(data).amax()
     for _ in range(_MOST_STEPS):
         q: Any = family.build(values)
-        joint = log_prob_of_draws(_parts(q), data) + log_weights_of(q)
+        joint = log_prob_of_draws(q.component_distribution, data) + log_weights_of(q)
         log_q = joint.logsumexp(-1)
         history.append(-torch.tensordot(weights, log_q, 1))
         if not bool(history[-1].isfinite()):
@@ -188,10 +188,6 @@ def _has_collapsed(parts: dict[str, Tensor], mass: Tensor, spread: Tensor) -> bo
         x if x.ndim < 3 else x.diagonal(dim1=-2, dim2=-1) for name, x in parts.items() if "scale" in name
     ]
     return any(bool((x < _COLLAPSED * spread).any()) for x in scales)
-
-
-def _parts(q: Any) -> Distribution:
-    return q.component_distribution
 
 
 def _random_start(

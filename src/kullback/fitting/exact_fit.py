@@ -50,10 +50,11 @@ def nearest(q: Distribution, to: Distribution | Samples, family: Family, fixed: 
     parameters = _parameters(q, to, fixed)
     if parameters is None:
         return None
-    free = {name: x for name, x in parameters.items() if name in family.free}
-    if free.keys() != family.free.keys():
-        return None
-    values = {name: x.expand(family.free[name].value.shape) for name, x in free.items()}
+    values: Parameters = {}
+    for name, leaf in family.free.items():
+        if name not in parameters:
+            return None
+        values[name] = parameters[name].expand(leaf.value.shape)
     if isinstance(q, Uniform | Pareto):
         values = {name: _outwards(x, name, family.dtype) for name, x in values.items()}
     return family.finished(values)

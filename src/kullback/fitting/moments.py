@@ -116,6 +116,8 @@ def _log_x(at: Points) -> Tensor:
 
 @_rule(Normal)
 def _normal(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
+    if isinstance(target, DensityTarget) and target.shape.numel() and not fixed & {"loc", "scale"}:
+        return dict(zip(("loc", "scale"), target.mean_and_deviation(), strict=True))
     loc = start["loc"] if "loc" in fixed else target.mean()
     scale = start["scale"] if "scale" in fixed else _deviation(target, lambda at: at.x, loc)
     return {"loc": loc, "scale": scale}

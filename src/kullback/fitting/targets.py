@@ -99,9 +99,23 @@ class DensityTarget(FitTarget):
     shape: torch.Size
 
     def mean(self) -> Tensor:
-        center = self.density.center_and_width()[0].expand(self.shape)
-        about = self.density.coordinate().points(center).x
+        about = self._center()
         return about + self.mean_of(lambda at, about: at.x - about, about).value
+
+    def mean_and_deviation(self) -> tuple[Tensor, Tensor]:
+        """Return the mean and the standard deviation, from one integral unless the variance cancels in it."""
+        about = self._center()
+        first, second = self.mean_of(
+            lambda at, about: torch.stack([at.x - about, (at.x - about) ** 2]), about
+        ).value
+        mean, variance = about + first, second - first**2
+        if bool((first**2 > variance).any()):
+            variance = self.mean_of(lambda at, mean: (at.x - mean) ** 2, mean).value
+        return mean, variance.sqrt()
+
+    def _center(self) -> Tensor:
+        center = self.density.center_and_width()[0].expand(self.shape)
+        return self.density.coordinate().points(center).x
 
     def mean_of(
         self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None
@@ -123,8 +137,11 @@ class DensityTarget(FitTarget):
             own = [x[block] for x in given]
             shape = torch.Size([min(_BLOCK, self.shape.numel() - start)])
             parts.append(_integrated(part, statistic, shape, own, corner is not None))
-        values, errors = (torch.cat(column).reshape(self.shape) for column in zip(*parts, strict=True))
-        return StatisticMean(values, errors)
+        values, errors = parts[0]
+        if len(parts) > 1:
+            values, errors = (torch.cat(column, -1) for column in zip(*parts, strict=True))
+        shape = torch.Size([*values.shape[:-1], *self.shape])
+        return StatisticMean(values.reshape(shape), errors.reshape(shape))
 
 
 @dataclass(frozen=True)
@@ -231,11 +248,11 @@ def _integrated(
     has_corner: bool,
     nodes: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the integral of p times a statistic and its error; NaN if the nodes miss a part of the mass."""
-    center, width = (x.expand(*shape, 1) for x in p.center_and_width())
-    line = Line(p.coordinate(), center, width)
+    """Return the integral of p times each statistic and its error; NaN if the nodes miss a part of the mass."""
+    center, width = p.center_and_width()
+    line = Line(p.coordinate(), center.expand(*shape, 1), width.expand(*shape, 1))
     corners = [parameters.pop()] if has_corner else []
-    points = [*breakpoints_on(line.coordinate, (p,), center.shape), *map(line.coordinate.of, corners)]
+    points = [*breakpoints_on(line.coordinate, (p,), line.center.shape), *map(line.coordinate.of, corners)]
     marks = [line.v(x).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for x in points]
 
     def weighed(v: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,15 +261,18 @@ def _integrated(
             nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf
         )
         f = statistic(at, *parameters)
+        f = f if f.ndim > log_p.ndim else f.unsqueeze(0)
         return log_p, torch.where(log_p > _UNDERFLOW, f, 0)
 
     def measure(lower: Tensor, upper: Tensor) -> Panels:
         v, half = panel_nodes(lower, upper)
         log_p, f = weighed(v.flatten(-2))
         mass = torch.exp(log_p).expand_as(v.flatten(-2))
-        terms = torch.stack([mass * f, mass * f.abs(), mass]).unflatten(-1, v.shape[-2:])
-        (values, sizes, masses), (errors, _, mass_errors) = integrate_panels(terms, half)
-        return Panels(lower, upper, (values, errors, sizes, masses, mass_errors))
+        terms = torch.cat([mass * f, mass * f.abs(), mass.unsqueeze(0)]).unflatten(-1, v.shape[-2:])
+        integrals, errors = integrate_panels(terms, half)
+        count = len(f)
+        columns = integrals[:count], errors[:count], integrals[count:-1], integrals[-1], errors[-1]
+        return Panels(lower, upper, columns)
 
     def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
         _, errors, sizes, _, mass_errors = parts[0].columns
@@ -260,12 +280,12 @@ def _integrated(
         least = size.clamp(min=1e-300)
         enough = (errors.sum(-1) <= _RTOL * least) & (mass_errors.sum(-1) <= _RTOL)
         relative = errors / least.unsqueeze(-1) + mass_errors
-        return enough | ~size.isfinite(), [relative.nan_to_num(nan=0.0)]
+        return (enough | ~size.isfinite()).all(0), [relative.nan_to_num(nan=0.0).amax(0)]
 
     v = scan_points(marks)
     log_p, f = weighed(v)
     log_size = log_p + torch.log1p(f.abs().nan_to_num(nan=0.0, posinf=1e300))
-    kept = matters(log_size) | matters(log_p)
+    kept = matters(log_size).any(0) | matters(log_p)
     is_heavy = _is_heavy(log_p, f)
     parts = [measure(*first_edges(*span(v, kept), marks, _FIRST_PANELS))]
     refine(parts, [measure], assess, _MOST_NODES)
@@ -277,7 +297,8 @@ def _integrated(
     missing = (mass - 1).abs()
     lost = (missing > _MASS_ERROR + SAFETY * mass_errors) | is_heavy
     error = SAFETY * errors + (missing + 1e-15) * size
-    return torch.where(lost, torch.nan, values / mass), torch.where(lost, torch.inf, error)
+    values, error = torch.where(lost, torch.nan, values / mass), torch.where(lost, torch.inf, error)
+    return (values[0], error[0]) if len(f) == 1 else (values, error)
 
 
 def _is_heavy(log_p: Tensor, f: Tensor) -> Tensor:

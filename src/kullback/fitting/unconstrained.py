@@ -57,7 +57,7 @@ class Family:
     """The free and the fixed parameters of a distribution, and its constructor."""
 
     free: dict[str, Leaf]
-    held: dict[str, Leaf]
+    constant: dict[str, Leaf]
     shape: torch.Size
     dtype: torch.dtype
     make: Build
@@ -91,7 +91,7 @@ class Family:
         return values
 
     def _other_end(self, name: str, values: Values) -> Tensor:
-        return values[name] if name in values else {**self.free, **self.held}[name].value
+        return values[name] if name in values else {**self.free, **self.constant}[name].value
 
     def at(self, u: Tensor) -> Any:
         """Return the distribution at unconstrained numbers, in float64."""
@@ -99,11 +99,11 @@ class Family:
 
     def build(self, values: Values) -> Any:
         """Return the distribution with these free parameters, in float64."""
-        return self.make({**{name: leaf.value for name, leaf in self.held.items()}, **values})
+        return self.make({**{name: leaf.value for name, leaf in self.constant.items()}, **values})
 
     def finished(self, values: Values) -> Any:
         """Return the distribution with these free parameters, without gradient and in the dtype of the start."""
-        every = {**{name: leaf.value for name, leaf in self.held.items()}, **values}
+        every = {**{name: leaf.value for name, leaf in self.constant.items()}, **values}
         return self.make({name: x.detach().to(self.dtype) for name, x in every.items()})
 
 
@@ -133,8 +133,7 @@ def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
         fixed: the names of fixed parameters: ``"loc"``, or in full ``"component_distribution.loc"``.
     """
     leaves, make = _read(q, "")
-    unknown = [name for name in fixed if not any(_is_named(path, name) for path in leaves)]
-    if unknown:
+    if fixed and (unknown := [name for name in fixed if not any(_is_named(path, name) for path in leaves)]):
         raise invalid_value(
             "fit",
             "fixed",
@@ -152,9 +151,11 @@ def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
                 got=f"{name} = {leaf.value.flatten()[:8].tolist()}",
                 instead=f"q with a {name} inside that range",
             )
-    held = {path for path in leaves if any(_is_named(path, name) for name in fixed)}
-    held |= {path for path, leaf in leaves.items() if leaf.constraint.is_discrete}
-    if len(held) == len(leaves):
+    free, constant = dict(leaves), dict[str, Leaf]()
+    for path, leaf in leaves.items():
+        if leaf.constraint.is_discrete or (fixed and any(_is_named(path, name) for name in fixed)):
+            constant[path] = free.pop(path)
+    if not free:
         raise invalid_value(
             "fit",
             "q, fixed",
@@ -162,16 +163,10 @@ def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
             got=f"{type(q).__name__} with {', '.join(leaves) or 'no parameters'}, all of them fixed",
             instead="fixed=() or fewer names in it",
         )
-    for path, leaf in list(leaves.items()):
-        if leaf.beyond is not None and path in held:  # then it is the other end that moves
-            leaves[leaf.beyond] = Leaf(leaves[leaf.beyond].value, constraints.positive, path, -1)
-    return Family(
-        {path: leaf for path, leaf in leaves.items() if path not in held},
-        {path: leaf for path, leaf in leaves.items() if path in held},
-        q.batch_shape,
-        dtype_of(q),
-        make,
-    )
+    for path, leaf in constant.items():
+        if leaf.beyond in free:  # then the other end moves
+            free[leaf.beyond] = Leaf(free[leaf.beyond].value, constraints.positive, path, -1)
+    return Family(free, constant, q.batch_shape, dtype_of(q), make)
 
 
 def has_numbers(d: Any) -> bool:
