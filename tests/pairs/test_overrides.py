@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributions import (
+    AffineTransform,
     Categorical,
     Distribution,
     ExpTransform,
@@ -190,6 +191,20 @@ def test_inside_of_mixtures_transforms_and_independent_dimensions(by_class: bool
     for pair in ((Independent(own, 1), of_vectors), (of_vectors, Independent(own, 1))):
         with pytest.raises(NoRuleError, match="overrides log_prob"):
             kl_divergence(*pair)
+    vectors: Distribution = Independent(normal, 1)
+    if by_class:
+        vectors.__class__ = type(
+            "Own", (Independent,), {"log_prob": lambda _self, x: laplace.log_prob(x).sum(-1)}
+        )
+    else:
+        vars(vectors)["log_prob"] = lambda x: laplace.log_prob(x).sum(-1)
+    mapped = TransformedDistribution(vectors, [ExpTransform()])
+    for other in (
+        Independent(LogNormal(loc, scale), 1),
+        TransformedDistribution(Independent(own, 1), [AffineTransform(1.0, 2.0)]),
+    ):
+        with pytest.raises(NoRuleError, match="overrides log_prob"):
+            kl_divergence(mapped, other)
     wide = mixture(Normal(doubles(0.5, 0.5), 2 * scale))
     if by_class:
         for ours, theirs in zip(

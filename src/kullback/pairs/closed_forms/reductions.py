@@ -100,7 +100,7 @@ def kl_of_dimensions(p: Distribution, q: Distribution, kl: SolvePair) -> Estimat
 def _in_dimensions(d: Distribution) -> Distribution:
     """Return maps of independent numbers as independent mapped numbers; any other distribution is unchanged."""
     base: Any = d.base_dist if type(d) is TransformedDistribution else None
-    if not isinstance(base, Independent):
+    if not isinstance(base, Independent) or overrides_density(base):
         return d
     steps = [
         AffineTransform(step.loc, step.scale) if isinstance(step, AffineTransform) else step
