@@ -220,32 +220,37 @@ def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
         return None
     if alpha < 0:
         return is_power_infinite(q, p, 1 - alpha)
+    factor = alpha * p.tail_factor() - (alpha - 1) * q.tail_factor()
     return _any(
         _reaches_out(p.low(), q.low(), below=True),
         _reaches_out(p.high(), q.high(), below=False),
-        _power_diverges_at(p.low(), q.low(), p.lower_tail(), q.lower_tail(), alpha),
-        _power_diverges_at(p.high(), q.high(), p.upper_tail(), q.upper_tail(), alpha),
+        _power_diverges_at(p.low(), q.low(), p.lower_tail(), q.lower_tail(), alpha, factor),
+        _power_diverges_at(p.high(), q.high(), p.upper_tail(), q.upper_tail(), alpha, factor),
     )
 
 
 def _power_diverges_at(
-    end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail, alpha: float
+    end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail, alpha: float, factor: Tensor | float
 ) -> Tensor | None:
     """Return where the integral of p^alpha q^(1 - alpha), for an order above 1, diverges at an end of P."""
     together = _same_end(end_p, end_q)
-    diverges = None if together is None else _outgrows(tail, other, alpha) & together
+    diverges = None if together is None else _outgrows(tail, other, alpha, factor) & together
     if end_p is None:
         return diverges
     inside = end_p.isfinite() if together is None else end_p.isfinite() & ~together
     return _any(
-        diverges, inside & _outgrows(tail, Tail.of_power(1.0), alpha)
+        diverges, inside & _outgrows(tail, Tail.of_power(1.0), alpha, factor)
     )  # where q is positive and finite
 
 
-def _outgrows(tail: Tail, other: Tail, alpha: float) -> Tensor:
-    """Return where (alpha - 1) times -log of Q's tail mass outgrows alpha times -log of P's tail mass."""
+def _outgrows(tail: Tail, other: Tail, alpha: float, factor: Tensor | float) -> Tensor:
+    """Return where (alpha - 1) times -log of Q's tail mass outgrows alpha times -log of P's tail mass.
+
+    At a tie of level 0, the integrand is u^factor. At higher levels it is constant; other ties are unknown.
+    """
     level, power = (tensor_of(x, torch.float64) for x in tail[:2])
-    tie = (level >= 1) & (power == 1)  # the integrand is constant; at other ties lower-order parts decide
+    diverges = tensor_of(factor, torch.float64) >= -1
+    tie = ((level >= 1) | ((level == 0) & diverges)) & (power == 1)
     larger, smaller = (alpha - 1) * tensor_of(other.coefficient), alpha * tensor_of(tail.coefficient)
     same = (level == other.level) & (power == other.power)
     return (_order(tail, other, alpha) < 0) | (tie & same & (larger == smaller))

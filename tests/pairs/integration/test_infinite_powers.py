@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 from torch.distributions import (
     Beta,
     Cauchy,
@@ -16,6 +17,7 @@ from torch.distributions import (
     FisherSnedecor,
     Gamma,
     GeneralizedPareto,
+    Geometric,
     Gumbel,
     HalfCauchy,
     HalfNormal,
@@ -394,3 +396,30 @@ def test_a_map_of_both_changes_nothing(seed: int) -> None:
                 divergence(*mapped, kind)
         else:
             assert divergence(*mapped, kind).item() == pytest.approx(expected, rel=1e-8), (p, q, kind, steps)
+
+
+@pytest.mark.parametrize("kind", [ChiSquared(), Renyi(2.0), Alpha(2.0)], ids=repr)
+def test_ties_of_exponential_tails_are_infinite(kind: Divergence) -> None:
+    def f64(*xs: float) -> Tensor:
+        return torch.tensor(xs, dtype=torch.float64)
+
+    # p^2 / q is (1 / 4q) (4 - 4q)^-n for Geometric(1/2): finite below q = 3/4, constant in n at q = 3/4.
+    p, q = (x.requires_grad_() for x in (f64(0.5, 0.5, 0.5), f64(0.7, 0.75, 0.8)))
+    value = divergence(Geometric(p), Geometric(q), kind)
+    total = 0.25 / 0.7 / (1 - 0.25 / 0.3)  # the sum of p^2 / q
+    below = {"Renyi": math.log(total), "Alpha": (total - 1) / 2}.get(type(kind).__name__, total - 1)
+    assert value.tolist() == [pytest.approx(below, rel=1e-9), math.inf, math.inf]
+    by_p, by_q = torch.autograd.grad(value.sum(), (p, q))
+    assert by_p[1:].tolist() == by_q[1:].tolist() == [0, 0]
+    assert by_p[0] < 0 < by_q[0]
+    # Laplace and Exponential, also where a map has parameters of its own.
+    loc = f64(0.0).requires_grad_()
+    laplace, gamma = (
+        [TransformedDistribution(d, AffineTransform(loc.clone(), 1.0)) for d in pair]
+        for pair in (
+            [Laplace(f64(0.0), f64(b)) for b in (1.0, 0.5)],
+            [Gamma(f64(a), f64(rate)) for a, rate in ((1.5, 1.0), (2.0, 2.0))],
+        )
+    )
+    for pair in (laplace, gamma):
+        assert divergence(pair[0], pair[1], kind).item() == math.inf

@@ -273,6 +273,10 @@ class Density(ABC):
         """Return a variable that maps the support to the whole line."""
         return Coordinate(self.low(), self.high())
 
+    def tail_factor(self) -> Tensor | float:
+        """Return k for a density of about u^k e^(-a u) per du, where a tail is of level 0; NaN if it is unknown."""
+        return math.nan
+
     def lower_tail(self) -> Tail:
         """Return the decay of the mass towards the lower end."""
         return Tail()

@@ -200,6 +200,9 @@ class GeometricDensity(IntegerDensity):
         mean = torch.exp(self.log_failure - self.log_success)
         return mean, torch.sqrt(mean * (1 + mean))
 
+    def tail_factor(self) -> float:
+        return 0.0
+
     def upper_tail(self) -> Tail:
         return Tail(0.0, 1.0, -self.log_failure)
 

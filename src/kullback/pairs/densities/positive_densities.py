@@ -83,6 +83,9 @@ class GammaDensity(_Positive):
         bend = self.power * (torch.log(self.concentration + 1) - torch.log(self.rate))
         return breakpoints_around(*self.center_and_width(), bend, steps)
 
+    def tail_factor(self) -> Tensor:
+        return self.concentration - 1
+
     def lower_tail(self) -> Tail:
         return Tail.of_power(self.concentration)
 

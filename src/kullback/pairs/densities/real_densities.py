@@ -75,6 +75,9 @@ class LaplaceDensity(LocationScaleDensity):
     def nonsmooth_points(self) -> list[Tensor]:
         return [self.loc]
 
+    def tail_factor(self) -> float:
+        return 0.0
+
     def lower_tail(self) -> Tail:
         return Tail(0.0, 1.0, 1 / self.scale)
 

@@ -88,6 +88,9 @@ class AffineDensity(Density):
         own = self.part.coordinate()
         return self.scale.abs() if own.low is None and own.high is None else 1.0
 
+    def tail_factor(self) -> Tensor | float:
+        return self.part.tail_factor()
+
     def lower_tail(self) -> Tail:
         return self._tail(self.part.upper_tail() if self.falls else self.part.lower_tail(), self.low(), -1)
 

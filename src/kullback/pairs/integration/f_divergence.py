@@ -199,17 +199,18 @@ def _density_on(
 
 def _elsewhere_at_center(density: Density, at: Points, lives: Tensor) -> Points:
     """Replace the points outside `lives` by the center of a density, where it has a logarithm and derivatives."""
-    center = density.coordinate().points(density.center_and_width()[0]).x.detach()
+    center = density.coordinate().points(density.center_and_width()[0].detach())
 
-    def replaced(x: Tensor | None, otherwise: Tensor | float) -> Tensor | None:
-        return None if x is None else torch.where(lives, x, otherwise)
+    def replaced(x: Tensor | None, own: Tensor | None, otherwise: Tensor | float) -> Tensor | None:
+        return None if x is None else torch.where(lives, x, otherwise if own is None else own.detach())
 
+    x = center.x.detach()
     return Points(
-        torch.where(lives, at.x, center),
-        replaced(at.low, center - 1),
-        replaced(at.log_above_low, 0.0),
-        replaced(at.high, center + 1),
-        replaced(at.log_below_high, 0.0),
+        torch.where(lives, at.x, x),
+        replaced(at.low, center.low, x - 1),
+        replaced(at.log_above_low, center.log_above_low, 0.0),
+        replaced(at.high, center.high, x + 1),
+        replaced(at.log_below_high, center.log_below_high, 0.0),
     )
 
 

@@ -224,6 +224,9 @@ class _FollowingDensity(Density):
     def nonsmooth_points(self) -> list[Tensor]:
         return self.part.nonsmooth_points()
 
+    def tail_factor(self) -> Tensor | float:
+        return self.part.tail_factor()
+
     def lower_tail(self) -> Tail:
         return self.part.lower_tail()
 
