@@ -9,6 +9,7 @@ from typing import Any
 import mpmath
 import pytest
 import torch
+from mpmath import mp, mpf
 from torch import Tensor, tensor
 from torch.distributions import (
     Beta,
@@ -30,11 +31,13 @@ from torch.distributions import (
     TransformedDistribution,
     Uniform,
     VonMises,
+    Weibull,
 )
 from torch.distributions.transforms import ExpTransform, PowerTransform, SigmoidTransform, TanhTransform
 
 from kullback import (
     Alpha,
+    SkewKL,
     divergence,
     kl_divergence,
     kl_estimate,
@@ -374,3 +377,36 @@ def test_mass_of_q_between_the_parts_of_p_counts(with_gradients: bool) -> None:
     if with_gradients:
         (gradient,) = torch.autograd.grad(value, [logits])
         torch.testing.assert_close(gradient, torch.tensor([-1, -1, 2], dtype=torch.float64) / 6)
+
+
+def test_gradients_of_densities_that_are_far_narrower_than_the_distance_from_their_end() -> None:
+    scale, k, loc, b = (
+        torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (1e-3, 1e4, -1.0, 1.0)
+    )
+    value = divergence(Weibull(scale, k), Laplace(loc, b), Alpha(0.3))
+    found = [x.item() for x in torch.autograd.grad(value, (scale, k, loc, b))]
+
+    def truth(scale: Any, k: Any, loc: Any, b: Any) -> Any:
+        # With u = (x / scale)^k, p dx is e^-u du.
+        def f(u: Any) -> Any:
+            q = mp.exp(-(scale * u ** (1 / k) - loc) / b) / (2 * b)
+            return (q / (k / scale * u ** (1 - 1 / k) * mp.exp(-u))) ** mpf(0.7) * mp.exp(-u)
+
+        return (mp.quad(f, [0, 1, 4, 16, 64, 400]) - 1) / (mpf(0.3) * mpf(-0.7))
+
+    with mp.workdps(50):
+        at = [mpf(x) for x in (1e-3, 1e4, -1.0, 1.0)]
+        assert value.item() == pytest.approx(float(truth(*at)), rel=1e-9)
+        for i, x in enumerate(found):
+            h = mpf(10) ** -15 * abs(at[i])
+            moved = [truth(*(y + side * h * (i == j) for j, y in enumerate(at))) for side in (1, -1)]
+            assert x == pytest.approx(float((moved[0] - moved[1]) / (2 * h)), rel=1e-7), i
+
+
+def test_gradients_of_densities_that_do_not_overlap_are_zero() -> None:
+    # p and q have at most e^-1e14 of their masses in common, and the divergence is -log 0.3.
+    parameters = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (1e-8, 3.0, 1e-3, 1e4)]
+    value = divergence(Weibull(*parameters[:2]), Weibull(*parameters[2:]), SkewKL(0.3))
+    assert value.item() == pytest.approx(-math.log(0.3), rel=1e-10)
+    for x, slope in zip(parameters, torch.autograd.grad(value, parameters), strict=True):
+        assert abs(x.item() * slope.item()) < 1e-12
