@@ -11,8 +11,7 @@ import torch
 
 from kullback.common.progress import progress_bar
 from kullback.estimators.directions import added, exchanged
-from kullback.estimators.discrete import point
-from kullback.estimators.discrete.categorical_estimators import describe, describe_rows, what_q_misses
+from kullback.estimators.discrete.categorical_estimators import plugin
 from kullback.estimators.discrete.counts import is_drawn, number_of_draws, table_of
 from kullback.estimators.discrete.kinds import describe_kind, estimable
 from kullback.estimators.draws import Array
@@ -55,26 +54,13 @@ def _described(p: Representation, q: Representation, kind: Divergence, confidenc
     if isinstance(kind, Jeffreys):
         return added(_described(p, q, KL(), confidence), exchanged(_described(q, p, KL(), confidence)))
     if isinstance(kind, KL) and isinstance(p, Counts):
-        return (
-            _against_counts(p, q, confidence) if isinstance(q, Counts) else _against_known(p, q, confidence)
-        )
+        both = isinstance(q, Counts)
+        return plugin(p, q, confidence=confidence) if both else _against_known(p, q, confidence)
     table = table_of(p, q)
     measured, notes = describe_kind(table, kind, confidence)
     return Estimate(
         measured.value, None, "plugin", measured.interval, table.n, notes, measured.standard_error
     )
-
-
-def _against_counts(p: Counts, q: Counts, confidence: float) -> Estimate:
-    table = table_of(p, q)
-    value = point.plugin(table.a, table.b)
-    if value.ndim:
-        error, interval, notes = describe_rows(table, value, confidence)
-        return Estimate(value, None, "plugin", interval, table.n, notes, error)
-    error, interval, notes = describe(table, value, confidence, "plugin")
-    if value.isinf():
-        error, notes = None, [what_q_misses(table), *notes]
-    return Estimate(value, None, "plugin", interval, table.n, tuple(notes), error)
 
 
 def _against_known(p: Counts, q: Representation, confidence: float) -> Estimate:

@@ -211,16 +211,20 @@ def histogram(
         *_notes_on_ties(first, second),
         *table.notes,
     ]
-    device = p.tensor.device
-    return Estimate(
-        value.to(device),
-        None,
-        "histogram",
-        None if interval is None else (interval[0].to(device), interval[1].to(device)),
-        table.n,
-        tuple(notes),
-        None if error is None else error.to(device),
-    )
+    return _estimate(value, interval, error, table, notes, p.tensor.device)
+
+
+def _estimate(
+    value: torch.Tensor,
+    interval: tuple[torch.Tensor, torch.Tensor] | None,
+    error: torch.Tensor | None,
+    table: CategoryCounts,
+    notes: list[str],
+    device: torch.device,
+) -> Estimate:
+    limits = None if interval is None else (interval[0].to(device), interval[1].to(device))
+    spread = None if error is None else error.to(device)
+    return Estimate(value.to(device), None, "histogram", limits, table.n, tuple(notes), spread)
 
 
 def _of_kind(
@@ -247,17 +251,9 @@ def _of_kind(
         high = torch.full_like(high, math.inf)
         said = (*said, _TAILS_DECIDE)
     high = high.clamp(max=largest_of(kind))
-    device = p.tensor.device
-    interval = result.interval[0].to(device), high.to(device)
-    return Estimate(
-        result.value.to(device),
-        None,
-        "histogram",
-        interval,
-        table.n,
-        (*notes, *said, *_notes_on_ties(first, second)),
-        result.standard_error.to(device),
-    )
+    interval = result.interval[0], high
+    notes = [*notes, *said, *_notes_on_ties(first, second)]
+    return _estimate(result.value, interval, result.standard_error, table, notes, p.tensor.device)
 
 
 def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | None) -> int | None:

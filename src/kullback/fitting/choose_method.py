@@ -32,7 +32,7 @@ from kullback.fitting.default_start import start_of
 from kullback.fitting.em import best_start
 from kullback.fitting.exact_fit import nearest
 from kullback.fitting.fit_result import Fit, FitError
-from kullback.fitting.method_answer import FitSettings, Found, as_found, value_and_gradient
+from kullback.fitting.method_answer import FitSettings, MethodAnswer, as_answer, value_and_gradient
 from kullback.fitting.modules import fit_module
 from kullback.fitting.objective import DivergenceObjective, ElboObjective, LikelihoodObjective, Objective
 from kullback.fitting.optimize import Minimum, lower_of, minimize
@@ -331,7 +331,7 @@ def _fitted(
     fixed: frozenset[str],
     settings: FitSettings,
     is_nearest: bool,
-) -> Found:
+) -> MethodAnswer:
     """Return the fit; `is_nearest` if the start already has the smallest KL(to || q)."""
     method = settings.method
     count = None if settings.starts is None else settings.starts - 1
@@ -372,7 +372,7 @@ def _fitted(
 
 def _by_formula(
     q: Distribution, distribution: Any, objective: Objective, method: str, settings: FitSettings
-) -> Found:
+) -> MethodAnswer:
     before = objective.measure_or_draw(q, settings.generator)
     if distribution is None:
         _check_finite(before.value, q, objective)
@@ -391,12 +391,12 @@ def _by_formula(
     done = torch.ones_like(zero, dtype=torch.bool)
     drawn = "The parameters are exact. The value has no exact rule, so it is a mean over draws."
     notes = (drawn,) if after.method == "monte_carlo" else ()
-    return Found(distribution, q, before, after, method, done, zero.long(), history, zero, zero, notes)
+    return MethodAnswer(distribution, q, before, after, method, done, zero.long(), history, zero, zero, notes)
 
 
 def _by_em(
     q: MixtureSameFamily, target: Any, objective: Objective, family: Family, settings: FitSettings
-) -> Found | None:
+) -> MethodAnswer | None:
     """Take EM's steps from every start, and from the best of them quasi-Newton steps to the minimum."""
     with progress_bar("starts", show=settings.show_progress) as update:
         start = best_start(q, target, family, settings, update)
@@ -418,7 +418,7 @@ def _from_the_best(
     family: Family,
     settings: FitSettings,
     others: Iterable[Tensor],
-) -> Found:
+) -> MethodAnswer:
     """Take quasi-Newton steps from the first start and from others; return the lowest end of each element."""
     _check_finite(before.value, q, objective)
     minimum = _minimized(objective, family, settings, family.start())
@@ -433,7 +433,7 @@ def _from_the_best(
 
 def _by_draws(
     q: Distribution, objective: Objective, family: Family, settings: FitSettings, others: Iterable[Tensor]
-) -> Found:
+) -> MethodAnswer:
     """Take stochastic steps from the first start and, except for batches, from others; return the lowest end."""
     lowest = fit_by_draws(q, objective, family, settings)
     for start in others if lowest.after.value.numel() == 1 else ():
@@ -466,11 +466,11 @@ def _ended(
     family: Family,
     settings: FitSettings,
     minimum: Minimum,
-) -> Found:
+) -> MethodAnswer:
     with torch.no_grad():
         fitted = family.finished(family.values(minimum.u))
         after = objective.try_measure(upcast_copy(fitted))
-    return as_found(fitted, q, before, after, minimum, q.batch_shape, settings)
+    return as_answer(fitted, q, before, after, minimum, q.batch_shape)
 
 
 def _check_finite(value: Tensor, q: Any, objective: Objective) -> None:
@@ -488,7 +488,7 @@ def _check_finite(value: Tensor, q: Any, objective: Objective) -> None:
         )
 
 
-def _finish(result: Found, kind: Divergence, objective: Objective, to: Any, began: float) -> Fit:
+def _finish(result: MethodAnswer, kind: Divergence, objective: Objective, to: Any, began: float) -> Fit:
     _check_finite(result.after.value, result.distribution, objective)
     fitted = Fit(
         distribution=result.distribution,

@@ -11,7 +11,7 @@ from torch import Tensor
 from kullback.fitting.optimize import Minimum
 from kullback.results.estimate import Estimate
 
-__all__ = ["Found", "FitSettings", "as_found", "value_and_gradient"]
+__all__ = ["MethodAnswer", "FitSettings", "as_answer", "value_and_gradient"]
 
 
 class FitSettings(NamedTuple):
@@ -26,7 +26,7 @@ class FitSettings(NamedTuple):
     show_progress: bool
 
 
-class Found(NamedTuple):
+class MethodAnswer(NamedTuple):
     """The result of a method."""
 
     distribution: Any
@@ -42,15 +42,14 @@ class Found(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def as_found(
+def as_answer(
     distribution: Any,
     q: Any,
     before: Estimate,
     after: Estimate,
     minimum: Minimum,
     shape: torch.Size,
-    settings: FitSettings,
-) -> Found:
+) -> MethodAnswer:
     """Return the end of quasi-Newton steps with its criterion: the distance to the minimum, and the value's error."""
     above, converged, iterations = (
         x.reshape(shape) for x in (minimum.above, minimum.converged, minimum.iterations)
@@ -59,7 +58,9 @@ def as_found(
     if after.error is not None:
         converged = converged & (after.error <= 1e-6 * (1 + after.value.abs()))
     norm = minimum.gradient.norm(dim=-1).reshape(shape)
-    return Found(distribution, q, before, after, "quasi_newton", converged, iterations, history, above, norm)
+    return MethodAnswer(
+        distribution, q, before, after, "quasi_newton", converged, iterations, history, above, norm
+    )
 
 
 def value_and_gradient(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from kullback.common.progress import progress_bar
 from kullback.errors import NoRuleError, invalid_type, invalid_value
-from kullback.fitting.method_answer import FitSettings, Found, as_found, value_and_gradient
+from kullback.fitting.method_answer import FitSettings, MethodAnswer, as_answer, value_and_gradient
 from kullback.fitting.objective import Objective
 from kullback.fitting.optimize import Minimum, minimize
 from kullback.fitting.stochastic import descend
@@ -25,7 +25,7 @@ __all__ = ["fit_module"]
 _MOST_DENSE = 500
 
 
-def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSettings) -> Found:
+def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSettings) -> MethodAnswer:
     """Fit the parameters of a module whose forward returns the distribution; values of a batch are summed."""
     double = copy.deepcopy(module).double()
     free = {name: x.detach() for name, x in double.named_parameters() if x.requires_grad}
@@ -63,7 +63,7 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSetti
     if before is None:
         descent = descend(at, u, start, objective, settings)
         best = descent.u
-        result = descent.found
+        result = descent.answer
     else:
         function = value_and_gradient(lambda u: objective.try_measure(at(u)).value.sum().reshape(1))
         with progress_bar("steps", show=settings.show_progress) as update:
@@ -73,7 +73,7 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSetti
                 else _limited_memory(function, u, settings)
             )
         best = minimum.u
-        result = as_found(None, start, _summed(before), _summed(before), minimum, torch.Size(), settings)
+        result = as_answer(None, start, _summed(before), _summed(before), minimum, torch.Size())
         if u.numel() > _MOST_DENSE:
             result = result._replace(notes=("`above` assumes a curvature of at least 1 in every direction.",))
     with torch.no_grad():

@@ -22,7 +22,7 @@ from torch.distributions import Distribution
 from kullback.common.dtypes import upcast
 from kullback.common.progress import progress_bar
 from kullback.errors import NoRuleError, explain
-from kullback.fitting.method_answer import FitSettings, Found
+from kullback.fitting.method_answer import FitSettings, MethodAnswer
 from kullback.fitting.objective import DivergenceObjective, ElboObjective, Objective
 from kullback.fitting.unconstrained import Family
 from kullback.generators import KL, ReverseKL
@@ -47,13 +47,15 @@ class Descent(NamedTuple):
     """The final numbers, and the result with its statistics."""
 
     u: Tensor
-    found: Found
+    answer: MethodAnswer
 
 
-def fit_by_draws(q: Distribution, objective: Objective, family: Family, settings: FitSettings) -> Found:
+def fit_by_draws(
+    q: Distribution, objective: Objective, family: Family, settings: FitSettings
+) -> MethodAnswer:
     """Fit the free parameters of a distribution."""
     descent = descend(family.at, family.start(), q, objective, settings)
-    return descent.found._replace(distribution=family.finished(family.values(descent.u)))
+    return descent.answer._replace(distribution=family.finished(family.values(descent.u)))
 
 
 def descend(
@@ -113,7 +115,7 @@ def descend(
         f"standard error of {float(error.norm(dim=-1).max()):.1g}."
     )
     iterations = torch.full(shape, steps, dtype=torch.int64, device="cpu")
-    result = Found(
+    result = MethodAnswer(
         None,
         start,
         before,
