@@ -54,44 +54,46 @@ where Q was never seen. **Bold** is a case in which a peer is better than ours b
 ASSUMPTIONS = """\
 ## What an interval assumes
 
-Draws prove a lower end: what they show cannot be had from P = Q. They prove no upper end, since Q may be as small as it
-likes where it showed no draw and P has a little mass. A finite upper end therefore rests on an assumption, and is given
-only where what the assumption leaves open is small beside the interval; otherwise it is infinite, and a note says why.
+Draws prove a lower limit: P = Q cannot explain them. They prove no upper limit, because Q could be arbitrarily small
+where P has a little mass and Q has no draws. So a finite upper limit rests on an assumption. It is given only if the
+part that the assumption leaves open is small compared with the interval. Otherwise it is infinite, and a note gives the
+reason.
 
-No interval can allow for a part of P outside Q of which the draws show nothing: all that follows assumes that there is
-none. Where five to nine draws of such a part are expected, nine of ten intervals are open (below); where fewer, fewer.
+No interval allows for a part of P outside Q that has no draws: all of the following assumes that there is none. If five
+to nine draws of such a part are expected, nine of ten upper limits are infinite (below); with fewer expected draws,
+fewer are.
 
-* **Categories.** Assumed: what Q never showed is, for P, like what Q showed once or twice. Open above where Q never
-  showed more than 5 % of P's draws, or significantly more of them than it showed once or twice; where Q showed no
-  category so rarely, two draws of P elsewhere suffice if they could matter. What P showed three times or less is as
-  likely as its limits allow, at both ends.
+* **Categories.** Assumption: for P, categories without draws of Q are like those with one or two. The upper limit is
+  infinite if more than 5 % of P's draws, or significantly more than in the categories with one or two draws of Q, are in
+  categories without draws of Q. If Q drew no category so rarely, two influential draws of P suffice. The probability of
+  categories with at most three draws of P is at its confidence limits, for both limits of the interval.
 * **Other kinds, of categories.** Bounded kinds (JS, total variation, Hellinger, skew KL, alpha in (0, 1)) have finite
-  ends: the bias of what was drawn rarely is left in the upper end, as it can only be upwards. Powers of p / q of order
-  above 1 or below 0, such as chi-squared, are open above where one side has a draw that the other never showed, and
-  below 20 draws. All draws of two categories, enumerated, are covered in 93 % at least. `Counts` have the same ends.
-* **`histogram`.** Assumed: Q's tails go on beyond its outermost draws as they do just before (the generalized Pareto
-  tail nearest to an exponential one that the draws allow), and densities change little within a bin. Open above where
-  twice what these tails add to KL exceeds half of the interval, where P's draws fill a gap of Q's or lie beyond an
-  abrupt end beyond chance, where P has atoms that Q hardly shows, and where 5 % of P's draws are in bins that Q never
-  showed. Where P = Q, chance opens 5 to 10 % of the intervals.
-* **`nearest_neighbors`.** Assumed: the same of every component and of the distance from Q's center, and a bias that
-  falls with the number k of neighbors at least as k^(1/d) in d dimensions, as it does for smooth densities and balls
-  that are not wide: for wider ones the upper end allows for more. Open above as `histogram`, and where most of P lies
-  where Q has hardly a draw.
-* **`density_ratio`.** Assumed: one of the classifiers has the form of log p / q, and the same of every component. Open
-  above as `histogram`, and where the classifier gives many of P's draws larger scores than any of Q's; where these
-  scores say nothing beyond, value and lower end are those of the scores, which KL is at least.
-* **`from_density`, `log_ratio`.** Assumed: under P, log p / q has the tail that its largest values show (generalized
-  Pareto, its shape taken larger by its standard error). Open above where that tail may have no mean, and where the
-  draws contradict themselves: an upper end below 0, or a mean of q / p above 1 beyond chance. Of categories that a
-  known Q lists nothing is assumed: one that P did not show has the least probability of these under Q, and of P what
-  chance may have hidden.
-* **`variational_estimate`.** Always open above: a critic's bound is a lower one.
+  limits: the bias of rare categories is upwards, and the upper limit keeps it. For powers of p / q of order above 1 or
+  below 0, such as chi-squared, the upper limit is infinite below 20 draws, and if one side has a draw in a category
+  without draws of the other. All draws of two categories, enumerated, are covered in 93 % at least. `Counts` have the
+  same limits.
+* **`histogram`.** Assumption: beyond its outermost draws, Q follows its fitted tail (the generalized Pareto tail nearest
+  to an exponential one that the draws allow), and densities change little within a bin. The upper limit is infinite if
+  twice the contribution of these tails to KL exceeds half of the interval. It is also infinite if significantly many of
+  P's draws fill a gap of Q's or are beyond an abrupt end, if P has atoms that are rare in Q, and if 5 % of P's draws are
+  in bins without draws of Q. If P = Q, 5 to 10 % of the upper limits are infinite by chance.
+* **`nearest_neighbors`.** Assumption: the same for every component and for the distance from Q's center. The bias falls
+  with the number k of neighbors at least as k^(1/d) in d dimensions, as for smooth densities and small balls; for wider
+  balls the upper limit allows for more. It is infinite as for `histogram`, and if most of P is where Q has few draws.
+* **`density_ratio`.** Assumption: one of the classifiers has the form of log p / q, and the same for every component.
+  The upper limit is infinite as for `histogram`, and if many of P's draws have larger scores than all of Q's. If the
+  scores cannot exceed such a bound, value and lower limit are the ones of the scores, a lower bound of KL.
+* **`from_density`, `log_ratio`.** Assumption: under P, log p / q has the fitted tail of its largest values (generalized
+  Pareto, with a shape that is larger by its standard error). The upper limit is infinite if that tail may have no mean,
+  and if the draws contradict themselves: an upper limit below 0, or a mean of q / p significantly above 1. The
+  categories of a known Q need no assumption: one without draws of P has the smallest probability of these under Q, and
+  under P the largest that is not significant.
+* **`variational_estimate`.** The upper limit is always infinite: a critic's bound is a lower one.
 
-With clusters, all standard errors are those of independent clusters, whatever their sizes, with Student's t. Vectors
-whose components follow from others, as proportions and totals do, are compared in the components that are left; if
-P's and Q's planes differ, KL is infinite. `auto` takes nearest neighbors up to ten dimensions, and the classifiers
-beyond, for clusters, for rounded vectors, and wherever neighbors cannot bound KL.
+With clusters, all standard errors use independent clusters of any size, with Student's t. Vectors with dependent
+components, such as proportions and totals, are compared in the independent components; if P's and Q's planes differ, KL
+is infinite. `auto` takes nearest neighbors up to ten dimensions. It takes the classifiers beyond, for clusters, for
+rounded vectors, and wherever neighbors cannot bound KL.
 
 Unit vectors, and others on a sphere or an ellipsoid, are compared in coordinates on it. If only one side is on such a
 surface, KL is infinite. Draws that fill fewer dimensions than they have components, by the distances of their
@@ -109,8 +111,8 @@ HARD = """\
 ## Hard cases
 
 How often the 95 % interval covers on pairs that are meant to break it: tails of P beyond Q's, categories that Q lacks,
-atoms, planes, spheres, lattices, clusters, waves (`python benchmarks/coverage.py`). An interval without an upper end
-covers where its lower end is below the truth. **Bold** would be coverage below 93 % by more than chance explains.
+atoms, planes, spheres, lattices, clusters, waves (`python benchmarks/coverage.py`). An interval with an infinite upper
+limit covers if its lower limit is below the truth. **Bold** would be coverage significantly below 93 %.
 """
 
 TWO_SAMPLES = """\
@@ -118,15 +120,15 @@ TWO_SAMPLES = """\
 
 How often `two_sample_test` rejects at the level 0.05, beside tests that see the same draws
 (`python benchmarks/bench_two_sample.py`). Where P = Q, 5 % is right; χ² is that of ten bins, or of signs about medians.
-The last column is how far ours is ahead of the best of the others, or behind it, in percentage points.
+The last column is the difference between ours and the best of the others, in percentage points.
 """
 
 COVERAGE = """\
 ## Intervals
 
-How often the 95 % interval covers the truth, and its median width. Where draws cannot bound KL from above the interval
-has no upper end, and where no interval would be honest there is none (*refused*); the notes of the estimate say why. An
-interval that covers more often than it says is one that was widened for a bias that may be there.
+How often the 95 % interval covers the truth, and its median width. If draws cannot bound KL from above, the upper limit
+is infinite (*no upper end*). If no interval would be valid, there is none (*refused*). The notes of the estimate give the
+reason. Intervals with a higher coverage are widened for a possible bias.
 """
 
 SPEED = """\
