@@ -100,9 +100,9 @@ def page(entries: list[Entry]) -> str:
         "Which rule `kullback.kl_divergence(p, q)` takes for each ordered pair of torch's distributions. "
         "The command `kullback pairs` prints the same table, and `kullback pairs --markdown` wrote this page from "
         "the rules themselves. Where the rule depends on the parameters, the one for typical parameters is given: "
-        "a truncated support, or counts that differ, can turn a formula into a sum or into +inf. What "
+        "a truncated support, or counts that differ, can turn a formula into a sum or into +inf. The rules of "
         + ", ".join(f"`{kind.__name__}`" for kind in WRAPPERS)
-        + " take depends on what they hold; the entries are for parts that are `Normal`.",
+        + " depend on their parts; the entries are for `Normal` parts.",
         "",
         "| Rule | Pairs | What it is |",
         "| --- | ---: | --- |",
