@@ -56,43 +56,44 @@ ASSUMPTIONS = """\
 
 Draws prove a lower limit: P = Q cannot explain them. They prove no upper limit, because Q could be arbitrarily small
 where P has a little mass and Q has no draws. So a finite upper limit rests on an assumption. It is given only if the
-part that the assumption leaves open is small compared with the interval. Otherwise it is infinite, and a note gives the
-reason.
+part that the assumption leaves open is small compared with the interval. Otherwise it is infinite, and a note gives
+the reason.
 
-No interval allows for a part of P outside Q that has no draws: all of the following assumes that there is none. If five
-to nine draws of such a part are expected, nine of ten upper limits are infinite (below); with fewer expected draws,
-fewer are.
+No interval allows for a part of P outside Q that has no draws: all of the following assumes that there is none. If
+five to nine draws of such a part are expected, nine of ten upper limits are infinite (below); with fewer expected
+draws, fewer are.
 
 * **Categories.** Assumption: for P, categories without draws of Q are like those with one or two. The upper limit is
-  infinite if more than 5 % of P's draws, or significantly more than in the categories with one or two draws of Q, are in
-  categories without draws of Q. If Q drew no category so rarely, two influential draws of P suffice. The probability of
-  categories with at most three draws of P is at its confidence limits, for both limits of the interval.
+  infinite if more than 5 % of P's draws, or significantly more than in the categories with one or two draws of Q, are
+  in categories without draws of Q. If Q drew no category so rarely, two influential draws of P suffice. The
+  probability of categories with at most three draws of P is at its confidence limits, for both limits of the interval.
 * **Other kinds, of categories.** Bounded kinds (JS, total variation, Hellinger, skew KL, alpha in (0, 1)) have finite
   limits: the bias of rare categories is upwards, and the upper limit keeps it. For powers of p / q of order above 1 or
   below 0, such as chi-squared, the upper limit is infinite below 20 draws, and if one side has a draw in a category
   without draws of the other. All draws of two categories, enumerated, are covered in 93 % at least. `Counts` have the
   same limits.
-* **`histogram`.** Assumption: beyond its outermost draws, Q follows its fitted tail (the generalized Pareto tail nearest
-  to an exponential one that the draws allow), and densities change little within a bin. The upper limit is infinite if
-  twice the contribution of these tails to KL exceeds half of the interval. It is also infinite if significantly many of
-  P's draws fill a gap of Q's or are beyond an abrupt end, if P has atoms that are rare in Q, and if 5 % of P's draws are
-  in bins without draws of Q. If P = Q, 5 to 10 % of the upper limits are infinite by chance.
-* **`nearest_neighbors`.** Assumption: the same for every component and for the distance from Q's center. The bias falls
-  with the number k of neighbors at least as k^(1/d) in d dimensions, as for smooth densities and small balls; for wider
-  balls the upper limit allows for more. It is infinite as for `histogram`, and if most of P is where Q has few draws.
+* **`histogram`.** Assumption: beyond its outermost draws, Q follows its fitted tail (the generalized Pareto tail
+  nearest to an exponential one that the draws allow), and densities change little within a bin. The upper limit is
+  infinite if twice the contribution of these tails to KL exceeds half of the interval. It is also infinite if
+  significantly many of P's draws fill a gap of Q's or are beyond an abrupt end, if P has atoms that are rare in Q, and
+  if 5 % of P's draws are in bins without draws of Q. If P = Q, 5 to 10 % of the upper limits are infinite by chance.
+* **`nearest_neighbors`.** Assumption: the same for every component and for the distance from Q's center. The bias
+  falls with the number k of neighbors at least as k^(1/d) in d dimensions, as for smooth densities and small balls;
+  for wider balls the upper limit allows for more. It is infinite as for `histogram`, and if most of P is where Q has
+  few draws.
 * **`density_ratio`.** Assumption: one of the classifiers has the form of log p / q, and the same for every component.
   The upper limit is infinite as for `histogram`, and if many of P's draws have larger scores than all of Q's. If the
   scores cannot exceed such a bound, value and lower limit are the ones of the scores, a lower bound of KL.
-* **`from_density`, `log_ratio`.** Assumption: under P, log p / q has the fitted tail of its largest values (generalized
-  Pareto, with a shape that is larger by its standard error). The upper limit is infinite if that tail may have no mean,
-  and if the draws contradict themselves: an upper limit below 0, or a mean of q / p significantly above 1. The
-  categories of a known Q need no assumption: one without draws of P has the smallest probability of these under Q, and
-  under P the largest that is not significant.
+* **`from_density`, `log_ratio`.** Assumption: under P, log p / q has the fitted tail of its largest values
+  (generalized Pareto, with a shape that is larger by its standard error). The upper limit is infinite if that tail may
+  have no mean, and if the draws contradict themselves: an upper limit below 0, or a mean of q / p significantly above
+  1. The categories of a known Q need no assumption: one without draws of P has the smallest probability of these under
+  Q, and under P the largest that is not significant.
 * **`variational_estimate`.** The upper limit is always infinite: a critic's bound is a lower one.
 
 With clusters, all standard errors use independent clusters of any size, with Student's t. Vectors with dependent
-components, such as proportions and totals, are compared in the independent components; if P's and Q's planes differ, KL
-is infinite. `auto` takes nearest neighbors up to ten dimensions. It takes the classifiers beyond, for clusters, for
+components, such as proportions and totals, are compared in the independent components; if P's and Q's planes differ,
+KL is infinite. `auto` takes nearest neighbors up to ten dimensions. It takes the classifiers beyond, for clusters, for
 rounded vectors, and wherever neighbors cannot bound KL.
 
 Unit vectors, and others on a sphere or an ellipsoid, are compared in coordinates on it. If only one side is on such a
@@ -103,8 +104,9 @@ are compared by neighbors in the logarithms of their ratios.
 Numbers that are rounded to a common step are moved at random within their rounding, which changes no divergence of
 rounded numbers. Numbers with few, unevenly spaced values are categories in `auto`.
 
-In 6, 7, 8, 9 and 10 dimensions neighbors use at most 30,000, 15,000, 10,000, 8,000 and 6,000 draws of each side, chosen
-at random, and in more 20,000: the search then takes seconds. `nearest_neighbors(p, q, most=)` changes this number.
+In 6, 7, 8, 9 and 10 dimensions neighbors use at most 30,000, 15,000, 10,000, 8,000 and 6,000 draws of each side,
+chosen at random, and in more 20,000: the search then takes seconds. `nearest_neighbors(p, q, most=)` changes this
+number.
 """
 
 HARD = """\
@@ -126,9 +128,9 @@ The last column is the difference between ours and the best of the others, in pe
 COVERAGE = """\
 ## Intervals
 
-How often the 95 % interval covers the truth, and its median width. If draws cannot bound KL from above, the upper limit
-is infinite (*no upper end*). If no interval would be valid, there is none (*refused*). The notes of the estimate give the
-reason. Intervals with a higher coverage are widened for a possible bias.
+How often the 95 % interval covers the truth, and its median width. If draws cannot bound KL from above, the upper
+limit is infinite (*no upper end*). If no interval would be valid, there is none (*refused*). The notes of the estimate
+give the reason. Intervals with a higher coverage are widened for a possible bias.
 """
 
 SPEED = """\
