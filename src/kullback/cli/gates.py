@@ -14,7 +14,8 @@ from kullback.errors import ArgumentValueError, quoted
 from kullback.results.verdict import Verdict
 
 if TYPE_CHECKING:
-    from kullback.predictions import Comparison, Mean, Proportion, Summary
+    from kullback.predictions import Comparison, Summary
+    from kullback.results.value import Value
     from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison
 
 __all__ = [
@@ -38,7 +39,7 @@ class Number(NamedTuple):
     """A number of a comparison, and the estimate whose mean it is, if it is one."""
 
     value: float
-    mean: Mean | Proportion | None = None
+    mean: Value[float] | None = None
 
 
 # The numbers of a comparison of predictions. Those of a summary:
@@ -59,7 +60,7 @@ ENDS = {"": None, ".lower": 0, ".upper": 1}
 DELTA_PROB = "labels.delta_prob"
 
 
-def _end(mean: Mean | Proportion, end: int) -> float:
+def _end(mean: Value[float], end: int) -> float:
     return mean.interval[end] if mean.interval else math.nan
 
 
@@ -72,7 +73,7 @@ def _of_summary(read: Callable[[Any], Summary], statistic: str, found: Compariso
     return Number(getattr(summary, STATISTICS[statistic]), summary if has_error else None)
 
 
-def _of_mean(read: Callable[[Any], Mean | Proportion], end: int | None, found: Comparison) -> Number:
+def _of_mean(read: Callable[[Any], Value[float]], end: int | None, found: Comparison) -> Number:
     mean = read(found)
     return Number(mean.value, mean) if end is None else Number(_end(mean, end))
 
@@ -253,7 +254,7 @@ class Gate:
             f"{metric} is only known to be at least {value:.6g}, {above}{remedy if math.isinf(most) else ''}"
         )
 
-    def _undetermined(self, metric: str, value: float, mean: Mean | Proportion | None) -> str | None:
+    def _undetermined(self, metric: str, value: float, mean: Value[float] | None) -> str | None:
         """Return the failure of a mean whose interval is open on the side of the limit; rows that are equal pass."""
         if mean is None or mean.reason is None:
             return None

@@ -12,7 +12,8 @@ from kullback.errors import quoted
 from kullback.io.windows import Windows
 from kullback.models.language_model import ModelInfo
 from kullback.predictions.drawn_means import DrawnMean
-from kullback.predictions.prediction_results import Comparison, Mean, TopClass
+from kullback.predictions.prediction_results import Comparison, TopClass
+from kullback.results.value import Value
 
 __all__ = ["Candidate", "ModelComparison", "Passage", "ReadToken"]
 
@@ -118,7 +119,7 @@ class ModelComparison(Shown):
 
     base: ModelInfo
     candidates: list[Candidate]
-    differences: list[Mean]
+    differences: list[Value[float]]
     noise_floor: Candidate | None
     text: Windows
     context: int

@@ -21,8 +21,9 @@ from kullback.predictions.collect import BOUNDS, complement
 from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_mean, row_estimates
 from kullback.predictions.mean_intervals import RatioOfSums
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS, TOP_CLASSES
-from kullback.predictions.prediction_results import Comparison, Reason, Summary, TopClass, WorstRow
+from kullback.predictions.prediction_results import Comparison, Summary, TopClass, WorstRow
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows, join_rows, measure_reference
+from kullback.results.value import Reason
 
 __all__ = ["ListedPairing", "ReferencePairing"]
 
@@ -321,7 +322,7 @@ class ReferencePairing(_PartialPairing):
                 generator=torch.Generator().manual_seed(self.settings.seed),
             )
             interval, error, reason = found.interval, found.standard_error, found.reason
-        return replace(summary, mean=drawn.mean, standard_error=error, interval=interval, reason=reason)
+        return replace(summary, value=drawn.mean, standard_error=error, interval=interval, reason=reason)
 
 
 MIRRORED = {"kl_pq": "kl_qp", "kl_qp": "kl_pq"}

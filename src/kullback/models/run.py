@@ -29,7 +29,7 @@ from kullback.predictions.checkpoint import (
     encoded_rows,
 )
 from kullback.predictions.mean_intervals import RatioOfSums
-from kullback.predictions.prediction_results import Mean
+from kullback.results.value import Value
 
 __all__ = ["Run", "differences"]
 
@@ -101,9 +101,9 @@ class Run:
                     record = [[] for _ in self._pairings]
 
 
-def differences(found: Sequence[tuple[Candidate, Tensor]], settings: PairingSettings) -> list[Mean]:
+def differences(found: Sequence[tuple[Candidate, Tensor]], settings: PairingSettings) -> list[Value[float]]:
     """Return the mean KL of each candidate minus the mean KL of the one before it, paired by rows."""
-    means: list[Mean] = []
+    means: list[Value[float]] = []
     for (candidate, before), (following, after) in pairwise(found):
         mean = _difference(after - before, settings)
         open_ends = candidate.is_open_above, following.is_open_above
@@ -115,13 +115,13 @@ def differences(found: Sequence[tuple[Candidate, Tensor]], settings: PairingSett
     return means
 
 
-def _difference(values: Tensor, settings: PairingSettings) -> Mean:
+def _difference(values: Tensor, settings: PairingSettings) -> Value[float]:
     moments = Moments()
     moments.add(values)
     estimator = settings.estimator()
     estimator.add(values[:, None])
     found = estimator.estimates([RatioOfSums(0)])[0]
-    return Mean(float(moments.mean), found.standard_error, found.interval, reason=found.reason)
+    return Value(float(moments.mean), found.standard_error, found.interval, reason=found.reason)
 
 
 def _joined(parts: list[Part]) -> Part:

@@ -24,13 +24,12 @@ from kullback.predictions.measure import (
 from kullback.predictions.prediction_results import (
     Comparison,
     LabelStatistics,
-    Mean,
-    Proportion,
     Summary,
     WorstRow,
 )
 from kullback.predictions.sources import Clusters, require_values
 from kullback.predictions.statistics import ByConfidence, Histogram, Quantiles, Segments, Worst
+from kullback.results.value import Value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -254,16 +253,15 @@ class Collector:
         per = self._columns.index("labeled") if name in LABEL_COLUMNS else -1
         return RatioOfSums(self._columns.index(name), per, *BOUNDS[name], binary=name in BINARY)
 
-    def _mean(self, name: str) -> Mean:
+    def _mean(self, name: str) -> Value[float]:
         moments, estimate = self._moments[name], self._estimates[name]
         dependence = self._estimator.dependence
         by_row = self._clusters is None and (dependence is None or dependence.kind == "pattern")
         error = float(moments.standard_error) if by_row else estimate.standard_error
-        return Mean(float(moments.mean), error, estimate.interval, reason=estimate.reason)
+        return Value(float(moments.mean), error, estimate.interval, reason=estimate.reason)
 
-    def _proportions(self, names: tuple[str, ...]) -> list[Proportion]:
-        means = map(self._mean, names)
-        return [Proportion(m.mean, m.standard_error, m.interval, reason=m.reason) for m in means]
+    def _proportions(self, names: tuple[str, ...]) -> list[Value[float]]:
+        return [self._mean(name) for name in names]
 
     def _summary(self, name: str) -> Summary:
         mean, quantiles = self._mean(name), self._quantiles[name].at(SUMMARY_LEVELS)
@@ -316,17 +314,17 @@ class Collector:
         place = self._columns.index
         return {place("difference"): of_q, place("cross_entropy_p"): change}
 
-    def _perplexity_difference(self) -> Mean:
+    def _perplexity_difference(self) -> Value[float]:
         _, _, change = self._perplexities()
         estimate = self._estimates.get(PERPLEXITY_DIFFERENCE)
         if estimate is None:
-            return Mean(change, abs(change), None)
+            return Value(change, abs(change), None)
         interval = estimate.interval
         if interval is not None:
             weights = self._perplexity_weights() or {}
             center = sum(w * float(self._moments[self._columns[i]].mean) for i, w in weights.items())
             interval = change + (interval[0] - center), change + (interval[1] - center)
-        return Mean(change, estimate.standard_error, interval, reason=estimate.reason)
+        return Value(change, estimate.standard_error, interval, reason=estimate.reason)
 
     def _notes(self, labels: LabelStatistics | None) -> list[str]:
         dependence = self._estimator.dependence
@@ -431,26 +429,26 @@ def _exp(x: float) -> float:
     )  # inf, not an error, where it overflows
 
 
-def _exponential(mean: Mean) -> Mean:
+def _exponential(mean: Value[float]) -> Value[float]:
     """Return the exponential of a mean, with its standard error by the delta method."""
     value, ends = _exp(mean.mean), mean.interval
     error = math.inf if math.isinf(value) else value * mean.standard_error
-    return Mean(value, error, ends and (_exp(ends[0]), _exp(ends[1])), reason=mean.reason)
+    return Value(value, error, ends and (_exp(ends[0]), _exp(ends[1])), reason=mean.reason)
 
 
-def complement(mean: Mean) -> Mean:
+def complement(mean: Value[float]) -> Value[float]:
     """Return one minus a mean."""
     interval = mean.interval and (1 - mean.interval[1], 1 - mean.interval[0])
-    return Mean(1 - mean.mean, mean.standard_error, interval, reason=mean.reason)
+    return Value(1 - mean.mean, mean.standard_error, interval, reason=mean.reason)
 
 
-def _root(square: Mean) -> Mean:
+def _root(square: Value[float]) -> Value[float]:
     """Return the root of a mean square, with its standard error by the delta method."""
     root = math.sqrt(square.mean)
     error = square.standard_error / (2 * root) if root else square.standard_error
     low, high = square.interval or (math.nan, math.nan)
     interval = None if square.interval is None else (math.sqrt(low), math.sqrt(high))
-    return Mean(root, error, interval, reason=square.reason)
+    return Value(root, error, interval, reason=square.reason)
 
 
 def _caveats(p: ComparisonSide, q: ComparisonSide) -> list[str]:

@@ -84,7 +84,7 @@ def compare_predictions(
     clusters to be independent: the jackknife, and the wider of Student's t and the studentized bootstrap. Without
     clusters the order of the rows is examined. Where it shows dependence, blocks of rows are the clusters, and a note
     gives the effective number of rows; elsewhere each row is one. An interval is open where the clusters are too few
-    or too skewed to bound the mean; `Mean.reason` says why. Its ends hold if no kind of row so rare that none was seen
+    or too skewed to bound the mean; `Value.reason` says why. Its ends hold if no kind of row so rare that none was seen
     carries much of the mean: up to 3/n of all rows may be of one, and a note says what these would add where that is
     more than the interval allows. Quantiles are exact up to 4,000,000 rows; beyond, they come from a sketch with
     relative error 0.005. Every value is computed in float64 and does not depend on `block_bytes`.

@@ -17,6 +17,7 @@ from kullback.predictions.mean_intervals import (
     student_t,
 )
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows
+from kullback.results.value import Interval, Value
 
 __all__ = ["DrawnMean", "drawn_mean", "population_mean", "row_estimates"]
 
@@ -37,11 +38,11 @@ FEWEST_DEGREES = 9
 
 
 @dataclass(frozen=True)
-class DrawnMean:
+class DrawnMean(Value[float]):
     """The mean of a divergence over the very rows of a reference file, with the error of the drawing alone.
 
     Attributes:
-        mean: its estimate, moved to the nearer bound where it lies outside both.
+        value: its estimate, moved to the nearer bound where it lies outside both.
         standard_error: of the drawing; 0 where no row has a tail, +inf where a row is infinite, NaN where the draws do
             not tell: without two in each row, or if all agree.
         interval: the 95 % interval of the mean that all classes would give: it includes the drawing and no other rows.
@@ -49,10 +50,8 @@ class DrawnMean:
         bounds: the mean of the rows' bounds, and of the largest values that these allow: certain.
     """
 
-    mean: float
-    standard_error: float
-    interval: tuple[float, float]
-    bounds: tuple[float, float]
+    interval: Interval
+    bounds: Interval
 
 
 def row_estimates(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:

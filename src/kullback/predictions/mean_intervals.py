@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kullback.common.serial_dependence import SerialDependence, number_scores, serial_dependence
-from kullback.predictions.prediction_results import Reason
 from kullback.predictions.row_blocks import RowBlocks, finite, sums_of_blocks
+from kullback.results.value import Reason
 
 __all__ = ["FEWEST_UNITS", "MeanEstimate", "MeanEstimator", "RatioOfSums", "student_t"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from kullback.common.display import Shown
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import quoted
+from kullback.results.value import Value
 
 __all__ = [
     "Comparison",
@@ -15,48 +15,15 @@ __all__ = [
     "LabelStatistics",
     "LlamaCppFigures",
     "LlamaCppStatistics",
-    "Mean",
-    "Proportion",
     "Segment",
     "Summary",
     "TopClass",
     "WorstRow",
 ]
 
-Interval = tuple[float, float]
-Reason = Literal["few units", "few nonzero units", "heavy tail", "not bounded"]
-
 
 @dataclass(frozen=True)
-class Mean:
-    """A mean over rows with its standard error and confidence interval.
-
-    Attributes:
-        mean: the mean; +inf where a row is infinite.
-        standard_error: the standard error for independent clusters. Without cluster ids it is for blocks of rows where
-            rows depend on their order, otherwise for rows; +inf where a row is infinite, NaN for a single row, block
-            or cluster.
-        interval: the 95 % confidence interval. An end that the data do not determine is the bound of the quantity,
-            +inf for KL and cross-entropy. None where neither end is determined, where the mean is infinite, and where
-            no interval was asked for.
-        reason: why an end is not determined: ``"few units"`` (fewer than 10 clusters, blocks or rows),
-            ``"few nonzero units"``, ``"heavy tail"`` (the largest units carry too much of the mean), ``"not bounded"``
-            (for a difference: the known part of a model does not bound its mean); else None.
-    """
-
-    mean: float
-    standard_error: float
-    interval: Interval | None
-    reason: Reason | None = field(default=None, kw_only=True)
-
-    @property
-    def value(self) -> float:
-        """The mean, by the name that it has in every result."""
-        return self.mean
-
-
-@dataclass(frozen=True)
-class Summary(Mean):
+class Summary(Value[float]):
     """One quantity over all rows: its mean and its quantiles in both tails.
 
     Attributes:
@@ -88,16 +55,6 @@ class Summary(Mean):
     p99: float
     p999: float
     maximum: float
-
-
-@dataclass(frozen=True)
-class Proportion:
-    """A proportion of the rows with its standard error and confidence interval, as in `Mean`."""
-
-    value: float
-    standard_error: float
-    interval: Interval | None
-    reason: Reason | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -174,18 +131,18 @@ class LabelStatistics(ShortRepr):
     """
 
     labeled: int
-    cross_entropy_p: Mean
-    cross_entropy_q: Mean
-    difference: Mean
+    cross_entropy_p: Value[float]
+    cross_entropy_q: Value[float]
+    difference: Value[float]
     correlation: float
-    perplexity_p: Mean
-    perplexity_q: Mean
-    perplexity_ratio: Mean
-    perplexity_difference: Mean
+    perplexity_p: Value[float]
+    perplexity_q: Value[float]
+    perplexity_ratio: Value[float]
+    perplexity_difference: Value[float]
     delta_prob: Summary
-    delta_prob_rms: Mean
-    top_k_accuracy_p: list[Proportion]
-    top_k_accuracy_q: list[Proportion]
+    delta_prob_rms: Value[float]
+    top_k_accuracy_p: list[Value[float]]
+    top_k_accuracy_q: list[Value[float]]
 
     def __hash__(self) -> int:
         # Equal ones have equal hashes; lists have none.
@@ -296,9 +253,9 @@ class Comparison(Shown):
     classes: int
     clusters: int | None
     divergences: dict[str, Summary]
-    acceptance_rate: Mean
-    top1_agreement: Proportion
-    top_k_agreement: list[Proportion]
+    acceptance_rate: Value[float]
+    top1_agreement: Value[float]
+    top_k_agreement: list[Value[float]]
     labels: LabelStatistics | None
     worst: list[WorstRow]
     by_confidence: list[ConfidenceBin]

@@ -20,7 +20,6 @@ from kullback.tables.table_results import (
     ColumnComparison,
     HistogramBin,
     JointComparison,
-    Quantity,
     TableComparison,
 )
 
@@ -35,7 +34,6 @@ __all__ = [
     "HistogramBin",
     "JointComparison",
     "Profile",
-    "Quantity",
     "TableComparison",
     "bin_counts",
     "choose_bins",

@@ -15,6 +15,7 @@ from kullback.common.findings import Finding
 from kullback.common.inputs import check_independent
 from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.estimators.sample_checks import seed_of
+from kullback.results.value import Value
 from kullback.tables.arguments import (
     check_column,
     check_settings,
@@ -51,7 +52,7 @@ from kullback.tables.table_findings import (
     unshared_categories,
 )
 from kullback.tables.table_profile import Profile, profile_opened
-from kullback.tables.table_results import ColumnComparison, JointComparison, Quantity, TableComparison, least
+from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison, least
 
 __all__ = ["compare_profiles", "compare_tables"]
 
@@ -372,7 +373,7 @@ def _in_order(parts: dict[str, Any], p: Profile, q: Profile, columns: Sequence[s
     if unknown:
         notes.append("too few blocks of rows are independent for intervals and a test")
         for name in ("kl_pq", "kl_qp", "js", "psi", "tv"):
-            parts[name] = Quantity(parts[name].value, None, None)
+            parts[name] = Value(parts[name].value, None, None)
         parts["p_value"] = parts["p_adjusted"] = math.nan
         parts |= {"words": None} if "words" in parts else {}
     return parts | {"notes": (*parts["notes"], *notes)}

@@ -11,6 +11,7 @@ import numpy as np
 
 from kullback.common.findings import Finding
 from kullback.errors import invalid_value, quoted
+from kullback.results.value import Value
 from kullback.tables.choose_bins import bin_counts, choose_bins
 from kullback.tables.columns.bin_labels import interval_labels
 from kullback.tables.columns.bins import OTHER, SPECIALS, Bins
@@ -36,7 +37,7 @@ from kullback.tables.inference.word_test import word_test
 from kullback.tables.settings import TableSettings
 from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile
-from kullback.tables.table_results import Bin, Quantity
+from kullback.tables.table_results import Bin
 
 __all__ = [
     "ContingencyTable",
@@ -475,7 +476,7 @@ def _shown(table: ContingencyTable, found: _Pooled, parts: Array) -> tuple[Bin, 
 
 
 def _remarks(
-    found: _Pooled, columns: Sequence[str], quantity: Quantity, backward: Quantity
+    found: _Pooled, columns: Sequence[str], quantity: Value[float | None], backward: Value[float | None]
 ) -> tuple[tuple[str, ...], list[Finding]]:
     """Return notes and findings on pooled and infinite parts, and on missing values or intervals."""
     notes: list[str] = []
@@ -508,7 +509,10 @@ def _remarks(
 
 
 def _remark_empty(
-    found: _Pooled, both: tuple[Quantity, Quantity], remark: Callable[[str, str], None], notes: list[str]
+    found: _Pooled,
+    both: tuple[Value[float | None], Value[float | None]],
+    remark: Callable[[str, str], None],
+    notes: list[str],
 ) -> None:
     """Say what bins without rows of one side mean for both directions of KL."""
     sides = (("KL(P||Q)", "Q", found.p, found.q), ("KL(Q||P)", "P", found.q, found.p))
@@ -532,7 +536,7 @@ def _remark_empty(
 
 
 def _remark_rare(
-    found: _Pooled, quantity: Quantity, remark: Callable[[str, str], None], notes: list[str]
+    found: _Pooled, quantity: Value[float | None], remark: Callable[[str, str], None], notes: list[str]
 ) -> None:
     """Yield a note on the number of rows with rare values, and on the consequence."""
     of_p, of_q = (side[len(found.frequent) :] / side.sum() for side in (found.p, found.q))

@@ -9,37 +9,13 @@ from typing import overload
 from kullback.common.display import Shown
 from kullback.common.findings import Finding
 from kullback.errors import LONGEST_NAME, ColumnNotFoundError, printable, quoted, safe_repr
+from kullback.results.value import Value
 from kullback.tables.columns.types import ColumnType
 
-__all__ = ["Bin", "ColumnComparison", "HistogramBin", "JointComparison", "Quantity", "TableComparison"]
-
-Interval = tuple[float, float]
+__all__ = ["Bin", "ColumnComparison", "HistogramBin", "JointComparison", "TableComparison"]
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """The estimate of a divergence between the bins of two columns.
-
-    Attributes:
-        value: the estimate, corrected for the bias of counts of few rows; at least 0. None where most values are too
-            rare to tell.
-        standard_error: its standard error; None where there are too few rows to tell.
-        interval: the confidence interval; its upper end is infinite (for JS and TV: larger) where one side has no row
-            in a bin of the other, or rare values may differ unseen. None where there are too few rows; the column's
-            notes say why.
-
-    Example:
-        >>> from kullback.tables import Quantity
-        >>> Quantity(0.1, 0.02, (0.07, 0.15)).interval
-        (0.07, 0.15)
-    """
-
-    value: float | None
-    standard_error: float | None
-    interval: Interval | None
-
-
-def least(quantity: Quantity) -> float:
+def least(quantity: Value[float | None]) -> float:
     """Return the value of a divergence, or the lower end of its interval where it has no value."""
     if quantity.value is not None:
         return quantity.value
@@ -106,11 +82,11 @@ class HistogramBin:
 class _Divergences(ABC):
     """The divergences between the bins of one column, or between the joint bins of several columns."""
 
-    kl_pq: Quantity
-    kl_qp: Quantity
-    js: Quantity
-    psi: Quantity
-    tv: Quantity
+    kl_pq: Value[float | None]
+    kl_qp: Value[float | None]
+    js: Value[float | None]
+    psi: Value[float | None]
+    tv: Value[float | None]
     p_value: float
     p_adjusted: float
     bins: tuple[Bin, ...]

@@ -34,6 +34,7 @@ from kullback.report.schemas import predictions
 
 if TYPE_CHECKING:
     from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
+    from kullback.predictions.drawn_means import DrawnMean
 
 __all__ = ["fields"]
 
@@ -45,7 +46,7 @@ def fields(found: ModelComparison) -> dict[str, Any]:
         "unit": "nats",
         "base": _info(found.base),
         "candidates": [_candidate(found, candidate) for candidate in found.candidates],
-        "differences": [asdict(mean) for mean in found.differences],
+        "differences": [predictions.mean_fields(asdict(mean)) for mean in found.differences],
         "noise_floor": None if found.noise_floor is None else _candidate(found, found.noise_floor),
         "windows": found.windows,
         "context": found.context,
@@ -65,9 +66,15 @@ def _candidate(found: ModelComparison, candidate: Candidate) -> dict[str, Any]:
         "certain": candidate.certain,
         "drawn": None
         if candidate.drawn is None
-        else {name: asdict(mean) for name, mean in candidate.drawn.items()},
+        else {name: _drawn(mean) for name, mean in candidate.drawn.items()},
         "passages": [_passage(found, passage) for passage in candidate.passages],
     }
+
+
+def _drawn(mean: DrawnMean) -> dict[str, Any]:
+    values = predictions.mean_fields(asdict(mean))
+    del values["reason"]
+    return values
 
 
 def _info(info: ModelInfo) -> dict[str, Any]:

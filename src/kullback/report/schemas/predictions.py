@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kullback.predictions import Comparison
 
-__all__ = ["fields"]
+__all__ = ["fields", "mean_fields"]
 
 
 def fields(comparison: Comparison) -> dict[str, Any]:
@@ -57,4 +57,17 @@ def fields(comparison: Comparison) -> dict[str, Any]:
     values["quantiles"] = [
         dict(zip(("probability", "kl"), part, strict=True)) for part in values["quantiles"]
     ]
+    labels = values["labels"] or {}
+    for of, name in (
+        *((values["divergences"], name) for name in values["divergences"]),
+        (values, "acceptance_rate"),
+    ):
+        of[name] = mean_fields(of[name])
+    for name in (name for name, value in labels.items() if isinstance(value, dict)):
+        labels[name] = mean_fields(labels[name])
     return {"schema": "kullback.predictions/3", "unit": "nats"} | values
+
+
+def mean_fields(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a value below the name that a mean has in the schema."""
+    return {"mean" if name == "value" else name: number for name, number in value.items()}

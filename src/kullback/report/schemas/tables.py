@@ -30,6 +30,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from kullback.common.words import TABLE_DIVERGENCE_NAMES
+
 if TYPE_CHECKING:
     from kullback.tables.table_results import TableComparison
 
@@ -46,5 +48,7 @@ def fields(comparison: TableComparison) -> dict[str, Any]:
 
 
 def _named_first(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with the names of the columns and their type first."""
+    """Return the fields with the names of the columns and their type first; values have no reason here."""
+    for name in TABLE_DIVERGENCE_NAMES:
+        del values[name]["reason"]
     return {key: values[key] for key in FIRST if key in values} | values

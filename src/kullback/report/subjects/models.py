@@ -8,7 +8,6 @@ from functools import partial
 from itertools import pairwise
 
 from kullback.models import Candidate, ModelComparison, ModelInfo, Passage, ReadToken
-from kullback.predictions import Mean
 from kullback.report.document import (
     Block,
     Document,
@@ -36,6 +35,7 @@ from kullback.report.subjects.predictions import (
     top_classes,
     unseen,
 )
+from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
 __all__ = ["document"]
@@ -252,7 +252,7 @@ def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
     return bytes_text(info.file_bytes), "" if bits is None else f"{bits:.2f}"
 
 
-def _interval(mean: Mean) -> str:
+def _interval(mean: Value[float]) -> str:
     """Format an interval; n/a where there is none."""
     return "n/a" if mean.interval is None else " to ".join(map(number, mean.interval))
 
@@ -281,7 +281,7 @@ def _outcome(found: ModelComparison) -> str:
     return f"Of {len(found.candidates)} candidates {best.model.name} is closest to {found.base.name}: {told}"
 
 
-def _is_clear(difference: Mean) -> bool:
+def _is_clear(difference: Value[float]) -> bool:
     """Whether the second of two neighbors is certainly farther from the base than the first."""
     return difference.interval is not None and difference.interval[0] > 0
 
@@ -290,7 +290,7 @@ def _least(candidate: Candidate) -> str:
     return "at least " if candidate.is_lower_bound else ""
 
 
-def _ends(mean: Mean) -> str:
+def _ends(mean: Value[float]) -> str:
     return "" if mean.interval is None else f" (95% CI {_interval(mean)})"
 
 

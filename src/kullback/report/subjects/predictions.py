@@ -11,8 +11,6 @@ from kullback.predictions import (
     Comparison,
     ConfidenceBin,
     LabelStatistics,
-    Mean,
-    Proportion,
     Summary,
     TopClass,
     WorstRow,
@@ -34,6 +32,7 @@ from kullback.report.document import (
 from kullback.report.formats import count, counted, number, percent, probability, visible
 from kullback.report.plots.predictions import draw_plots
 from kullback.report.schemas import predictions as schema
+from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
 __all__ = [
@@ -212,10 +211,9 @@ def _figures(comparison: Comparison) -> tuple[Figure, ...]:
     return tuple(figures)
 
 
-def _figure(title: str, value: Mean | Proportion, write: Callable[[float], str], unit: str = "") -> Figure:
-    mean = value.value if isinstance(value, Proportion) else value.mean
+def _figure(title: str, value: Value[float], write: Callable[[float], str], unit: str = "") -> Figure:
     return Figure(
-        title, write(mean), unit, " to ".join(map(write, value.interval)) if value.interval else "n/a"
+        title, write(value.value), unit, " to ".join(map(write, value.interval)) if value.interval else "n/a"
     )
 
 
@@ -303,12 +301,12 @@ def _frame(comparison: Comparison) -> Frame:
         row = asdict(found)
         low, high = row.pop("interval") or (math.nan, math.nan)
         del row["reason"]
-        first = {name: row.pop(name) for name in ("mean", "standard_error")}
+        first = {"mean": row.pop("value"), "standard_error": row.pop("standard_error")}
         rows.append(first | {"low": low, "high": high} | row)
     return Frame.of_numbers(rows, list(comparison.divergences))
 
 
-def interval_end(mean: Mean | Proportion, end: int, write: Callable[[float], str] = number) -> str:
+def interval_end(mean: Value[float], end: int, write: Callable[[float], str] = number) -> str:
     """Format the lower (0) or upper (1) end of an interval, n/a where there is none."""
     return "n/a" if mean.interval is None else write(mean.interval[end])
 

@@ -29,12 +29,12 @@ from kullback.report.document import (
 from kullback.report.formats import count, counted, decimal
 from kullback.report.plots.tables import draw_column, percentage, totals
 from kullback.report.schemas import tables as schema
+from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 from kullback.tables.table_results import (
     Bin,
     ColumnComparison,
     JointComparison,
-    Quantity,
     TableComparison,
     least,
 )
@@ -351,21 +351,21 @@ def tone_of(comparison: TableComparison) -> Tone:
     return next(tone for tone in order if tone in tones)
 
 
-def interval(quantity: Quantity) -> str:
+def interval(quantity: Value[float | None]) -> str:
     """The ends of an interval, or n/a where there is none.
 
     Example:
-        >>> interval(Quantity(0.1, 0.02, (0.05, float("inf")))), interval(Quantity(0.1, None, None))
+        >>> interval(Value(0.1, 0.02, (0.05, float("inf")))), interval(Value(0.1, None, None))
         ('0.050 to inf', 'n/a')
     """
     return "n/a" if quantity.interval is None else " to ".join(map(decimal, quantity.interval))
 
 
-def value_text(quantity: Quantity) -> str:
+def value_text(quantity: Value[float | None]) -> str:
     """Return a divergence to three decimals, or n/a where it has no value.
 
     Example:
-        >>> value_text(Quantity(0.1234, None, None)), value_text(Quantity(None, None, (0.0, 1.0)))
+        >>> value_text(Value(0.1234, None, None)), value_text(Value(None, None, (0.0, 1.0)))
         ('0.123', 'n/a')
     """
     return "n/a" if quantity.value is None else decimal(quantity.value)

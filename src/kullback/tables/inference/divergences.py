@@ -26,6 +26,7 @@ import torch
 
 from kullback.estimators.discrete.point import kl_influence, zhang_grabchak
 from kullback.estimators.normal_interval import standard_normal_quantile
+from kullback.results.value import Interval, Value
 from kullback.tables.inference.ordered import of_either
 from kullback.tables.inference.rare_values import GROUPS, RareValues
 from kullback.tables.inference.sampling_error import (
@@ -36,7 +37,6 @@ from kullback.tables.inference.sampling_error import (
     multinomial_variance,
 )
 from kullback.tables.inference.significance import g_test, together
-from kullback.tables.table_results import Interval, Quantity
 
 __all__ = ["MIN_EFFECTIVE", "BinStatistics", "compare_counts", "expected_rows"]
 
@@ -57,11 +57,11 @@ MOST_MISSING = 3.0  # rows expected by the other side in a bin where one has non
 class BinStatistics:
     """The divergences, the p-value of the test, and each bin's term of KL(P || Q)."""
 
-    kl_pq: Quantity
-    kl_qp: Quantity
-    js: Quantity
-    psi: Quantity
-    tv: Quantity
+    kl_pq: Value[float | None]
+    kl_qp: Value[float | None]
+    js: Value[float | None]
+    psi: Value[float | None]
+    tv: Value[float | None]
     p_value: float
     contributions: Array
 
@@ -107,7 +107,7 @@ def compare_counts(
     if len(a) < 2:
         p_value = math.nan if hidden.unseen > MOST_UNSEEN else of_either([1.0, ordered])
         interval = (0.0, 0.0) if pooled and min(sizes) >= MIN_EFFECTIVE else None
-        return _statistics([Quantity(0.0, None, interval)] * 5, hidden, p_value, contributions)
+        return _statistics([Value(0.0, None, interval)] * 5, hidden, p_value, contributions)
     groups = None if clusters is None else (clusters[0][:, occupied], clusters[1][:, occupied])
     by_value = None if rare is None else _padded(rare, width, occupied)
     if groups is not None:
@@ -152,21 +152,21 @@ class _Hidden:
     pooled: float
     unseen: float
 
-    def in_quantity(self, found: Quantity, greatest: float) -> Quantity:
+    def in_quantity(self, found: Value[float | None], greatest: float) -> Value[float | None]:
         """Return a divergence between bins as one between values: open above as far as pooling may hide, or unknown."""
         if self.unseen > MOST_UNSEEN:
-            return Quantity(None, None, (found.interval[0] if found.interval else 0.0, greatest))
+            return Value(None, None, (found.interval[0] if found.interval else 0.0, greatest))
         if found.interval is None or self.pooled == 0:
             return found
         low, high = found.interval
         most = high + self.pooled * greatest if math.isfinite(greatest) else high
         if self.pooled > STRAY and math.isinf(greatest):
             most = math.inf
-        return Quantity(found.value, found.standard_error, (low, min(most, greatest)))
+        return Value(found.value, found.standard_error, (low, min(most, greatest)))
 
 
 def _statistics(
-    quantities: list[Quantity], hidden: _Hidden, p_value: float, contributions: Array
+    quantities: list[Value[float | None]], hidden: _Hidden, p_value: float, contributions: Array
 ) -> BinStatistics:
     """Return the statistics with quantities in the order KL both ways, JS, PSI, TV."""
     greatest = (math.inf, math.inf, math.log(2), math.inf, 1.0)
@@ -174,10 +174,10 @@ def _statistics(
     return BinStatistics(known[0], known[1], known[2], known[3], known[4], p_value, contributions)
 
 
-def _down_to_zero(found: Quantity) -> Quantity:
+def _down_to_zero(found: Value[float | None]) -> Value[float | None]:
     """Return a divergence whose interval includes 0, which is required where the test does not reject."""
     interval = None if found.interval is None else (0.0, found.interval[1])
-    return Quantity(found.value, found.standard_error, interval)
+    return Value(found.value, found.standard_error, interval)
 
 
 def _padded(rare: RareValues, width: int, occupied: Mask) -> tuple[Array, Array, Array]:
@@ -264,11 +264,13 @@ class _Comparison:
         of_middle = _entropy(middle, counts, size)
         return of_middle - (_entropy(p, p * self.n, self.n) + _entropy(q, q * self.m, self.m)) / 2
 
-    def smooth(self, function: _Divergence, corrected: float, *, unbounded: bool = False) -> Quantity:
+    def smooth(
+        self, function: _Divergence, corrected: float, *, unbounded: bool = False
+    ) -> Value[float | None]:
         """Return the estimate with the standard error and interval of the scaled noncentral chi-square distribution."""
         value = float(min(max(corrected, 0.0), function.greatest))
         if self._too_few:
-            return Quantity(value, None, None)
+            return Value(value, None, None)
         # Half a row in every bin keeps logarithms finite; ratio and variance are taken at the same proportions.
         p = (self.p * self.n + 0.5) / (self.n + 0.5 * len(self.p))
         q = (self.q * self.m + 0.5) / (self.m + 0.5 * len(self.q))
@@ -295,7 +297,7 @@ class _Comparison:
                 low = min(low, _unified_interval(plugin / scale, dof, 1 - self.confidence)[0])
             low, high = scale * low, scale * high
         low, high = min(low, value), max(high, value)
-        return Quantity(
+        return Value(
             value, error, (float(low), math.inf if unbounded else min(float(high), function.greatest))
         )
 
@@ -308,7 +310,7 @@ class _Comparison:
         low, high = np.quantile(drawn, [tail, 1 - tail])
         return max(0.0, float(low) - 2 * (float(drawn.mean()) - plugin)), float(high)
 
-    def total_variation(self, random: np.random.Generator) -> Quantity:
+    def total_variation(self, random: np.random.Generator) -> Value[float | None]:
         """Return the plug-in minus the bootstrap estimate of its bias, with an interval by simulated errors.
 
         Where the sign of p - q is certain, a bin's error shifts the total; where it is not, the error adds to it.
@@ -322,7 +324,7 @@ class _Comparison:
         bias = spread * (np.sqrt(2 / np.pi) * np.exp(-(u**2) / 2) - 2 * u * ndtr(-u))
         value = max(plugin - float(bias.sum()) / 2, 0.0)
         if self._too_few:
-            return Quantity(value, None, None)
+            return Value(value, None, None)
         certain = u > ndtri(1 - 0.005 / len(u))  # so that no sign is taken for certain by chance
         signs = np.sign(difference)
         up = np.empty(TV_DRAWS)
@@ -337,7 +339,7 @@ class _Comparison:
         low = plugin - float(np.quantile(up, 1 - (alpha / 2 if certain.any() else alpha)))
         high = plugin - float(np.quantile(shift, alpha / 2))
         error = float(shift.std())
-        return Quantity(value, error, (min(max(low, 0.0), value), max(min(high, 1.0), value)))
+        return Value(value, error, (min(max(low, 0.0), value), max(min(high, 1.0), value)))
 
 
 def _posterior(counts: Array, random: np.random.Generator) -> Array:
