@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -225,9 +226,34 @@ def test_the_markdown_of_tables_has_every_column_and_shows_names_as_they_are() -
     assert sum(line.startswith("| ") for line in whole.splitlines()) == 2 + 5
 
 
-@pytest.mark.parametrize("option", ["--json", "--html", "--markdown", "--save-batch"])
-def test_a_report_is_of_one_batch(folder: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
-    several = run(folder, monkeypatch, "watch", "a.csv", "b.csv", "c.csv", option, "out")
+def test_a_saved_profile_is_of_one_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = run(folder, monkeypatch, "watch", "a.csv", "b.csv", "c.csv", "--save-batch", "out")
     assert several.exit_code == 2
-    assert f"{option}: wanted one batch; got 2" in several.stderr
+    assert "--save-batch: wanted one batch; got 2" in several.stderr
     assert not (folder / "out").exists()
+
+
+def test_the_reports_of_several_batches_have_each_with_its_gates(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, holds, breaks = SUBJECTS["batches"]
+    files = [part for kind in ("json", "html", "markdown") for part in (f"--{kind}", f"report.{kind}")]
+    result = run(folder, monkeypatch, *arguments_of("batches", holds, breaks), *files)
+    assert result.exit_code == 1
+    json_of, page, markdown_of = ((folder / name).read_text() for name in files[1::2])
+    written = json.loads(json_of)
+    assert written["schema"] == "kullback.batches/1"
+    assert [each["q_name"] for each in written["batches"]] == ["b.csv", "c.csv"]
+    assert [each["passed"] for each in written["gates"]["limits"]] == [True, False, True, True]
+    for failure in (each for limit in written["gates"]["limits"] for each in limit["failures"]):
+        assert failure.startswith("b.csv: ")
+        assert f"kullback: gate failed: {failure}" in result.stderr
+        assert failure.replace("'", "&#39;") in page
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    links = set(re.findall(r'href="#([^"]+)"', page))
+    assert links <= set(ids)
+    assert len(links) > 0
+    for line in result.stdout.splitlines()[1:]:
+        assert line in page.replace("&#39;", "'").replace("‖", "||")
+        assert line in markdown_of.replace("\\", "")

@@ -126,4 +126,4 @@ def write_reports(
             table(open_console())
         else:
             terminal.render(page, open_console())
-    return [failure for verdict in verdicts for failure in verdict.failures]
+    return [failure for verdict in page.verdicts for failure in verdict.failures]

@@ -11,12 +11,11 @@ import torch
 
 from kullback.cli.option_errors import in_options
 from kullback.cli.outputs import Outputs, check_outputs, write_reports
-from kullback.cli.streams import closed_pipe_allowed
 from kullback.common.files import check_writable, refuse_overwriting
 from kullback.common.progress import progress_text
 from kullback.errors import ArgumentValueError, printable
-from kullback.report import document
 from kullback.report.formats import counted
+from kullback.report.subjects.batches import Batches
 from kullback.tables.compare_two_tables import compare_profiles, compare_tables
 from kullback.tables.reference_profile import (
     batch_profile,
@@ -129,31 +128,24 @@ def run_watch(
         place = reference if is_profile(reference) else profile or profile_path(reference)
         size = f"{counted(saved.rows, 'row')} and {counted(len(saved.columns), 'column')}"
         click.echo(f"{place}: the profile of {size}")
-    lines: list[str] = []
-    failures: list[str] = []
-    failed = 0
-    for name, batch in found:
-        compared = compare_profiles(
+        return []
+    compared = [
+        compare_profiles(
             saved,
             batch,
             generator=torch.Generator().manual_seed(seed),
             names=(str(reference), name),
             **settings,
         )
-        verdicts = [gate.verdict(compared) for gate in gates]
-        if len(found) == 1:
-            others = {} if save_batch is None else {save_batch: batch.to_json() + "\n"}
-            return write_reports(compared, verdicts, outputs, others=others)
-        lines.append(f"{printable(name)}: {printable(document(compared, verdicts).outcome)}")
-        failures += [f"{name}: {failure}" for verdict in verdicts for failure in verdict.failures]
-        failed += any(verdict.failures for verdict in verdicts)
-    if gates:
-        number = counted(len(found), "batch", "batches")
-        lines.insert(0, f"Failed: {failed} of {number}." if failed else f"Passed: {number}.")
-    with closed_pipe_allowed():
-        for line in lines:
-            click.echo(line)
-    return failures
+        for name, batch in found
+    ]
+    verdicts = [tuple(gate.verdict(each) for gate in gates) for each in compared]
+    if len(found) == 1:
+        others = {} if save_batch is None else {save_batch: found[0][1].to_json() + "\n"}
+        return write_reports(compared[0], verdicts[0], outputs, others=others)
+    batches_compared = Batches(tuple(compared), tuple(verdicts))
+    lines = "\n".join(map(printable, batches_compared.lines))
+    return write_reports(batches_compared, (), outputs, table=lambda _: click.echo(lines))
 
 
 def _check_watch(
@@ -167,21 +159,20 @@ def _check_watch(
     rebuild: bool,
 ) -> None:
     """Refuse before the work what could not be written after it."""
-    single = {
+    reports = {
         "--json": outputs.json,
         "--html": outputs.html,
         "--markdown": outputs.markdown,
         "--save-batch": save_batch,
     }
-    for option in (option for option, value in single.items() if value is not None):
-        if not batches:
-            raise ArgumentValueError(
-                f"{option}: wanted a batch to report on; got none. Write: kullback watch P Q"
-            )
-        if len(batches) > 1 and not merge:
-            raise ArgumentValueError(
-                f"{option}: wanted one batch; got {len(batches)}. Write: --merge to take them as one"
-            )
+    for option in (option for option, value in reports.items() if value is not None and not batches):
+        raise ArgumentValueError(
+            f"{option}: wanted a batch to report on; got none. Write: kullback watch P Q"
+        )
+    if save_batch is not None and len(batches) > 1 and not merge:
+        raise ArgumentValueError(
+            f"--save-batch: wanted one batch; got {len(batches)}. Write: --merge to take them as one"
+        )
     place = profile or profile_path(reference)
     # The profile is read, and written too where it is made; whatever else is written must not be one of these.
     check_outputs(outputs, [reference, *batches, place], [save_batch] if save_batch else [])

@@ -70,7 +70,7 @@ def watch(
     kullback watch reference.parquet today.csv --bins 10
 
     The profile is made once and kept: a few KB of counts, no row of the data. Without a BATCH it is only made. One
-    BATCH is reported in full, several in one line each.
+    BATCH is reported in full, several in one line each; --json, --html and --markdown write all in full.
     Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails and 2 on an error.
     """
     gates = [parse_table_gate(text, side) for side, text in given_limits(fail_above, fail_below)]

@@ -82,9 +82,9 @@ def kind(block: Block) -> str:
     return type(block).__name__.lower()
 
 
-def svg(plot: Plot) -> str:
-    """Draw a plot."""
-    return draw_svg(plot.name, plot.draw)
+def svg(plot: Plot, name: str) -> str:
+    """Draw a plot, with ids that begin with a name."""
+    return draw_svg(name, plot.draw)
 
 
 def text(words: str) -> str:

@@ -1,0 +1,99 @@
+"""Several batches, each compared with one reference, as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from kullback.report.document import Document, Findings, Frame, Headline, Remark, Section
+from kullback.report.formats import counted
+from kullback.report.schemas import tables as schema
+from kullback.report.subjects import document, tables
+from kullback.results.verdict import Verdict
+from kullback.tables.table_results import TableComparison
+
+__all__ = ["Batches"]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Comparisons of batches with one reference, each with the verdicts of its gates.
+
+    Attributes:
+        comparisons: the comparisons; the names of the batches are their ``q_name``.
+        verdicts: the verdicts of each.
+    """
+
+    comparisons: tuple[TableComparison, ...]
+    verdicts: tuple[tuple[Verdict, ...], ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """The number of batches that fail, if there are gates, and the outcome of each batch."""
+        failed = sum(any(not each.passed for each in verdicts) for verdicts in self.verdicts)
+        number = counted(len(self.comparisons), "batch", "batches")
+        whole = f"Failed: {failed} of {number}." if failed else f"Passed: {number}."
+        return [whole] * any(self.verdicts) + [f"{page.title}: {page.outcome}" for page in self.pages]
+
+    @property
+    def pages(self) -> list[Document]:
+        """The document of each batch, under its name."""
+        pages = map(tables.document, self.comparisons, self.verdicts)
+        return [_named(found.q_name, page) for found, page in zip(self.comparisons, pages, strict=True)]
+
+
+def _named(name: str, page: Document) -> Document:
+    """Return a document under the name of its batch, which the names of its drawings and its limits have too."""
+    verdicts = (
+        Verdict(
+            f"{name}: {each.limit}", tuple(f"{name}: {failure}" for failure in each.failures), each.broken_by
+        )
+        for each in page.verdicts
+    )
+    return Document(name, page.headline, page.blocks, tuple(verdicts), page.meanings, frame=page.frame)
+
+
+@document.register(Batches)
+def _(batches: Batches, verdicts: Sequence[Verdict] = ()) -> Document:
+    pages = batches.pages
+    remarks = [
+        Remark("error" if page.tone == "bad" else "note", f"{page.title}: {page.outcome}") for page in pages
+    ]
+    number = counted(len(pages), "batch", "batches")
+    return Document(
+        f"{number} against {batches.comparisons[0].p_name}",
+        Headline(f"{number} compared with {batches.comparisons[0].p_name}"),
+        (
+            Findings("Batches", remarks),
+            *(Section(page.title, page.blocks, is_open=False) for page in pages),
+        ),
+        (*verdicts, *chain.from_iterable(page.verdicts for page in pages)),
+        pages[0].meanings,
+        partial(_fields, batches),
+        partial(_frame, pages),
+        "kullback watch",
+    )
+
+
+def _fields(batches: Batches) -> dict[str, Any]:
+    """Return ``batches``, a document of the schema ``kullback.tables`` for each."""
+    return {
+        "schema": "kullback.batches/1",
+        "unit": "nats",
+        "batches": [schema.fields(found) for found in batches.comparisons],
+    }
+
+
+def _frame(pages: Sequence[Document]) -> Frame:
+    """Return the rows of each batch, after its name."""
+    frames = [(page.title, page.frame()) for page in pages if page.frame is not None]
+    names = [name for name, frame in frames for _ in frame.columns["column"]]
+    columns = {
+        name: np.concatenate([frame.columns[name] for _, frame in frames]) for name in frames[0][1].columns
+    }
+    return Frame({"batch": names, **columns})
