@@ -2,9 +2,9 @@
 
 A subject without a schema of its own has ``"schema": "kullback.document/1"``: ``outcome`` and ``size`` (strings),
 ``numbers`` (the columns of its data frame), ``tables`` (objects ``title``, ``headings``, ``rows``, ``caption``) and
-``remarks`` (objects ``level``, ``message``). Several batches have ``"schema": "kullback.batches/1"``: ``batches`` (a
-document of `kullback.report.schemas.tables` for each). Every document has ``gates`` where limits were asked for. Infinities and
-NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``.
+``remarks`` (objects ``level``, ``message``). Several batches have ``"schema": "kullback.batches/1"`` and ``batches``, a
+document of `kullback.report.schemas.tables` for each. Every document has ``gates`` where limits were asked for.
+Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``.
 """
 
 from __future__ import annotations
