@@ -1,1 +1,1 @@
-"""Losses: `kl_div`, distillation, policies, regularizers. `kullback.functional` and `kullback.nn` show them."""
+"""Losses: `kl_div`, distillation, policies, regularizers. Public names are in `kullback.functional`, `nn` and `policy`."""

@@ -1,1 +1,1 @@
-"""The parts that results share: a gate's verdict."""
+"""The parts that results share: an estimate and a gate's verdict."""
