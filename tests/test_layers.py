@@ -75,7 +75,7 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.kernels": (
-        {"codes", "overlap", "row_operation"},
+        {"blocks", "codes", "overlap", "row_operation"},
         {"label_terms"},
         {"reference"},
         {"divergence_codes"},

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
+from kullback.kernels.blocks import row_blocks
 from kullback.kernels.row_operation import Gradients, transformable
 
-__all__ = ["HardLabels", "cross_entropy", "cross_entropy_gradient", "cross_entropy_of_block", "row_blocks"]
-
-# Elements in a block of logits, so that temporaries stay small. GPUs need larger blocks.
-_BLOCK = {"cpu": 1 << 17}
-_LARGE_BLOCK = 1 << 24
+__all__ = ["HardLabels", "cross_entropy", "cross_entropy_gradient", "cross_entropy_of_block"]
 
 
 class HardLabels(NamedTuple):
@@ -101,7 +98,7 @@ class _CrossEntropy:
 
     def compute(self, logits: Tensor, classes: Tensor) -> tuple[Tensor]:
         parts = [cross_entropy_of_block(logits[block], classes[block]) for block in row_blocks(logits)]
-        return (torch.cat(parts) if parts else upcast(logits.new_empty(0)),)
+        return (torch.cat(parts),)
 
     def gradients(
         self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
@@ -119,11 +116,3 @@ class _CrossEntropy:
         ones = torch.ones_like(classes, dtype=upcast(logits[..., :0]).dtype)
         by = cross_entropy_gradient(logits, classes, ones)
         return (by * tangents[0]).sum(-1) if tangents[0] is not None else torch.zeros_like(ones)
-
-
-def row_blocks(rows: Tensor) -> Iterator[slice]:
-    """Split rows into blocks of bounded size; under torch.compile one block, because it fuses operations."""
-    n, classes = rows.shape
-    elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
-    step = n if torch.compiler.is_compiling() else max(1, elements // max(classes, 1))
-    return (slice(start, start + step) for start in range(0, n, max(step, 1)))

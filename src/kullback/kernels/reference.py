@@ -6,7 +6,7 @@ temporaries stay small for any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.generators import Divergence, FinitePair, TotalVariation, behaves_as
+from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.row_operation import Gradients, transformable
 from kullback.representations import Representation
@@ -161,8 +162,10 @@ class RowDivergence(NamedTuple):
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
         """Return the value of each row, computed in blocks."""
-        values = [self.of_rows(block).values(p[block], q[block]).to(self.dtype) for block in _blocks(p)]
-        return (torch.cat(values) if values else p.new_empty(0, dtype=self.dtype),)
+        values = [
+            self.of_rows(block).values(p[block], q[block]).to(self.dtype) for block in row_blocks(p, _BLOCK)
+        ]
+        return (torch.cat(values),)
 
     def gradients(
         self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
@@ -175,14 +178,11 @@ class RowDivergence(NamedTuple):
         """
         p, q = tensors = tensors[:2]
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for block in _blocks(p):
+        for block in row_blocks(p, _BLOCK):
             derivatives = self.of_rows(block).derivatives(p[block], q[block])
             for part, derivative, x in zip(parts, derivatives, tensors, strict=True):
                 part.append(_weighted(derivative, grad[block]).to(x.dtype))
-        return [
-            (torch.cat(part) if part else torch.zeros_like(x)) if want else None
-            for part, x, want in zip(parts, tensors, wanted, strict=False)
-        ]
+        return [torch.cat(part) if want else None for part, want in zip(parts, wanted, strict=False)]
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
         """Return the directional derivative of each row's value."""
@@ -288,7 +288,7 @@ def value_and_gradient(
         (x if inplace else torch.empty_like(x)) if want else None
         for x, want in zip((p, q), wanted, strict=True)
     ]
-    for block in _blocks(p):
+    for block in row_blocks(p, _BLOCK):
         part = rows.of_rows(block)
         values[block] = part.values(p[block], q[block])
         derivatives = part.derivatives(p[block], q[block]) if any(wanted) else (None, None)
@@ -370,12 +370,3 @@ def _log_quotient(a: Tensor, b: Tensor, difference_of_logs: Tensor) -> Tensor:
     return torch.where(
         close, torch.log1p(torch.where(close, (a - b) / torch.where(close, b, 1), 0)), difference_of_logs
     )
-
-
-def _blocks(rows: Tensor) -> Iterator[slice]:
-    """Split rows into blocks of about `_BLOCK` elements; under torch.compile one block, because it fuses operations."""
-    n, classes = rows.shape
-    if torch.compiler.is_compiling():
-        return iter([slice(None)])
-    step = max(1, _BLOCK // classes)
-    return (slice(start, start + step) for start in range(0, n, step))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
-from kullback.kernels.label_terms import cross_entropy_gradient, cross_entropy_of_block, row_blocks
+from kullback.kernels.blocks import row_blocks
+from kullback.kernels.label_terms import cross_entropy_gradient, cross_entropy_of_block
 from kullback.kernels.native import native_selected as native
 from kullback.kernels.row_operation import Gradients, transformable
 from kullback.representations import can_inspect_all
@@ -71,9 +72,7 @@ class SelectedClasses(NamedTuple):
             columns = [(selected - origin) / self.temperature, log_sum]
             return torch.cat(columns if self.labels is None else [*columns, sums[:, 4:]], -1), sums
         parts = [self._of_rows(block).read_block(logits[block]) for block in row_blocks(logits)]
-        width = self.indices.shape[-1] + (1 if self.labels is None else 2)
-        empty = upcast(logits.new_empty(0))
-        return torch.cat(parts) if parts else empty.new_empty(0, width), empty
+        return torch.cat(parts), upcast(logits.new_empty(0))
 
     def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
         """Write the gradient by the logits to `out`, which may be the logits; `grad` is the gradient by the result."""

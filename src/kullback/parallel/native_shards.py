@@ -63,7 +63,7 @@ def local_numbers(
     needed: Sequence[bool],
     temperature: float,
 ) -> Tensor:
-    """Return the numbers of `CombineRule.local` for all rows; the class with the most mass is counted among the others."""
+    """Return the numbers of `CombineRule.local` for all rows; the top class is counted among the others."""
     sum_is_known = [_sum_is_known(kind, side) for side in (0, 1)]
     wanted = needed[0] and not sum_is_known[0], needed[1] and not sum_is_known[1]
     parts: list[Tensor] = []

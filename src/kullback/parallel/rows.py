@@ -6,7 +6,7 @@ Each rank computes the masses of its own classes. The ranks exchange a few numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kullback.common.dtypes import upcast
 from kullback.generators import Divergence, FinitePair
+from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
@@ -24,11 +25,7 @@ from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, rule_
 from kullback.parallel.native_shards import Normalizer
 from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, places_of
 
-__all__ = ["ShardedRows", "blocks", "log_sums", "merged_log_sums"]
-
-# Elements in a block, so that temporaries stay small. GPUs need larger blocks.
-_BLOCK = {"cpu": 1 << 17}
-_LARGE_BLOCK = 1 << 24
+__all__ = ["ShardedRows", "log_sums", "merged_log_sums"]
 
 
 class State(NamedTuple):
@@ -123,7 +120,7 @@ class ShardedRows(NamedTuple):
             local = native_shards.local_numbers(rule.kind, p, q, (of_p, of_q), needed, self.temperature)
         else:
             parts: list[Tensor] = []
-            for block in blocks(p):
+            for block in row_blocks(p):
                 pair, tops = self._pair(p, q, (of_p, of_q), block, needed)
                 parts.append(rule.local(pair, tops))
             local = torch.cat(parts)
@@ -160,7 +157,7 @@ class ShardedRows(NamedTuple):
                 state.labels,
             )
             return results
-        for block in blocks(p):
+        for block in row_blocks(p):
             pair, tops = self._pair(p, q, state, block, wanted)
             merged = state.merged.block(block)
             derivatives = rule.derivatives(pair, merged)
@@ -220,7 +217,7 @@ def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None)
         results[:, 0] = -torch.inf
         return results
     buffer = None  # allocating memory for each block would cost more than the arithmetic
-    for block in blocks(logits):
+    for block in row_blocks(logits):
         part = logits[block]
         if buffer is None:
             # The last column receives the indices past the end.
@@ -280,11 +277,3 @@ def _by_logits(by: Tensor, mass: Tensor, top: Tensor, sums: DerivativeSums) -> T
     total = (sums.others + sums.top).unsqueeze(-1)
     at_top = -(sums.others.unsqueeze(-1) - sums.mass.unsqueeze(-1) * total)
     return torch.where(top, at_top, by - mass * total)
-
-
-def blocks(rows: Tensor) -> Iterator[slice]:
-    """Split rows into blocks of a bounded number of elements; at least one block."""
-    n, classes = rows.shape
-    elements = _BLOCK.get(rows.device.type, _LARGE_BLOCK)
-    step = max(1, elements // max(classes, 1))
-    return (slice(start, start + step) for start in range(0, max(n, 1), step))

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
+from kullback.kernels.blocks import row_blocks
 from kullback.kernels.row_operation import Gradients, RowValueFunction
 from kullback.kernels.selected_rows import SelectedClasses, origin_of
 from kullback.parallel.collectives import Ranks, check_first_derivative
-from kullback.parallel.rows import blocks, log_sums, merged_log_sums
+from kullback.parallel.rows import log_sums, merged_log_sums
 from kullback.parallel.sharded_labels import LabelSums, logits_at, places_of
 
 __all__ = ["Shard", "ShardedClasses"]
@@ -95,7 +96,7 @@ class ShardedClasses(NamedTuple):
         selected, k = self.selected, self.selected.indices.shape[-1]
         all_places, label_places = self._places(logits)
         of_labels = None if label_places is None else LabelSums(*sums[:, 1:].unbind(-1))
-        for block in blocks(logits):
+        for block in row_blocks(logits):
             rows, places, by = logits[block], all_places[block], grad[block]
             log_rest, by_rest = result[block, k : k + 1], by[:, k : k + 1]
             # An excluded logit may exceed the logsumexp of the other classes; no other logit can.
