@@ -13,7 +13,7 @@ from kullback.generators.divergence import NEAR, SERIES_TERMS, Divergence, Finit
 from kullback.generators.entropic import KL
 from kullback.generators.weighted_sum import WeightedSum
 
-__all__ = ["Alpha", "ChiSquared", "Renyi", "SquaredHellinger"]
+__all__ = ["Alpha", "ChiSquared", "Renyi", "SquaredHellinger", "log_affinity", "support_of_p"]
 
 _LARGEST = torch.finfo(torch.float64).max
 # Small enough that sums of derivatives over a row stay finite.
@@ -103,11 +103,11 @@ def _box_cox(pair: FinitePair, c: float, largest: float = math.inf) -> Tensor:
     exponent = c * pair.log_ratio
     in_logs = (exponent > 500) | (pair.p < _UNDERFLOW)
     direct = pair.p * torch.expm1(torch.where(in_logs, 0, exponent))
-    power = torch.exp(_log_affinity(pair, c + 1).clamp(max=math.log(largest)))
+    power = torch.exp(log_affinity(pair, c + 1).clamp(max=math.log(largest)))
     return torch.where(in_logs, power - pair.p, direct) / c
 
 
-def _log_affinity(pair: FinitePair, alpha: float) -> Tensor:
+def log_affinity(pair: FinitePair, alpha: float) -> Tensor:
     """Return log(p^alpha q^(1 - alpha)) for alpha > 0, accurate even where p and q underflow; -inf where p = 0."""
     log_p = pair.log_p()
     return torch.where(log_p == -torch.inf, -torch.inf, log_p + (alpha - 1) * pair.log_ratio)
@@ -226,7 +226,7 @@ class Renyi(Divergence):
     def total(self, pair: FinitePair) -> Tensor:
         alpha = self.alpha
         if alpha == 0:
-            outside, covered = _support_of_p(pair)
+            outside, covered = support_of_p(pair)
             outside = outside.sum(-1)
             return torch.where(outside < 0.5, -torch.log1p(-outside), -covered.logsumexp(-1))
         if alpha == 1:
@@ -235,13 +235,13 @@ class Renyi(Divergence):
             return pair.log_ratio.amax(-1).clamp(min=0)
         relative = self._affinity_change(pair)
         near = relative.abs() < 0.5
-        far = torch.logsumexp(_log_affinity(pair, alpha), -1)
+        far = torch.logsumexp(log_affinity(pair, alpha), -1)
         return torch.where(near, torch.log1p(torch.where(near, relative, 0)), far) / (alpha - 1)
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         alpha = self.alpha
         if alpha == 0:
-            outside, covered = _support_of_p(pair)
+            outside, covered = support_of_p(pair)
             shares = torch.softmax(torch.where(covered.isinf().all(-1, keepdim=True), 0, covered), -1)
             # Up to a multiple of q, which the normalization of Q removes.
             return torch.zeros_like(pair.p), outside - outside.sum(-1, keepdim=True) * shares
@@ -256,7 +256,7 @@ class Renyi(Divergence):
         near = relative.abs() < 0.5
         by_p, by_q = Alpha(alpha).derivatives(pair)
         factor = alpha / (1 + torch.where(near, relative, 0))
-        logs = _log_affinity(pair, alpha)
+        logs = log_affinity(pair, alpha)
         logs = torch.where(logs == torch.inf, -torch.inf, logs)
         peak = finite(logs.amax(-1, keepdim=True))
         shares = torch.exp(logs - peak)
@@ -271,7 +271,7 @@ class Renyi(Divergence):
         return self.alpha * ((self.alpha - 1) * Alpha(min(self.alpha, _LARGEST)).total(pair))
 
 
-def _support_of_p(pair: FinitePair) -> tuple[Tensor, Tensor]:
+def support_of_p(pair: FinitePair) -> tuple[Tensor, Tensor]:
     """Return q outside the support of P (else 0), and log q inside (else -inf); an underflowing p is in the support."""
     outside = pair.log_ratio == -torch.inf
     return torch.where(outside, pair.q, 0), torch.where(outside, -torch.inf, pair.log_q())

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from kullback.errors import invalid_value, safe_repr
 from kullback.generators import KL, Alpha, Divergence, FinitePair, Renyi, behaves_as
+from kullback.generators.power import log_affinity, support_of_p
 from kullback.parallel.collectives import stacked
 
-__all__ = ["Merged", "CombineRule", "rule_of"]
+__all__ = ["CombineRule", "DerivativeSums", "Merged", "first_rank", "rule_of"]
 
 
 class DerivativeSums(NamedTuple):
@@ -50,9 +51,10 @@ class CombineRule:
 
     gathers = False
 
-    def __init__(self, kind: Divergence, classes: int) -> None:
+    def __init__(self, kind: Divergence, classes: int, rank: int = 0) -> None:
         self.kind = kind
         self.classes = classes
+        self.rank = rank
 
     def local(self, pair: FinitePair, tops: Sequence[Tensor | None]) -> Tensor:
         """Return the numbers of this rank's classes.
@@ -94,7 +96,7 @@ class _RenyiRule(CombineRule):
         self.scales = kind.alpha / (kind.alpha - 1), -1.0
 
     def local(self, pair: FinitePair, tops: Sequence[Tensor | None]) -> Tensor:
-        logs = self._log_affinity(pair)
+        logs = log_affinity(pair, self.alpha)
         numbers = [self.kind.terms(pair).sum(-1), logs.logsumexp(-1)]
         if any(top is not None for top in tops):
             numbers += _sums_of(Alpha(self.alpha).derivatives(pair), (pair.p, pair.q), tops)
@@ -134,16 +136,11 @@ class _RenyiRule(CombineRule):
 
     def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
         near, factor, total = (x.unsqueeze(-1) for x in merged.extra)
-        shares = torch.exp(_without_infinite(self._log_affinity(pair)) - total)
+        shares = torch.exp(_without_infinite(log_affinity(pair, self.alpha)) - total)
         by_p, by_q = Alpha(self.alpha).derivatives(pair)
         return torch.where(near, factor * by_p, self.scales[0] * shares), torch.where(
             near, factor * by_q, self.scales[1] * shares
         )
-
-    def _log_affinity(self, pair: FinitePair) -> Tensor:
-        """Return log(p^alpha q^(1 - alpha)), -inf where P has no mass."""
-        log_p = pair.log_p()
-        return torch.where(log_p == -torch.inf, -torch.inf, log_p + (self.alpha - 1) * pair.log_ratio)
 
 
 class _LargestRatioRule(CombineRule):
@@ -166,7 +163,7 @@ class _LargestRatioRule(CombineRule):
 
     def merge(self, numbers: Tensor, wanted: Sequence[bool]) -> Merged:
         largest = numbers[..., 0].amax(0)
-        first = _first_rank(numbers[..., 0], largest)
+        first = first_rank(numbers[..., 0], largest)
         counts = largest.isfinite() & (largest > 0)
         rest = iter(numbers[..., 1:].unbind(-1))
         sums: list[DerivativeSums | None] = []
@@ -184,12 +181,9 @@ class _LargestRatioRule(CombineRule):
         first, counts = (x.unsqueeze(-1) for x in merged.extra)
         chosen = torch.zeros_like(pair.p)
         if pair.p.shape[-1]:
-            here = (counts & (first == self.rank)).to(pair.p.dtype)
-            chosen.scatter_(-1, pair.log_ratio.argmax(-1, keepdim=True), here)
+            is_owner = (counts & (first == self.rank)).to(pair.p.dtype)
+            chosen.scatter_(-1, pair.log_ratio.argmax(-1, keepdim=True), is_owner)
         return chosen, -chosen
-
-    rank = 0
-    """The rank of this process; each process has its own rule."""
 
 
 class _SupportRule(CombineRule):
@@ -198,7 +192,7 @@ class _SupportRule(CombineRule):
     gathers = True
 
     def local(self, pair: FinitePair, tops: Sequence[Tensor | None]) -> Tensor:
-        uncovered, covered = self._support(pair)
+        uncovered, covered = support_of_p(pair)
         numbers = [uncovered.sum(-1), covered.logsumexp(-1)]
         for top, mass in zip(tops, (pair.p, pair.q), strict=True):
             if top is not None:
@@ -227,14 +221,9 @@ class _SupportRule(CombineRule):
 
     def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
         total, covered = (x.unsqueeze(-1) for x in merged.extra)
-        uncovered, here = self._support(pair)
-        shares = torch.where(covered == -torch.inf, 1 / self.classes, torch.exp(here - _finite_peak(covered)))
+        uncovered, logs = support_of_p(pair)
+        shares = torch.where(covered == -torch.inf, 1 / self.classes, torch.exp(logs - _finite_peak(covered)))
         return torch.zeros_like(pair.p), uncovered - total * shares
-
-    def _support(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        """Return q outside the support of P (0 inside), and log q inside the support (-inf outside)."""
-        outside = pair.log_ratio == -torch.inf
-        return torch.where(outside, pair.q, 0), torch.where(outside, -torch.inf, pair.log_q())
 
 
 def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> CombineRule:
@@ -250,9 +239,7 @@ def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> CombineRule
             return _SupportRule(kind, classes)
         if kind.alpha != math.inf:
             return _RenyiRule(kind, classes)
-        rule = _LargestRatioRule(kind, classes)
-        rule.rank = rank
-        return rule
+        return _LargestRatioRule(kind, classes, rank)
     if not kind.additive:
         raise invalid_value(
             call,
@@ -295,7 +282,7 @@ def _finite_peak(logs: Tensor) -> Tensor:
     return torch.where(logs == -torch.inf, 0, logs)
 
 
-def _first_rank(numbers: Tensor, largest: Tensor) -> Tensor:
+def first_rank(numbers: Tensor, largest: Tensor) -> Tensor:
     """Return for each row the first rank that has the largest number; 0 if that number is NaN."""
     places = torch.arange(numbers.shape[0], device=numbers.device).unsqueeze(-1)
     first = torch.where(numbers == largest, places, numbers.shape[0]).amin(0)

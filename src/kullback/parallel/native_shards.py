@@ -34,7 +34,7 @@ class Normalizer(NamedTuple):
     peak: Tensor
     total: Tensor
     owner: Tensor  # the rank that has the first class with the most mass
-    here: Tensor  # the mass of this rank's classes
+    own_mass: Tensor  # the mass of this rank's classes
 
     def block(self, rows: slice) -> Normalizer:
         """Return the normalizers of some rows."""
@@ -72,8 +72,12 @@ def local_numbers(
         for side in (0, 1):
             if needed[side]:
                 # The derivatives of KL by log q are q - p.
-                total = block.here[side] - block.here[1 - side] if sum_is_known[side] else block.sums[side]
-                numbers += [total, torch.zeros_like(total), block.here[side]]
+                total = (
+                    block.own_mass[side] - block.own_mass[1 - side]
+                    if sum_is_known[side]
+                    else block.sums[side]
+                )
+                numbers += [total, torch.zeros_like(total), block.own_mass[side]]
         parts.append(torch.stack(numbers, -1))
     return torch.cat(parts)
 
@@ -123,7 +127,7 @@ class _BlockResults(NamedTuple):
 
     rows: slice
     values: Tensor  # the sums of this rank's terms
-    here: tuple[Tensor, Tensor]  # the masses of this rank's classes
+    own_mass: tuple[Tensor, Tensor]  # the masses of this rank's classes
     sums: list[Tensor]  # for each side, the sum of the derivatives over this rank's classes
     totals: list[Tensor]  # for each side, S in the kernels' rows
     gradients: list[Tensor | None]
@@ -141,8 +145,8 @@ def _blocks(
     step = max(1, _BLOCK * torch.get_num_threads() // (classes + 1))
     buffers = [torch.empty(min(step, n), classes + 1, dtype=torch.float64, device="cpu") for _ in range(2)]
     # The rest class: its masses, its term, and its derivatives.
-    rest = [1 - norm.here / 2 for norm in normalizers]
-    log_ratio = torch.log1p((normalizers[1].here - normalizers[0].here) / (2 * rest[1]))
+    rest = [1 - norm.own_mass / 2 for norm in normalizers]
+    log_ratio = torch.log1p((normalizers[1].own_mass - normalizers[0].own_mass) / (2 * rest[1]))
     pair = FinitePair(rest[0].unsqueeze(-1), rest[1].unsqueeze(-1), log_ratio.unsqueeze(-1))
     term = kind.terms(pair).squeeze(-1)
     derivatives = [x.squeeze(-1) for x in kind.derivatives(pair)]
@@ -167,7 +171,7 @@ def _blocks(
         yield _BlockResults(
             rows,
             (2 * (values - term[rows])).clamp(min=0),
-            (normalizers[0].here[rows], normalizers[1].here[rows]),
+            (normalizers[0].own_mass[rows], normalizers[1].own_mass[rows]),
             sums,
             totals,
             [None if x is None else x[:, :-1] for x in gradients],

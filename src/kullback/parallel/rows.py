@@ -21,7 +21,7 @@ from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
 from kullback.kernels.row_operation import Gradients, overwritten
 from kullback.parallel import native_shards
 from kullback.parallel.collectives import Ranks, check_first_derivative
-from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, rule_of
+from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first_rank, rule_of
 from kullback.parallel.native_shards import Normalizer
 from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, places_of
 
@@ -240,26 +240,24 @@ def merged_log_sums(gathered: Tensor, rank: int, temperature: float) -> Normaliz
     """Merge the results of `log_sums` on all ranks, shape (ranks, rows, 2); `rank` is this rank."""
     peaks, sums = gathered[..., 0], gathered[..., 1]
     largest = peaks.amax(0)
-    places = torch.arange(peaks.shape[0], device=peaks.device).unsqueeze(-1)
-    owner = torch.where(peaks == largest, places, peaks.shape[0]).amin(0)
     peak = _subtractable(largest)
     shares = torch.where(
         peaks == -torch.inf, 0, sums * torch.exp((_subtractable(peaks) - peak) / temperature)
     )
     total = shares.sum(0)
-    return Normalizer(peak, total, owner, shares[rank] / total)
+    return Normalizer(peak, total, first_rank(peaks, largest), shares[rank] / total)
 
 
 def _subtractable(peak: Tensor) -> Tensor:
     return torch.where(peak.isfinite(), peak, 0)
 
 
-def _top(logits: Tensor, is_here: Tensor) -> Tensor:
+def _top(logits: Tensor, is_owner: Tensor) -> Tensor:
     """Return a mask of each row's largest logit, all False in rows whose largest logit is on another rank."""
-    if not logits.shape[-1]:
-        return torch.zeros_like(logits, dtype=torch.bool)
     mask = torch.zeros_like(logits, dtype=torch.bool)
-    return mask.scatter_(-1, logits.argmax(-1, keepdim=True), is_here.unsqueeze(-1))
+    if not logits.shape[-1]:
+        return mask
+    return mask.scatter_(-1, logits.argmax(-1, keepdim=True), is_owner.unsqueeze(-1))
 
 
 def _normalized(logits: Tensor, norm: Normalizer, temperature: float) -> Normalized:

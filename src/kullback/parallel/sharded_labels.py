@@ -32,7 +32,7 @@ class LabelSums(NamedTuple):
 
     peak: Tensor  # the largest logit of the other classes
     total: Tensor  # the sum of their exponentials relative to it
-    behind: Tensor  # the logsumexp of the other classes minus the label's logit
+    margin: Tensor  # the logsumexp of the other classes minus the label's logit
 
     @classmethod
     def of(cls, peak: Tensor, total: Tensor, logits: Tensor) -> LabelSums:
@@ -41,7 +41,7 @@ class LabelSums(NamedTuple):
 
     def cross_entropies(self) -> Tensor:
         """Return -log softmax(logits) of each label."""
-        return torch.logaddexp(torch.zeros_like(self.behind), self.behind)
+        return torch.logaddexp(torch.zeros_like(self.margin), self.margin)
 
     def gradient(self, rows: slice, logits: Tensor, places: Tensor, grad: Tensor) -> Tensor:
         """Return the gradient, by this rank's logits, of the sum of `grad` times the cross-entropies of some rows.
@@ -52,8 +52,8 @@ class LabelSums(NamedTuple):
             places: the places of their labels in these classes, shape (rows,), from `places_of`.
             grad: shape (rows,); where it is 0 the row gets 0, even if it contains inf or NaN.
         """
-        peak, total, behind = (x[rows].unsqueeze(-1) for x in self)
-        mass = torch.sigmoid(behind)  # of all other classes; the label's entry is its negative
+        peak, total, margin = (x[rows].unsqueeze(-1) for x in self)
+        mass = torch.sigmoid(margin)  # of all other classes; the label's entry is its negative
         share = torch.where(total == 0, 0, mass / torch.where(total == 0, 1, total))
         by = torch.nn.functional.pad(torch.exp(upcast(logits) - peak) * share, (0, 1))
         by = by.scatter(-1, places.unsqueeze(-1), -mass)[:, :-1]
@@ -83,5 +83,5 @@ class MixedLabels(NamedTuple):
         soft = gradient * self.hard.soft if self.hard.soft else torch.zeros_like(gradient)
         if logits is None:
             return soft
-        ones = torch.ones_like(self.sums.behind[rows])
+        ones = torch.ones_like(self.sums.margin[rows])
         return soft + self.hard.hard * self.sums.gradient(rows, logits, self.places[rows], ones)
