@@ -74,7 +74,7 @@ def from_density(
     .. math:: \widehat{KL} = \frac1n \sum_i \big[\widehat{\log p}(x_i) - \log q(x_i)\big] - \hat b
 
     For numbers, :math:`\widehat{\log p}` comes from the k nearest neighbors in coordinates of one scale. Its bias
-    :math:`\hat b` is measured on the same number of draws of Q and of a Gaussian; the better reference is the one that
+    :math:`\hat b` is measured on the same number of draws of Q and of a Gaussian. The better reference is the one that
     changes like P from k to 4 k neighbors. Any remaining difference enters the error.
 
     For categories, :math:`\widehat{\log p}` comes from their counts, and :math:`\hat b` accounts for categories without
@@ -90,10 +90,10 @@ def from_density(
         generator: for the reference draws.
 
     Returns:
-        the estimate in nats. It is infinite, with a note, if Q has density 0 at a draw, and if P has an atom, or is in
-        a plane or on a surface, and Q is not. The density of a Q on the simplex, such as a Dirichlet, belongs to all
-        components except the last. The upper limit is infinite, with a note, if the tail of log p / q may have no mean,
-        and if the draws put it below 0.
+        the estimate in nats. It is infinite, with a note, if Q has density 0 at a draw, or if P has an atom. It is also
+        infinite if P is in a plane or on a surface and Q is not. The density of a Q on the simplex, such as a
+        Dirichlet, belongs to all components except the last. The upper limit is infinite, with a note, if the tail of
+        log p / q may have no mean, and if the draws put it below 0.
 
     Raises:
         ArgumentValueError: too few draws, infinite ones, or shapes that do not fit; draws that fill fewer dimensions

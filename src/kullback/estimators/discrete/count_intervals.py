@@ -79,8 +79,8 @@ def kl_interval(
     .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
 
     V and S are defined in `kl_variance`. A variance that grows with t is right at P = Q, where T has a :math:`\chi^2`
-    distribution, and far from it, where T is normal. c has a lower bound near the value for P near Q,
-    :math:`2 (\frac1n + \frac1m)`.
+    distribution. It is also right far from it, where T is normal. The rate c has a lower bound near the value for P
+    near Q, :math:`2 (\frac1n + \frac1m)`.
 
     The limits also allow for the following:
 

@@ -98,9 +98,9 @@ def nearest_neighbors(
         generator: for the choice of draws if there are more than `most`.
         k: the (larger) number of neighbors; by default 48 on a line, 16 in space, 5 there for more than 50 000
             draws, and fewer for few draws.
-        whiten: in two and more dimensions, search in coordinates in which Q's margins are about normal and either
-            side's covariance is 1. Correct each density for the change of a fitted normal one within its ball. KL
-            itself does not depend on coordinates.
+        whiten: in two and more dimensions, map Q's margins to about normal ones and either side's covariance to 1.
+            Correct each density for the change of a fitted normal one within its ball. KL itself does not depend on
+            coordinates.
         extrapolate: estimate with k / 4 neighbors as well. If the two differ significantly, extrapolate in
             :math:`\sqrt k` to k = 0.
         most: the largest number of draws of each side, chosen at random; a note reports it. By default all of them up
@@ -112,8 +112,8 @@ def nearest_neighbors(
         clusters) of both sides and an allowance for bias. In three and more dimensions its upper limit allows for the
         slowest decay of the bias with k that 4 k, k and k / 4 neighbors do not exclude. The upper limit is infinite if
         most of P is where Q has no draws. The interval is None above 10 dimensions, near a set of fewer dimensions, and
-        for fewer than 20 draws. If a small part of P is outside the range of Q's draws, these do not show how small Q
-        is there, and the estimate may be too low by more than the interval.
+        for fewer than 20 draws. If a small part of P is outside the range of Q's draws, these do not show Q there. The
+        estimate may then be too low by more than the interval.
 
     Raises:
         ArgumentTypeError: the draws are categories.

@@ -66,21 +66,21 @@ def search_line(
 ) -> list[KNearest]:
     """Search sorted draws for the neighbors of sorted queries; `own` if these are the draws themselves."""
     place = np.arange(len(reference)) if own else np.searchsorted(reference, queries)
-    found: list[KNearest] = []
+    nearest: list[KNearest] = []
     for k in ks:
         start, radius = _on_a_line(reference, queries, place, k + own)
         occurrence = _covered(start, k + own, len(reference), query_weights)
         if own:
             occurrence -= 1.0 if query_weights is None else query_weights
-        found.append(KNearest(_log_distance(radius), occurrence, _window_weight(weights, start, k, own=own)))
-    return found
+        nearest.append(KNearest(_log_distance(radius), occurrence, _window_weight(weights, start, k, own=own)))
+    return nearest
 
 
 def _on_a_line(reference: Array, queries: Array, place: Integers, k: int) -> tuple[Integers, Array]:
-    """Return where, among sorted draws, the window of the k nearest to each query starts, and how far it reaches.
+    """Return the start of the window of the k nearest sorted draws to each query, and its radius.
 
-    The window moves right from `place - k` while the draw that it loses is further away than the one that it gains,
-    that is while the sum of the two lies below twice the query; that sum increases.
+    The window moves right from `place - k` as long as the draw that leaves is farther away than the draw that enters.
+    So their sum is then below twice the query, and it increases.
     """
     steps = [2**i for i in range(k.bit_length())][::-1]
     below, above = np.full(k, -np.inf), np.full(2 * steps[0] + k, np.inf)
