@@ -72,7 +72,9 @@ def search_line(
         occurrence = _covered(start, k + own, len(reference), query_weights)
         if own:
             occurrence -= 1.0 if query_weights is None else query_weights
-        nearest.append(KNearest(_log_distance(radius), occurrence, _window_weight(weights, start, k, own=own)))
+        nearest.append(
+            KNearest(_log_distance(radius), occurrence, _window_weight(weights, start, k, own=own))
+        )
     return nearest
 
 
