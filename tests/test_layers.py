@@ -85,7 +85,8 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.pairs": (
-        {"overrides", "torch_registry"},
+        {"torch_registry"},
+        {"overrides"},
         {"clone", "numerics", "solve_options"},
         {"native_forms"},
         {"registry"},

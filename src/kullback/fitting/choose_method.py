@@ -41,7 +41,7 @@ from kullback.fitting.stochastic import fit_by_draws
 from kullback.fitting.unconstrained import Family, has_numbers, read_family
 from kullback.generators import KL, Divergence, ReverseKL, as_divergence, behaves_as
 from kullback.generators.growth import as_kl
-from kullback.pairs.clone import upcast_copy, usable, with_tensors
+from kullback.pairs.clone import upcast_copy, with_ordinary_tensors, with_tensors
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
 from kullback.pairs.support import check_comparable
 from kullback.representations import Logits, LogProbs, Probs, Representation
@@ -218,7 +218,7 @@ def _target(to: Any, q: Any) -> Any:
         if isinstance(q, OneHotCategorical) or q is OneHotCategorical:
             to = OneHotCategorical(probs=to.probs, validate_args=False)
     if isinstance(to, Distribution):
-        return with_tensors(usable("fit", "to", to), _normalized)
+        return with_tensors(with_ordinary_tensors("fit", "to", to), _normalized)
     if isinstance(to, Samples):
         return to
     if callable(to) and not isinstance(to, type | torch.nn.Module):
@@ -265,7 +265,7 @@ def _family_of(q: Any) -> Distribution:
     if isinstance(q, Probs):
         return Categorical(probs=q.tensor.detach().movedim(q.dim, -1), validate_args=False)
     if isinstance(q, Distribution):
-        return usable("fit", "q", q)
+        return with_ordinary_tensors("fit", "q", q)
     raise invalid_type(
         "fit",
         "q",

@@ -11,7 +11,7 @@ from torch.distributions import Distribution, MixtureSameFamily
 from kullback.common.short_repr import short_repr
 from kullback.common.special import safe_logsumexp
 from kullback.errors import invalid_type
-from kullback.pairs.clone import expanded, upcast_copy, usable, with_dimension
+from kullback.pairs.clone import expanded, upcast_copy, with_dimension, with_ordinary_tensors
 from kullback.pairs.closed_forms.multivariate_normal import moments
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.distribution_checks import check_domains
@@ -103,7 +103,7 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
             )
     check_comparable("kl_bounds", p, q)
     check_domains("kl_bounds", p, q)
-    p, q = usable("kl_bounds", "p", p), usable("kl_bounds", "q", q)
+    p, q = with_ordinary_tensors("kl_bounds", "p", p), with_ordinary_tensors("kl_bounds", "q", q)
     shape, dtype = batch_shape_of(p, q), dtype_of(p, q)
     (weights_p, parts_p), (weights_q, parts_q) = (_components(d, shape) for d in (p, q))
     across = _divergences(parts_p, parts_q)

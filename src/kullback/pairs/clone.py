@@ -24,8 +24,8 @@ __all__ = [
     "parts_of",
     "unvalidated",
     "upcast_copy",
-    "usable",
     "with_dimension",
+    "with_ordinary_tensors",
     "with_tensors",
     "zero_of",
 ]
@@ -39,25 +39,24 @@ def with_tensors(thing: Any, change: Change) -> Any:
     return _copied(thing, change, {})
 
 
-def _copied(thing: Any, change: Change, seen: dict[int, Any]) -> Any:
-    if id(thing) in seen:
-        return seen[id(thing)]
+def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
+    if id(thing) in copies:
+        return copies[id(thing)]
     if isinstance(thing, list | tuple):
-        return type(thing)(_copied(part, change, seen) for part in thing)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return type(thing)(_copied(part, change, copies) for part in thing)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if not isinstance(thing, Distribution | Transform):
         return thing
-    new = seen[id(thing)] = copy.copy(
-        thing
-    )  # before its contents: a transform and its inverse refer to each other
+    # Before the copy of its contents: a transform and its inverse refer to each other.
+    new = copies[id(thing)] = copy.copy(thing)
     for name, value in vars(thing).items():
-        if isinstance(value, Tensor) and id(value) not in seen:
-            seen[id(value)] = change(thing, name, value)
+        if isinstance(value, Tensor) and id(value) not in copies:
+            copies[id(value)] = change(thing, name, value)
         # A weak reference points to the inverse of the original transform; torch makes a new inverse on demand.
-        new.__dict__[name] = None if isinstance(value, weakref.ref) else _copied(value, change, seen)
+        new.__dict__[name] = None if isinstance(value, weakref.ref) else _copied(value, change, copies)
     return new
 
 
-def usable(call: str, argument: str, d: Distribution) -> Distribution:
+def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribution:
     """Return a distribution, or a copy with parameters that autograd can save; raise if they are not dense numbers."""
     if torch.compiler.is_compiling() or are_ordinary(_tensors_in(d)):
         return d
@@ -91,7 +90,7 @@ def _tensors_in(*things: Any, of_parameters: bool = False) -> list[Tensor]:
     """
     tensors: list[Tensor] = []
     waiting: deque[Any] = deque(things)
-    seen: set[int] = set()  # a transform and its inverse may refer to each other
+    visited: set[int] = set()  # a transform and its inverse may refer to each other
     while waiting:
         thing = waiting.popleft()
         if isinstance(thing, Tensor):
@@ -99,8 +98,8 @@ def _tensors_in(*things: Any, of_parameters: bool = False) -> list[Tensor]:
                 tensors.append(thing)
         elif isinstance(thing, list | tuple):
             waiting += thing  # pyright: ignore[reportUnknownArgumentType]
-        elif isinstance(thing, Distribution | Transform) and id(thing) not in seen:
-            seen.add(id(thing))
+        elif isinstance(thing, Distribution | Transform) and id(thing) not in visited:
+            visited.add(id(thing))
             attributes = vars(thing)
             waiting += (_parameters_among(thing, attributes) if of_parameters else attributes).values()
     return tensors

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from kullback.errors import ConvergenceError, NoRuleError
-from kullback.pairs.clone import usable
+from kullback.pairs.clone import with_ordinary_tensors
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.coverage import families, rule_of
 from kullback.pairs.registry import WRAPPERS, on_registration, plan_for, user_pairs
@@ -51,8 +51,8 @@ def _serve(p: Distribution, q: Distribution) -> Tensor:
             )
         return rule.function(p, q)
     try:
-        operands = usable("kl_divergence", "p", p), usable("kl_divergence", "q", q)
-        return estimate("kl_divergence", *operands, _OPTIONS).value
+        p, q = (with_ordinary_tensors("kl_divergence", name, d) for name, d in (("p", p), ("q", q)))
+        return estimate("kl_divergence", p, q, _OPTIONS).value
     except ConvergenceError as error:
         raise NoRuleError(str(error)) from error
 

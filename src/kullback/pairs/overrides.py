@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch.distributions import Distribution, ExponentialFamily
 
+from kullback.pairs.torch_registry import TORCH, is_of_torch
+
 __all__ = ["class_overrides_density", "overrides", "overrides_density"]
 
 # Classes of other libraries that override `log_prob` with the same density as the family, unless the named attribute
@@ -20,7 +22,6 @@ _SAME_DENSITY = {
     "gpytorch.distributions.multivariate_normal.MultivariateNormal": "",
     "gpytorch.priors.prior.Prior": "_transform",
 }
-_TORCH = "torch.distributions."
 _BASES = (Distribution, ExponentialFamily)
 # The class whose method overrides the method of a family; None if there is no such class.
 _OVERRIDING: dict[tuple[type, str], type | None] = {}
@@ -28,7 +29,7 @@ _OVERRIDING: dict[tuple[type, str], type | None] = {}
 
 def overrides_density(d: Distribution) -> bool:
     """Return whether a distribution overrides the `log_prob` of its family."""
-    if type(d).__module__.startswith(_TORCH) and "log_prob" not in vars(d):
+    if type(d).__module__.startswith(TORCH) and "log_prob" not in vars(d):
         return False
     return overrides(d, "log_prob")
 
@@ -56,12 +57,8 @@ def _overriding_class(kind: type, method: str) -> type | None:
     if key in _OVERRIDING:
         return _OVERRIDING[key]
     owner = next((each for each in kind.__mro__ if method in vars(each)), None)
-    families = (each for each in kind.__mro__ if _is_of_torch(each) and each not in _BASES)
-    overriding = None if owner is None or _is_of_torch(owner) or next(families, None) is None else owner
+    families = (each for each in kind.__mro__ if is_of_torch(each) and each not in _BASES)
+    overriding = None if owner is None or is_of_torch(owner) or next(families, None) is None else owner
     if not torch.compiler.is_compiling():  # a graph that changes an object that it has read is traced again
         _OVERRIDING[key] = overriding
     return overriding
-
-
-def _is_of_torch(kind: type) -> bool:
-    return kind.__module__.startswith(_TORCH)

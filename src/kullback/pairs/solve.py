@@ -193,26 +193,26 @@ def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | N
     sums = map(torch.sum, map(torch.detach, parameters))  # the sum of numbers is NaN if one of them is
     if not can_inspect_all(parameters) or not any(map(math.isnan, sums)):
         return None
-    lost: Tensor | None = None
-    for d, parameters in ((pair.p, pair.parameters_p), (pair.q, pair.parameters_q)):
+    is_nan: Tensor | None = None
+    for d, own in ((pair.p, pair.parameters_p), (pair.q, pair.parameters_q)):
         size = len(d.batch_shape)
-        for x in parameters:
-            missing = x.detach().isnan()
-            if bool(missing.any()):
+        for x in own:
+            nans = x.detach().isnan()
+            if bool(nans.any()):
                 is_batch = x.shape[:size] == d.batch_shape
-                missing = missing.reshape(*d.batch_shape, -1).any(-1) if is_batch else missing.any()
-                lost = missing if lost is None else lost | missing
-    if lost is None:
+                nans = nans.reshape(*d.batch_shape, -1).any(-1) if is_batch else nans.any()
+                is_nan = nans if is_nan is None else is_nan | nans
+    if is_nan is None:
         return None
     p, q = pair.p, pair.q
     shape = batch_shape_of(p, q)
-    lost = lost.expand(shape)
-    if bool(lost.all()):
-        nans = torch.full(shape, math.nan, dtype=dtype_of(p, q), device=lost.device)
-        return Estimate(nans, nans, "closed_form")
-    result = estimate(pair.call, *_with_elements_replaced(p, q, lost), options, kind)
-    error = None if result.error is None else torch.where(lost, math.nan, result.error)
-    return replace(result, value=torch.where(lost, math.nan, result.value), error=error)
+    is_nan = is_nan.expand(shape)
+    if bool(is_nan.all()):
+        value = torch.full(shape, math.nan, dtype=dtype_of(p, q), device=is_nan.device)
+        return Estimate(value, value, "closed_form")
+    result = estimate(pair.call, *_with_elements_replaced(p, q, is_nan), options, kind)
+    error = None if result.error is None else torch.where(is_nan, math.nan, result.error)
+    return replace(result, value=torch.where(is_nan, math.nan, result.value), error=error)
 
 
 def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
@@ -256,31 +256,31 @@ def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value:
     """Set +inf, without a gradient, where a formula overflowed; None if another rule has to replace a NaN."""
     if not can_inspect_all((value,)):
         return torch.where(value >= _OVERFLOW, torch.inf, value)
-    lost = ~(value.detach() < _OVERFLOW)
-    if not bool(lost.any()):
+    overflows = ~(value.detach() < _OVERFLOW)
+    if not bool(overflows.any()):
         return value
     if bool(value.isnan().any()):
         is_final = density_of(p) is None or density_of(q) is None or not (are_valid(p) and are_valid(q))
         return value if is_final else None
     if not value.requires_grad:
-        return torch.where(lost, torch.inf, value)
-    if bool(lost.all()):
+        return torch.where(overflows, torch.inf, value)
+    if bool(overflows.all()):
         return torch.full_like(value.detach(), torch.inf) + zero_of(parameters_of(p, q))
     # The derivatives of an overflow may be NaN, so another element of the batch replaces it.
-    replaced = _with_elements_replaced(p, q, lost)
+    replaced = _with_elements_replaced(p, q, overflows)
     computed = form.function(replaced[0], replaced[1])
-    return None if computed is None else torch.where(lost, torch.inf, computed)
+    return None if computed is None else torch.where(overflows, torch.inf, computed)
 
 
-def _with_elements_replaced(p: Distribution, q: Distribution, lost: Tensor) -> tuple[Any, Any]:
-    """Return P and Q after replacing the `lost` elements of the batch by another element."""
-    shape = lost.shape
-    other = int((~lost).flatten().nonzero()[0])
+def _with_elements_replaced(p: Distribution, q: Distribution, excluded: Tensor) -> tuple[Any, Any]:
+    """Return P and Q after replacing the `excluded` elements of a batch by another element."""
+    shape = excluded.shape
+    other = int((~excluded).flatten().nonzero()[0])
 
     def change(_owner: object, _name: str, x: Tensor) -> Tensor:
         if x.shape[: len(shape)] != shape:
             return x
-        where = lost.reshape(*shape, *[1] * (x.ndim - len(shape)))
+        where = excluded.reshape(*shape, *[1] * (x.ndim - len(shape)))
         return torch.where(where, x.detach().flatten(0, len(shape) - 1)[other], x)
 
     return with_tensors(expanded(p, shape), change), with_tensors(expanded(q, shape), change)
@@ -460,13 +460,13 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
 
 
-def _checked(pair: Pair, found: Estimate, kind: Divergence, options: SolveOptions) -> Estimate:
+def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptions) -> Estimate:
     """Raise if a sum or an integral did not reach the required error."""
-    error = cast("Tensor", found.error)
-    is_nan = found.value.isnan() & error.isnan()  # because a parameter is NaN
-    short = ~(options.is_accepted(found.value, error) | is_nan)
+    error = cast("Tensor", result.error)
+    is_nan = result.value.isnan() & error.isnan()  # because a parameter is NaN
+    short = ~(options.is_accepted(result.value, error) | is_nan)
     if not bool(short.any()):
-        return found
+        return result
     is_kl = behaves_as(kind, KL)
     again = (
         f"{pair.call}({'p, q' if is_kl else 'p, q, kind'}, max_evaluations={10 * options.max_evaluations})"
@@ -476,13 +476,13 @@ def _checked(pair: Pair, found: Estimate, kind: Divergence, options: SolveOption
             pair.call,
             "p, q" if is_kl else "p, q, kind",
             wanted=f"a relative error of {options.required():g}",
-            got=f"{int(short.sum())} of {short.numel()} results of {found.method} that did not reach it for "
+            got=f"{int(short.sum())} of {short.numel()} results of {result.method} that did not reach it for "
             f"{'' if is_kl else f'{kind!r} of '}{pair.names()} in "
             f"{options.max_evaluations} evaluations; the largest error is "
             f"{float(torch.where(error.isnan(), math.inf, error).max()):.3g} (error.estimate has all errors)",
             instead=f"{again}, a larger rtol{', or method=' + repr('monte_carlo') if is_kl else ''}",
         ),
-        replace(found, kind=kind.name),
+        replace(result, kind=kind.name),
     )
 
 

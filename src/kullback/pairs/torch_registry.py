@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.distributions import Distribution, kl
+from torch.distributions import kl
 
 __all__ = [
     "PLANS",
     "REPLACED",
+    "TORCH",
     "TorchRule",
     "ThirdPartyRule",
     "TypePair",
@@ -23,6 +24,8 @@ __all__ = [
     "third_party_rule",
 ]
 
+TORCH = "torch.distributions."
+"""The modules of torch's classes and rules begin with this."""
 TorchRule = Callable[[Any, Any], Tensor]
 TypePair = tuple[type, type]
 
@@ -80,7 +83,7 @@ def is_ours(rule: object) -> bool:
 
 def is_of_torch(thing: type | TorchRule) -> bool:
     """Return whether torch defines a class or a rule."""
-    return thing.__module__.startswith(Distribution.__module__.rpartition(".")[0] + ".")
+    return thing.__module__.startswith(TORCH)
 
 
 def third_party_rule(types: TypePair) -> ThirdPartyRule | None:

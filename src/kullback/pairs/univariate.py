@@ -54,12 +54,11 @@ def divergence_of_densities(
 
     Values that are certainly infinite are not computed; they have no error and no gradient.
     """
-    found = _finite_elements(p, q, kind, shape, options)
-    # Mass that is not on the nodes may hold as much of the value again.
-    some = (found.unintegrated > 10 * MASS_ERROR) & found.value.isfinite()
-    hidden = torch.where(some, found.unintegrated * (1 + found.value.detach().abs()), 0)
-    error = found.error + hidden
-    return found.value, torch.where(error.isnan(), torch.inf, error)
+    value, error, unintegrated = _finite_elements(p, q, kind, shape, options)
+    # The terms of mass that is not on the nodes may be as large as the others.
+    is_incomplete = (unintegrated > 10 * MASS_ERROR) & value.isfinite()
+    error = error + torch.where(is_incomplete, unintegrated * (1 + value.detach().abs()), 0)
+    return value, torch.where(error.isnan(), torch.inf, error)
 
 
 def _finite_elements(
@@ -124,8 +123,8 @@ def _by_components(
     """Return KL(P || Q) as sum_k w_k (KL(P_k || Q) - KL(P_k || P)), each in the unit of the component."""
     weights, part, whole, q = components_in_own_scale(p, q)
     weights = weights.expand([*shape, -1])
-    found = (_in_blocks(part, d, kind, weights.shape, options) for d in (q, whole))
-    (to_q, *errors_q), (to_p, *errors_p) = found
+    both = (_in_blocks(part, d, kind, weights.shape, options) for d in (q, whole))
+    (to_q, *errors_q), (to_p, *errors_p) = both
     errors = (weights.detach() * (x + y) for x, y in zip(errors_q, errors_p, strict=True))
     return Integral((weights * (to_q - to_p)).sum(-1), *(x.sum(-1) for x in errors))
 
@@ -147,7 +146,7 @@ def _in_blocks(
 
     p, q = in_own_scale(p.mapped(in_column), q.mapped(in_column), of_p=is_kl)
     if shape.numel() == 1:
-        return Integral(*[x.reshape(shape) for x in _in_two_rounds(p, q, kind, 1, options)])
+        return Integral(*[x.reshape(shape) for x in _in_rounds(p, q, kind, 1, options)])
     parts: list[Integral] = []
     with progress_bar("pairs", show=shape.numel() > _BLOCK) as update:
         # Mixtures have as many numbers each as components.
@@ -157,7 +156,7 @@ def _in_blocks(
             block = torch.arange(start, min(start + size, shape.numel()), device="cpu")
             is_whole = len(block) == shape.numel()
             part_p, part_q = (p, q) if is_whole else (_elements(p, block), _elements(q, block))
-            parts.append(_in_two_rounds(part_p, part_q, kind, len(block), options))
+            parts.append(_in_rounds(part_p, part_q, kind, len(block), options))
             if update:
                 update(start + len(block), shape.numel())
     return Integral(*[torch.cat(column).reshape(shape) for column in zip(*parts, strict=True)])
@@ -167,21 +166,21 @@ def _elements(density: Density, elements: Tensor) -> Density:
     return density.mapped(lambda x: x[elements])
 
 
-def _in_two_rounds(p: Density, q: Density, kind: Divergence, size: int, options: SolveOptions) -> Integral:
-    """Give all elements of a block a few nodes, and those that need more as many as there may be."""
+def _in_rounds(p: Density, q: Density, kind: Divergence, size: int, options: SolveOptions) -> Integral:
+    """Give all elements of a block few nodes, those that need more the maximum, and a few that still do it alone."""
 
-    def attempt(elements: Tensor, options: SolveOptions) -> Integral:
+    def computed(elements: Tensor, options: SolveOptions) -> Integral:
         return _compute(_elements(p, elements), _elements(q, elements), kind, elements.shape, options)
 
     few = options._replace(max_evaluations=min(_FIRST_EVALUATIONS, options.max_evaluations))
     result = _compute(p, q, kind, torch.Size([size]), few)
-    attempts = [(torch.arange(size, device="cpu"), few, result.value)]
-    answered_by = torch.zeros(size, dtype=torch.long, device="cpu")
+    rounds = [(torch.arange(size, device="cpu"), few, result.value)]
+    last_round = torch.zeros(size, dtype=torch.long, device="cpu")
 
     def replaced(elements: Tensor) -> Integral:
-        more = attempt(elements, options)
-        answered_by[elements] = len(attempts)
-        attempts.append((elements, options, more.value))
+        more = computed(elements, options)
+        last_round[elements] = len(rounds)
+        rounds.append((elements, options, more.value))
         return Integral(*(x.index_copy(0, elements, y) for x, y in zip(result, more, strict=True)))
 
     enough = options.target().is_met(result.value, result.error) & (result.unintegrated <= 10 * MASS_ERROR)
@@ -195,16 +194,16 @@ def _in_two_rounds(p: Density, q: Density, kind: Divergence, size: int, options:
             for index in refused.nonzero().flatten()[:_ALONE].tolist():
                 result = replaced(torch.tensor([index], device="cpu"))
     is_infinite = result.value.detach().isinf()
-    if not is_tracked(result.value) or (len(attempts) == 1 and not bool(is_infinite.any())):
+    if not is_tracked(result.value) or (len(rounds) == 1 and not bool(is_infinite.any())):
         return result
-    # Each attempt is repeated with only those elements that it answered and that are finite. The derivatives of the
-    # others may be NaN, which times 0 is NaN.
+    # Each round is repeated with the finite elements that no later round replaced. The derivatives of the others may be
+    # NaN, which times 0 is NaN.
     value = result.value.detach()
-    for number, (elements, nodes, answer) in enumerate(attempts):
-        own = elements[(answered_by[elements] == number) & ~is_infinite[elements]]
+    for number, (elements, limits, values) in enumerate(rounds):
+        own = elements[(last_round[elements] == number) & ~is_infinite[elements]]
         if own.numel():
             is_whole = own.numel() == elements.numel()
-            value = value.index_copy(0, own, answer if is_whole else attempt(own, nodes).value)
+            value = value.index_copy(0, own, values if is_whole else computed(own, limits).value)
     return result._replace(value=value)
 
 
@@ -224,14 +223,14 @@ def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, option
             shares = None if is_whole else shares_in_own_scale
             return integrate_divergence(p, q, terms, shape, target, shares)
 
-        found = integral(p, q, DivergenceTerms(kind))
+        result = integral(p, q, DivergenceTerms(kind))
         ends = shared_ends(p, q, kind) if torch.is_grad_enabled() else None
         if ends is None:
-            return found
-        value, moving = found.value.detach(), integral(ends.p, ends.q, ends.terms).value
+            return result
+        value, moving = result.value.detach(), integral(ends.p, ends.q, ends.terms).value
         changes = ends.elements.squeeze(-1) & (value > LEAST_VALUE) & value.isfinite() & moving.isfinite()
-        return found._replace(
-            value=torch.where(changes.expand(shape), value + (moving - moving.detach()), found.value)
+        return result._replace(
+            value=torch.where(changes.expand(shape), value + (moving - moving.detach()), result.value)
         )
 
 

@@ -17,7 +17,7 @@ from kullback import kl_divergence
 from kullback.kernels.native import library
 from kullback.pairs import native_forms
 from kullback.pairs.closed_forms import shortcuts as closed_forms
-from kullback.pairs.closed_forms.multivariate_normal import MATRICES
+from kullback.pairs.numerics.parameters import MATRICES
 
 if library.missing() is not None:
     pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)

@@ -14,6 +14,7 @@ from torch.distributions import Wishart
 from kullback import kl_divergence
 from kullback.kernels.native import library
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
+from kullback.pairs.numerics.parameters import MATRICES
 from tests.pairs.closed_forms.test_multivariate import (
     covariance_pair,
     distance,
@@ -27,7 +28,6 @@ if library.missing() is not None:
     pytest.skip(f"no native kernels here: {library.missing()}", allow_module_level=True)
 
 DOUBLE = torch.float64
-MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")
 
 
 @pytest.fixture(autouse=True)

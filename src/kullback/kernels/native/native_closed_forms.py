@@ -86,7 +86,7 @@ class _DeclinedError(Exception):
 
 
 def _compute(
-    form: Form, parameters: Parameters, wanted: Sequence[bool]
+    form: Form, parameters: Parameters, required: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the values and the requested derivatives."""
     first = parameters[0]
@@ -95,8 +95,8 @@ def _compute(
     of_numbers = form.operator == "closed_form"
     values = torch.empty_like(first) if of_numbers else first.new_empty(first.shape[:-1])
     derivatives = [
-        torch.empty_like(first if of_numbers else x, memory_format=torch.contiguous_format) if want else None
-        for want, x in zip(wanted, parameters, strict=bool(wanted))
+        torch.empty_like(first if of_numbers else x, memory_format=torch.contiguous_format) if need else None
+        for need, x in zip(required, parameters, strict=bool(required))
     ]
     operator = getattr(_operators(), form.operator)
     if form.operator == "closed_form_of_factors":
@@ -111,7 +111,7 @@ def _compute(
     if outcome == _TOO_EXTREME:
         raise _DeclinedError
     # The operator does not support this layout; it supports contiguous tensors of one shape.
-    return _compute(form, tuple(x.contiguous() for x in _of_one_shape(form, parameters)), wanted)
+    return _compute(form, tuple(x.contiguous() for x in _of_one_shape(form, parameters)), required)
 
 
 def _with_variances(parameters: Parameters) -> tuple[Tensor | None, ...]:
@@ -137,32 +137,32 @@ class _ClosedForm(torch.autograd.Function):
     """Values by the kernels, and their derivatives, which the context stores until the first backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, form: Form, wanted: list[bool], *parameters: Tensor) -> Tensor:
-        values, ctx.derivatives = _compute(form, parameters, () if form.gradients else wanted)
-        ctx.form, ctx.wanted = form, wanted
+    def forward(ctx: Any, form: Form, required: list[bool], *parameters: Tensor) -> Tensor:
+        values, ctx.derivatives = _compute(form, parameters, () if form.gradients else required)
+        ctx.form, ctx.required = form, required
         ctx.save_for_backward(*parameters)
         return values
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), form, wanted, parameters = grads, ctx.form, ctx.wanted, ctx.saved_tensors
+        (grad,), form, required, parameters = grads, ctx.form, ctx.required, ctx.saved_tensors
         if form.gradients is not None:
             gradients = form.gradients(parameters, grad) or _reference_gradients(
-                form, parameters, grad, wanted
+                form, parameters, grad, required
             )
-            return None, None, *(x if want else None for x, want in zip(gradients, wanted, strict=True))
+            return None, None, *(x if need else None for x, need in zip(gradients, required, strict=True))
         if torch.is_grad_enabled() or not can_inspect(grad):  # double backward, or batched gradients
-            return None, None, *_reference_gradients(form, parameters, grad, wanted)
+            return None, None, *_reference_gradients(form, parameters, grad, required)
         derivatives, ctx.derivatives = ctx.derivatives, None
         if derivatives is None:
-            derivatives = _compute(form, parameters, wanted)[1]
+            derivatives = _compute(form, parameters, required)[1]
         if not _operators().scale_derivatives(grad, *derivatives):
             _operators().scale_derivatives(grad.contiguous(), *derivatives)
         return None, None, *derivatives
 
 
 def _reference_gradients(
-    form: Form, parameters: Parameters, grad: Tensor, needed: list[bool]
+    form: Form, parameters: Parameters, grad: Tensor, required: list[bool]
 ) -> tuple[Tensor | None, ...]:
     again = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -171,8 +171,8 @@ def _reference_gradients(
         # The reference leaves it to its caller to set +inf where P has mass outside Q's support.
         is_infinite = values.isinf() & value.detach().to(values.dtype).isfinite()
         value = torch.where(is_infinite, torch.inf, value)
-        by = [x for x, need in zip(parameters, needed, strict=True) if need]
+        by = [x for x, need in zip(parameters, required, strict=True) if need]
         gradients = iter(
             torch.autograd.grad(value.to(grad.dtype), by, grad, create_graph=again, materialize_grads=True)
         )
-    return tuple(next(gradients) if need else None for need in needed)
+    return tuple(next(gradients) if need else None for need in required)

@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from kullback.kernels.native import library
+from kullback.kernels.native.native_rows import DTYPES
 from kullback.representations import can_inspect
 
 __all__ = ["compute", "gradients", "kl_of_weights", "serves"]
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _TENSORS = (Tensor, torch.nn.Parameter)
 
 
@@ -22,7 +22,7 @@ def serves(log_q: Tensor, target: Tensor) -> bool:
         and type(log_q) in _TENSORS
         and type(target) in _TENSORS
         and log_q.dtype == target.dtype
-        and log_q.dtype in _DTYPES
+        and log_q.dtype in DTYPES
         and not (log_q.is_nested or target.is_nested)
         and log_q.shape == target.shape
         and log_q.is_cpu
@@ -35,7 +35,7 @@ def serves(log_q: Tensor, target: Tensor) -> bool:
 
 
 def compute(
-    log_q: Tensor, target: Tensor, log_target: bool, divisor: float | None, wanted: tuple[bool, bool]
+    log_q: Tensor, target: Tensor, log_target: bool, divisor: float | None, required: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the terms, or with a divisor their mean and its requested gradients."""
     log_q, target = log_q.contiguous(), target.contiguous()
@@ -44,7 +44,7 @@ def compute(
         terms = torch.empty_like(log_q) if room is None else room
         torch.ops.kullback.kl_terms.default(log_q, target, logs, None, 1.0, 1.0, terms, None, None, None)
         return terms, None, None
-    results = _places(log_q, wanted, room)
+    results = _places(log_q, required, room)
     half = log_q.dtype in (torch.bfloat16, torch.float16)
     total = torch.empty((), dtype=torch.float64 if half else log_q.dtype, device="cpu")
     torch.ops.kullback.kl_terms.default(
@@ -59,12 +59,12 @@ def gradients(
     log_target: bool,
     divisor: float | None,
     grad: Tensor,
-    wanted: tuple[bool, bool],
+    required: tuple[bool, bool],
 ) -> list[Tensor | None]:
     """Return the requested gradients by `log_q` and `target`; `grad` is the gradient by the result."""
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
-    results = _places(log_q, wanted, room)
+    results = _places(log_q, required, room)
     scale, each = (1.0, grad.contiguous()) if divisor is None else (grad.item() / divisor, None)
     torch.ops.kullback.kl_terms.default(log_q, target, logs, each, 1.0, scale, None, None, *results)
     return results
@@ -83,11 +83,11 @@ def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor
     return target.detach().float().log_(), None
 
 
-def _places(log_q: Tensor, wanted: tuple[bool, bool], room: Tensor | None) -> list[Tensor | None]:
+def _places(log_q: Tensor, required: tuple[bool, bool], room: Tensor | None) -> list[Tensor | None]:
     """Return tensors for the requested gradients; the first one reuses `room` if it is a tensor."""
     places: list[Tensor | None] = [None, None]
-    for i, want in enumerate(wanted):
-        if want:
+    for i, need in enumerate(required):
+        if need:
             places[i], room = torch.empty_like(log_q) if room is None else room, None
     return places
 

@@ -11,9 +11,10 @@ from torch.distributions import Gamma, LKJCholesky, Wishart
 from kullback.common.dtypes import upcast
 from kullback.common.special import bregman_by_quadrature, itakura_saito, polynomial, stirling_bregman
 from kullback.kernels.native.native_closed_forms import Form, Parameters, required_gradients
-from kullback.pairs.closed_forms.multivariate_normal import LARGE_MATRIX, form_of_normals, matrix_of
+from kullback.pairs.closed_forms.multivariate_normal import LARGE_MATRIX, form_of_normals
 from kullback.pairs.native_forms import divergence_of, is_ordinary_call
 from kullback.pairs.numerics.cholesky import factors_of, relative
+from kullback.pairs.numerics.parameters import matrix_of
 from kullback.pairs.registry import closed_form, native_form
 
 __all__: list[str] = []

@@ -8,7 +8,6 @@ B = U M^(-1/2). The minimum of |v - U z|^2 + |z|^2 over z is v^T (1 - B B^T) v, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,6 @@ from torch.distributions import (
     LowRankMultivariateNormal,
     MultivariateNormal,
     Normal,
-    Wishart,
 )
 
 from kullback.common.dtypes import upcast
@@ -44,7 +42,7 @@ from kullback.pairs.numerics.cholesky import (
     solve_lower,
     whitened,
 )
-from kullback.pairs.numerics.parameters import first_given
+from kullback.pairs.numerics.parameters import MATRICES, matrix_of
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import closed_form
 from kullback.representations import can_inspect
@@ -54,7 +52,6 @@ __all__ = [
     "FactorModel",
     "factor_model_divergence",
     "form_of_normals",
-    "matrix_of",
     "moments",
 ]
 
@@ -68,9 +65,6 @@ _NEAR = 0.00125
 _LARGEST_GROWTH, _FAR_APART = 200.0, 0.01
 # The norm may exceed its estimate from three images by this factor.
 _SPREAD_OF_ESTIMATE = 8.0
-
-# The matrix parameters of a multivariate normal, in the order of `MatrixKind`.
-MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")
 # From this many dimensions on, torch is faster than the kernel: for Cholesky factors, and for other matrices.
 _LARGE_ROOT, LARGE_MATRIX = 512, 128
 
@@ -86,11 +80,6 @@ def rounding_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     # Nearly equal covariances are compared by their difference, whose error is relative to the difference.
     dimensions = torch.where(value < 0.002, 0, p.event_shape.numel() or 1)
     return 4 * (relative_error + 1e-13) * (value + dimensions) + 1e-15
-
-
-def matrix_of(d: MultivariateNormal | Wishart) -> str | None:
-    """Return the name of the matrix that the user passed."""
-    return first_given(d, MATRICES)
 
 
 @functools.cache
@@ -479,11 +468,13 @@ def _sum_of_columns(x: Tensor) -> Tensor:
     return (x @ x.new_ones(x.shape[-1], 1)).squeeze(-1)
 
 
-def _times(found: Sequence[Tensor], grad: Tensor, parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _times(
+    derivatives: tuple[Tensor, ...], grad: Tensor, parameters: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
     """Return derivatives times the gradient of the values, in the dtypes of the parameters."""
     return tuple(
         (by * upcast(grad)[(..., *(None,) * (by.dim() - grad.dim()))]).to(x.dtype)
-        for by, x in zip(found, parameters, strict=True)
+        for by, x in zip(derivatives, parameters, strict=True)
     )
 
 

@@ -324,8 +324,8 @@ def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
     start = within_floats(upcast(q.loc) / scale)
     inside = start.clamp(min=0)
     # A smaller spread adds nothing to the logarithms, and its quotient has no derivative in floats.
-    is_seen = spread > 1e-300
-    seen = torch.where(is_seen, spread, 1)
-    decay = torch.where(is_seen, 2 * seen * torch.exp(-clamped_quotient(inside, seen, 745)), 0)
+    is_large = spread > 1e-300
+    divisor = torch.where(is_large, spread, 1)
+    decay = torch.where(is_large, 2 * divisor * torch.exp(-clamped_quotient(inside, divisor, 745)), 0)
     distance = 2 * inside - start - spread + decay
     return distance + log_product(rate, scale) + (math.log(2) - 1)

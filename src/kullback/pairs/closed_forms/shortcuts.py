@@ -46,13 +46,13 @@ def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
 
 
 @shortcut(LogisticNormal, LogisticNormal)
-def kl_of_bases(p: Any, q: Any) -> Tensor | None:
+def fused_kl_of_bases(p: Any, q: Any) -> Tensor | None:
     """Return KL of the variables before a transform without parameters."""
     return fused_divergence(p.base_dist, q.base_dist) if p.transforms == q.transforms else None
 
 
 @shortcut(Independent, Independent)
-def kl_of_dimensions(p: Any, q: Any) -> Tensor | None:
+def fused_sum_of_dimensions(p: Any, q: Any) -> Tensor | None:
     """Return the sum of KL over the dimensions of an event."""
     dimensions: int = p.reinterpreted_batch_ndims
     if not dimensions or dimensions != q.reinterpreted_batch_ndims or p.event_shape != q.event_shape:

@@ -266,7 +266,7 @@ class Density(ABC):
         return [center + steps * width]
 
     def nonsmooth_points(self) -> list[Tensor]:
-        """Return the points x at which the density has a corner."""
+        """Return the points x at which the density has a corner or a jump."""
         return []
 
     def coordinate(self) -> Coordinate:

@@ -53,20 +53,20 @@ def ends_after(ends: Ends, step: Transform) -> Ends | None:
 class _Image(Distribution):
     """A distribution whose support is its image, which may be smaller than its last transform's codomain."""
 
-    def __init__(self, given: Distribution, support: Any) -> None:
-        self.given = unvalidated(given)
+    def __init__(self, base: Distribution, support: Any) -> None:
+        self.base = unvalidated(base)
         self._support = support
-        super().__init__(given.batch_shape, given.event_shape, validate_args=False)
+        super().__init__(base.batch_shape, base.event_shape, validate_args=False)
 
     @property
     def support(self) -> Any:
         return self._support
 
     def log_prob(self, value: Tensor) -> Tensor:
-        return self.given.log_prob(value)
+        return self.base.log_prob(value)
 
     def sample(self, sample_shape: Any = _ONE) -> Tensor:
-        return self.given.sample(sample_shape)
+        return self.base.sample(sample_shape)
 
 
 def density_on_image(d: Distribution, ends: Ends) -> Density:

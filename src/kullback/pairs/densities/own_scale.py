@@ -52,13 +52,13 @@ def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Densit
         by_p = scale <= of_second[1]
         loc, scale = torch.where(by_p, loc, of_second[0]), torch.where(by_p, scale, of_second[1])
     loc, scale, is_fixed = _unit(loc, scale, [p, q])
-    usable = (scale > 0) & scale.isfinite() & loc.isfinite()
+    is_unit = (scale > 0) & scale.isfinite() & loc.isfinite()
     for unit in (of_first, of_second):
         if unit is not None:
             far = torch.maximum((unit[0] - loc).abs(), unit[1]) / scale
-            usable = usable & (far < _WIDEST)
-    loc, scale = torch.where(usable, loc, 0.0), torch.where(usable, scale, 1.0)
-    own = usable & ~is_fixed
+            is_unit = is_unit & (far < _WIDEST)
+    loc, scale = torch.where(is_unit, loc, 0.0), torch.where(is_unit, scale, 1.0)
+    own = is_unit & ~is_fixed
     return _moved(p, loc, scale, own & by_p), _moved(q, loc, scale, own & ~by_p)
 
 
@@ -99,8 +99,8 @@ def _far_components(d: Density) -> Tensor | None:
     far = loc.abs() > _FARTHEST * scale
     if isinstance(d, MixtureDensity):
         far = far & (d.log_weights > -torch.inf)
-    usable = (scale > 0) & (loc.abs().amax(-1, keepdim=True) < _WIDEST * scale) & loc.isfinite()
-    return far & usable.all(-1, keepdim=True)
+    is_unit = (scale > 0) & (loc.abs().amax(-1, keepdim=True) < _WIDEST * scale) & loc.isfinite()
+    return far & is_unit.all(-1, keepdim=True)
 
 
 def _components(d: Density) -> tuple[Tensor, Tensor] | None:

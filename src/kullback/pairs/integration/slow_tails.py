@@ -40,14 +40,16 @@ class SlowTail(NamedTuple):
             return torch.where(self.is_slow, torch.maximum(start, self.v), start), stop
         return start, torch.where(self.is_slow, torch.minimum(stop, self.v), stop)
 
-    def rest(self, p: Density, q: Density, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the integral over the rest of the tail, with its gradient, and its error; 0 for other elements."""
+    def rest(self, p: Density, q: Density, is_finite: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the integral over the rest of the tail, with its gradient, and its error.
+
+        Both are 0 for elements without a slow tail and for infinite divergences.
+        """
         margin = tail_margins(p, q)[0 if self.side < 0 else 1]
-        is_slow = self.is_slow & wanted.unsqueeze(-1)
+        is_slow = self.is_slow & is_finite.unsqueeze(-1)
         if margin is None:
-            return torch.zeros_like(wanted, dtype=torch.float64), torch.zeros_like(
-                wanted, dtype=torch.float64
-            )
+            zero = torch.zeros_like(is_finite, dtype=torch.float64)
+            return zero, zero
         coordinate = p.coordinate()
         t = torch.where(is_slow, self.t, p.center_and_width()[0].detach())
         at = coordinate.points(t)

@@ -7,7 +7,6 @@ where no term is negative. If P and Q are close, M is computed from the differen
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from torch.distributions import Distribution
 
 from kullback.common.dtypes import upcast
 from kullback.common.special import itakura_saito
-from kullback.pairs.numerics.parameters import first_given
+from kullback.pairs.numerics.parameters import matrix_of
 
 __all__ = [
     "Covariance",
@@ -233,26 +232,23 @@ def mixed_with_one(m: Relative, share: float) -> Mixed:
     return Mixed(root, factor, torch.log1p(factor.squares_minus_one).sum(-1), exists)
 
 
-def factors_of(
-    p: Distribution, q: Distribution, change: Callable[[Tensor], Tensor] = lambda matrix: matrix
-) -> tuple[Covariance, Covariance, bool]:
+def factors_of(p: Distribution, q: Distribution) -> tuple[Covariance, Covariance, bool]:
     """Return the covariances of two distributions that were made from covariances, precisions or Cholesky factors.
 
     If both were made from precisions, the result is Q's precision, P's precision and True: Q's precision relative to
-    P's has the eigenvalues of P's covariance relative to Q's. `change` is applied to the matrices first.
+    P's has the eigenvalues of P's covariance relative to Q's.
     """
-    (name_p, matrix_p), (name_q, matrix_q) = ((name, change(matrix)) for name, matrix in map(_given, (p, q)))
+    (name_p, matrix_p), (name_q, matrix_q) = map(_passed_matrix, (p, q))
     if name_p == name_q == "precision_matrix":
         return of_matrix(matrix_q), of_matrix(matrix_p), True
     return _covariance(name_p, matrix_p), _covariance(name_q, matrix_q), False
 
 
-def _given(d: Distribution) -> tuple[str, Tensor]:
-    """Return the matrix parameter that the user passed, without the batch dimensions of an expansion."""
-    attributes = vars(d)
-    name = first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix")) or "covariance_matrix"
+def _passed_matrix(d: Distribution) -> tuple[str, Tensor]:
+    """Return the name and the matrix that the user passed, without the batch dimensions of an expansion."""
+    name = matrix_of(d) or "covariance_matrix"
     matrix: Tensor = getattr(d, name)
-    own: Tensor | None = attributes.get("_unbroadcasted_scale_tril")  # GPyTorch's distributions have none
+    own: Tensor | None = vars(d).get("_unbroadcasted_scale_tril")  # GPyTorch's distributions have none
     if own is not None and matrix.numel():
         matrix = matrix[(0,) * (matrix.ndim - own.ndim)]
         for axis, size in enumerate(own.shape[:-2]):
@@ -262,7 +258,7 @@ def _given(d: Distribution) -> tuple[str, Tensor]:
 
 def covariance_of(d: Distribution) -> Covariance:
     """Return the covariance of a distribution that was made from one of the three matrices."""
-    return _covariance(*_given(d))
+    return _covariance(*_passed_matrix(d))
 
 
 def _covariance(name: str, matrix: Tensor) -> Covariance:

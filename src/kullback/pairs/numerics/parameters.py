@@ -14,6 +14,7 @@ from kullback.pairs.overrides import overrides_density
 from kullback.representations import can_inspect
 
 __all__ = [
+    "MATRICES",
     "all_equal",
     "batch_shape_of",
     "categorical_of",
@@ -25,7 +26,11 @@ __all__ = [
     "is_tracked",
     "is_transformed",
     "log_probs_of",
+    "matrix_of",
 ]
+
+MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")
+"""The matrix parameters of a MultivariateNormal or Wishart, in the order of `MatrixKind`."""
 
 # The names of the attributes that contain the inner distributions of torch's distributions.
 _PARTS = (
@@ -117,6 +122,11 @@ def first_given(distribution: Distribution, names: tuple[str, ...]) -> str | Non
         if len(present) <= 1:
             return present[0] if present else None
     return next((name for name in attributes if name in names), None)
+
+
+def matrix_of(d: Distribution) -> str | None:
+    """Return the name of the matrix parameter that the user passed."""
+    return first_given(d, MATRICES)
 
 
 def batch_shape_of(p: Distribution, q: Distribution) -> torch.Size:

@@ -31,7 +31,7 @@ from torch.distributions import (
     Weibull,
 )
 
-from kullback.pairs.numerics.parameters import dtype_of, first_given
+from kullback.pairs.numerics.parameters import dtype_of, matrix_of
 from kullback.pairs.overrides import overrides_density
 from kullback.representations import can_inspect
 
@@ -99,8 +99,7 @@ def _powers(d: Distribution) -> dict[str, int] | None:
     if overrides_density(d):
         return None
     if type(d) is MultivariateNormal:
-        name = first_given(d, ("scale_tril", "covariance_matrix", "precision_matrix"))
-        return {"loc": 1, "scale_tril": 1} if name == "scale_tril" else None
+        return {"loc": 1, "scale_tril": 1} if matrix_of(d) == "scale_tril" else None
     return _POWERS.get(type(d))
 
 
