@@ -31,11 +31,8 @@ def taking() -> dict[str, inspect.Signature]:
     for module in (kullback, kullback.estimators, functional, nn, kullback.metrics):
         for name in module.__all__:
             each = getattr(module, name)
-            if not callable(each) or name in (
-                "Estimate",
-                "Fit",
-                "TopK",
-            ):  # results, and what is no argument of a call
+            # These are results, a teacher, and the rows that a teacher makes: their kind is not a user's argument.
+            if not callable(each) or name in ("Estimate", "Fit", "TopK", "PartialRows"):
                 continue
             try:
                 signature = inspect.signature(each)
