@@ -68,7 +68,8 @@ class LossSettings(NamedTuple):
         settings = _remembered(call, *self)
         if isinstance(self.kind, str) or settings.kind is self.kind:
             return settings
-        return settings._replace(kind=self.kind)  # kinds of a user's class may be equal and yet differ
+        # Kinds of a user's class may be equal and yet differ.
+        return settings._replace(kind=check_kind(call, self.kind))
 
 
 def _checked(call: str, *fields: Any) -> LossSettings:
