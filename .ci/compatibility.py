@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,14 +79,27 @@ def check(package: Path, python: Path, folder: Path) -> dict[str, object]:
     return {"package": kind_of(package), **about, **counts}
 
 
+def answer(rows: list[dict[str, object]]) -> list[str]:
+    """The answer at the head of the page: what was measured, the result, the conclusion."""
+    failed = sum(int(str(row.get(key, 0))) for row in rows for key in ("failed", "error"))
+    torch = [row["torch"] for row in sorted(rows, key=_order)]
+    return textwrap.wrap(
+        f"Measured: the tests of the packages of a release, installed away from the sources, in {len(rows)} "
+        f"environments with PyTorch {torch[0]} to {torch[-1]}. Result: {failed} tests fail. Conclusion: these "
+        "combinations work; others have not been tested.",
+        120,
+    )
+
+
 def render(rows: list[dict[str, object]]) -> str:
     """The page of all results."""
     lines = [
         "# Compatibility",
         "",
-        "What a release uploads, installed away from the sources, with the part of the tests that reaches the kernels,",
-        "the drop-ins, the divergences and the closed forms. `.ci/compatibility.py` made this table; what is not in it",
-        "has not been tried. The tests of the native kernels are skipped where the pure wheel has none.",
+        *answer(rows),
+        "",
+        "The tests are the part of the suite for the kernels, the drop-ins, the divergences and the closed forms.",
+        "`.ci/compatibility.py` made this table. Tests of the native kernels are skipped for the pure wheel.",
         "",
         "| package | Python | PyTorch | NumPy | system | native kernels | passed | failed | skipped |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import statistics
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -182,23 +183,38 @@ def name_of(case: dict[str, Any]) -> str:
     return f"{case['kind']}, {case['rows']} × {case['classes']}, {case['dtype']}"
 
 
+def answer(cases: list[dict[str, Any]]) -> list[str]:
+    """The answer at the head of the page: what was measured, the result, the conclusion."""
+    largest = [result["ranks"]["4"] for result in cases]
+    traffic = [received(x["gathered"]["sent"], 4) / received(x["sharded"]["sent"], 4) for x in largest]
+    times = [x["sharded"]["median"] / x["gathered"]["median"] for x in largest]
+    return textwrap.wrap(
+        "Measured: bytes and time of a loss whose classes are divided among processes, against gathering all logits. "
+        f"Result: each of 4 processes receives {min(traffic):,.0f} to {max(traffic):,.0f} times fewer bytes. On one "
+        f"machine it takes {min(times):.1f} to {max(times):.1f} times as long. Conclusion: sharding saves "
+        "memory and traffic. It saves time if communication limits the step, not among few processes of one machine.",
+        119,
+    )
+
+
 def page_of(document: dict[str, Any]) -> str:
     """The page, from the numbers."""
     here = document["machine"]
     lines = [
-        "# What sharded classes cost",
+        "# Cost of sharded classes",
         "",
-        "`python benchmarks/bench_parallel.py` counts what `distillation_loss(group=)` hands to the collectives, times",
-        "a step, forward and backward, and writes this page. *Gathered* is the other way: all logits of both sides on",
-        "every process, then the loss of whole rows.",
+        *answer(document["cases"]),
+        "",
+        "`python benchmarks/bench_parallel.py` counts the bytes that `distillation_loss(group=)` passes to the",
+        "collectives, times a step (forward and backward), and writes this page. *Gathered* is the alternative: every",
+        "process receives all logits of both sides, and then computes the loss of whole rows.",
         "",
         "## Measured",
         "",
         f"{here['processor']}, {here['cores']} cores, one thread a process, gloo, torch {here['torch']}:",
-        f"the median of {document['rounds']} rounds in which both take turns; the machine's load was",
-        f"{here['load']} at the start, 0 being idle. With more processes than cores they wait for each other. One",
-        "process alone takes the kernels of whole rows in float32; several take them in float64, and go over their",
-        "classes five times.",
+        f"the median of {document['rounds']} interleaved rounds; the machine's load was {here['load']} at the start",
+        "(0 is idle). If there are more processes than cores, they wait for each other. One process alone uses the",
+        "kernels of whole rows in float32. Several processes use float64, and read their classes five times.",
         "",
     ]
     measured: list[list[str]] = []
@@ -228,12 +244,12 @@ def page_of(document: dict[str, Any]) -> str:
     lines += [
         "Time in collectives includes waiting for the slowest process.",
         "",
-        "## Worked out",
+        "## Computed from the traffic",
         "",
-        "From the counted traffic: each rank gives 4 float64 numbers a row to an all-gather and 4 to an all-reduce,",
-        "and a header of 32 integers. Nothing here was run. Ring algorithms are assumed, links of",
-        f"{BANDWIDTH / 1e9:.0f} GB/s, and {1e6 * LATENCY:.0f} µs for a collective to begin. The time is that of",
-        "communication alone: each rank's share of the local work is its share of the classes.",
+        "These numbers are computed from the counted traffic, not measured. Each rank passes 4 float64 numbers a row",
+        "to an all-gather and 4 to an all-reduce, and a header of 32 integers. The assumptions are ring algorithms,",
+        f"links of {BANDWIDTH / 1e9:.0f} GB/s, and a latency of {1e6 * LATENCY:.0f} µs per collective. The time is for",
+        "communication only. The local work is divided like the classes.",
         "",
     ]
     computed: list[list[str]] = []
@@ -250,8 +266,8 @@ def page_of(document: dict[str, Any]) -> str:
     heads = ["case", "ranks", "received", "ms", "gathered, received", "gathered, ms"]
     lines += table(heads, computed)
     lines += [
-        "The all-gather brings 32 bytes a row from every rank, so beyond some hundred ranks it outgrows half-precision",
-        "logits of a small vocabulary; vocabularies are not sharded that finely.",
+        "The all-gather receives 32 bytes a row from every rank. Beyond some hundred ranks this exceeds half-precision",
+        "logits of a small vocabulary, but vocabularies are not divided among so many ranks.",
         "",
     ]
     return "\n".join(lines)

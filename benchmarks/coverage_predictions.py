@@ -245,7 +245,7 @@ def study(case: Case, units: int, repetitions: int, truth: float) -> dict[str, A
 def table(results: list[dict[str, Any]]) -> str:
     """The results in Markdown."""
     lines = [
-        "| case | units | holds the mean, % | open, % | of the closed, % | half-width / mean |",
+        "| case | units | covers the mean, % | open, % | of the closed, % | half-width / mean |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for found in results:

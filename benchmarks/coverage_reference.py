@@ -256,7 +256,7 @@ def write_windows(samples: int) -> None:
             print(results[-2:], flush=True)
     WINDOWS_RESULT.write_text(json.dumps(results, indent=1) + "\n")
     lines = [
-        "| log sd of windows | windows | divergence | holds the mean, % | open, % | half-width / mean |",
+        "| log sd of windows | windows | divergence | covers the mean, % | open, % | half-width / mean |",
         "|---:|---:|---|---:|---:|---:|",
         *(
             f"| {each['effect']:g} | {each['windows']} | {'JS' if each['divergence'] == 'js' else 'KL'} "
@@ -273,7 +273,7 @@ def write_windows(samples: int) -> None:
 def table(results: list[dict[str, Any]]) -> str:
     """The results in Markdown: a line for each case and number of top classes."""
     lines = [
-        "| base | candidate | classes | top | KL | certain, % | error, % | KL held, % | JS held, % | TV held, % |",
+        "| base | candidate | classes | top | KL | certain, % | error, % | KL covers, % | JS covers, % | TV covers, % |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     by_case: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ PLOTS = {"rows": plot_rows, "scaling": plot_scaling, "head": plot_head}
 
 INTRODUCTION = """\
 # Benchmarks
+"""
 
-`make bench` runs the scripts of `benchmarks/`, which leave their numbers in `benchmarks/results/`, and writes this
-page from them. A time is the median of rounds in which all ways take turns in one process; each step finds its logits
-freshly written. Memory is how far the resident set of a process of its own peaks, during one step, above its size
-before it. Virtual machines are noisy: run them on yours.
+METHOD = """\
+`make bench` runs the scripts of `benchmarks/`, which write their numbers to `benchmarks/results/`, and this page. A
+time is the median of rounds in which all contenders alternate in one process. Each step gets newly written logits.
+Memory is the peak of a separate process during one step, minus its size before it. Virtual machines are noisy: repeat
+the measurements on your own machine.
 """
 
 HEADINGS = {
@@ -44,18 +47,18 @@ HEADINGS = {
 
 EXPLANATIONS = {
     "rows": "Forward and backward from two logits tensors, the gradient to the student; milliseconds. `clone` copies "
-    "the student's logits. Eager and compiled torch compute bfloat16 in float32, as they must for a right answer; "
-    "TRL's formula does not, and torchtune's KL leaves the teacher's entropy out.",
+    "the student's logits. Eager and compiled torch compute bfloat16 in float32, because bfloat16 is too inaccurate. "
+    "TRL's formula uses bfloat16, and torchtune's KL omits the teacher's entropy.",
     "kinds": "Forward and backward from two logits tensors, the gradient to the student; milliseconds. Eager torch is "
     "each kind's definition in a line or two, in float32, as users write it.",
     "overhead": "Forward and backward of logits so small that only the call costs; microseconds a call.",
     "scaling": "KL, forward and backward, in float32; milliseconds.",
     "head": "KL, forward and backward to the student's hidden states and head. `products` are the four matrix products "
-    "alone, in one piece. Memory is beyond the weight's gradient. When autograd makes that, of whole logits only their "
-    "own gradient is left: where logits are small beside the head, as at 512 × 32000, the rest does not show, and "
-    "chunks, which add to the gradient as they go, save nothing.",
+    "alone, in one piece. Memory excludes the weight's gradient. When autograd computes this gradient, of the whole "
+    "logits only their gradient is still in memory. If logits are small compared with the head, as at 512 × 32000, "
+    "chunks save no memory.",
     "head_top_k": "KL of the student's head from the 64 most probable classes of a stored teacher, the others as one, "
-    "forward and backward to hidden states and head. `products` are the three matrix products alone. Memory is beyond "
+    "forward and backward to hidden states and head. `products` are the three matrix products alone. Memory excludes "
     "the weight's gradient.",
     "gpu": "KL, forward and backward. `copy` copies one logits tensor, two thirds of what the loss must move.",
 }
@@ -71,15 +74,15 @@ process of its own (`python benchmarks/compare_memory.py`) on {cores} cores, Pyt
 | peak resident memory, Python and torch included | {peak_mib:.0f} MiB |
 | time | {seconds:.0f} s, {nanoseconds_per_class:.0f} ns per class of a position |
 
-The memory does not depend on the length of the files; what else ran on the machine is in the time.
+The memory does not depend on the length of the files. The time includes the effect of other programs.
 """
 
 MODELS = """\
 ## Comparing models
 
 Two random models of the shape of Llama-3.2-1B ({layers} layers, hidden size {hidden}, {classes:,} classes, float32)
-over {windows} window of {context} tokens, half of them scored (`python benchmarks/compare_models.py`): seconds of the
-processor, medians of runs in turns on {machine[cores]} cores, Python {machine[python]}, torch {machine[torch]}.
+read {windows} window of {context} tokens, half of them scored (`python benchmarks/compare_models.py`). Times are CPU
+seconds, medians of interleaved runs on {machine[cores]} cores, Python {machine[python]}, torch {machine[torch]}.
 
 | | |
 |---|---|
@@ -89,32 +92,32 @@ processor, medians of runs in turns on {machine[cores]} cores, Python {machine[p
 | `record_reference` of one, in times of that model alone | {record_over_half_alone:.2f} × |
 | reference file | {reference[bytes_per_row]:.0f} bytes a scored token, read at {reference[mb_per_second]:.0f} MB/s |
 
-What the comparison adds is a fixed time for each scored token, about 5 ms on one core, whatever the models' size:
-beside smaller models it weighs more.
+The comparison adds a fixed time for each scored token, about 5 ms on one core. The time does not depend on the models'
+size, so its share is larger for smaller models.
 """
 
 
 LIMITS = """\
-## What this machine can do
+## Limits of this machine
 
-Of the machine below, which need not be that of the tables above: the best of some rounds, on one thread, in the time of
-the processor (`python benchmarks/limits.py`).
+The machine below may differ from the one of the tables above. The numbers are the best of some rounds, in CPU time on
+one thread (`python benchmarks/limits.py`).
 
 {machine}
-**Memory.** {copy:.1f} GB are copied a second, and {fresh:.1f} GB a second of memory are written that the system has not
-handed out before ({large:.1f} in pages of 2 MiB): a new gradient of 512 × 32000 numbers takes {page_ms:.0f} ms before
-anything is computed. Every kind pays the same for it. Where freed memory is kept, by glibc's
-`MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592`, it mostly costs nothing from the second step on, and what sets
-the kinds apart is arithmetic. Now and then the system takes several times as long for it:
+**Memory.** The machine copies {copy:.1f} GB a second. It writes new memory, which the system has to allocate, at
+{fresh:.1f} GB a second ({large:.1f} in pages of 2 MiB). So a new gradient of 512 × 32000 numbers takes {page_ms:.0f} ms
+before any computation, for every kind. If glibc keeps freed memory
+(`MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592`), allocation is mostly free from the second step on, and the
+kinds differ only in arithmetic. Occasionally the system takes several times as long for it:
 
 {gradients}
-**Arithmetic.** Nanoseconds for each class of rows that stay in the cache, value and gradient.{vectors}
+**Arithmetic.** Nanoseconds per class, value and gradient, for rows that stay in the cache.{vectors}
 
 {rows}
-**Matrix products.** Billions of operations a second for a head of 128256 × 1024, by how many positions a chunk has. Few
-positions make them slow, as each product reads the head or its gradient, and the gradient is written too; more
-positions take more memory. In bfloat16 the three products take {bf16_class:.1f} ns a class of a position, beside which
-the loss's own {bf16_loss:.1f} are no small share.
+**Matrix products.** Billions of operations a second for a head of 128256 × 1024, by the number of positions in a chunk.
+Few positions make them slow, because each product reads the head or its gradient, and the gradient is also written.
+More positions take more memory. In bfloat16 the three products take {bf16_class:.1f} ns per class and position, and the
+loss itself takes {bf16_loss:.1f}.
 
 {products}"""
 
@@ -122,11 +125,11 @@ the loss's own {bf16_loss:.1f} are no small share.
 GROWTH = """\
 ## Growth
 
-Seconds of the processor, on one thread, at three sizes (`python benchmarks/bench_growth.py`). The exponent is the slope
-between the last two sizes, in logarithms: 1 is in proportion to the size, and n log n is about 1.1. It is larger where
-a size exceeds the caches, or needs memory that the system has not handed out before. Losses are measured with their
-gradients. In many dimensions neighbors are searched among part of the draws, and the test of two samples computes
-distances between part of them; `nearest_neighbors` and `two_sample_test` state the numbers.
+CPU seconds on one thread at three sizes (`python benchmarks/bench_growth.py`). The exponent is the slope between the
+last two sizes, in logarithms: 1 is proportional to the size, and n log n is about 1.1. It is larger if a size exceeds
+the caches, or needs newly allocated memory. Losses are measured with their gradients. In many dimensions neighbors are
+searched among a part of the draws, and the test of two samples computes distances between a part of them.
+`nearest_neighbors` and `two_sample_test` state the numbers.
 
 {machine}
 {rows}"""
@@ -135,11 +138,11 @@ distances between part of them; `nearest_neighbors` and `two_sample_test` state 
 NATIVE_FORMS = """\
 ## Closed forms in C++
 
-How many times longer the same call takes in plain torch, with the kernels switched off: the value, and the value with
-the gradients by all parameters, for 1, 1,000 and 1,000,000 elements in float64
-(`python benchmarks/bench_native_forms.py`). The processor's time on one thread, both in turns. Multivariate families
-stop at 1,000 elements. A form between two families, and a factor model, stays in C++ only if the geometric mean of its
-gains is at least 2.
+The factors say how many times longer the same call takes in plain torch, without the kernels
+(`python benchmarks/bench_native_forms.py`). They are for the value, and for the value with all gradients, of 1, 1,000
+and 1,000,000 elements in float64. Times are CPU times on one thread, interleaved. Multivariate families stop at 1,000
+elements. A form between two families, and a factor model, stays in C++ only if the geometric mean of its gains is at
+least 2.
 
 {machine}
 {rows}"""
@@ -194,12 +197,12 @@ def exponent(row: Result) -> float:
 
 # Counted in what GCC 12 makes of csrc/logits/kernel.cpp.
 VECTORS = """ For 16 classes of
-float32 the AVX-512 loops of KL hold 62 vector instructions that compute: 28 in the sweep, 34 for the peaks and the
-exponentials of both sides. Intel's cores begin at most two in a cycle: 0.75 ns a class at 2.6 GHz is the least there.
-Zen 5 begins four, two of them additions and two multiplications, at 3.9 GHz: 0.25 ns is the least, or 0.28 ns as more
-than half of them multiply. The classes beyond a multiple of 16 are computed one by one: rows of 1000 take 5 to 10 %
-longer a class than rows of 992. At the rate below two threads take {thousand:.1f} ms for 4096 × 1000 in float32, and
-{least:.1f} ms at Intel's least."""
+float32 the AVX-512 loops of KL have 62 arithmetic vector instructions: 28 in the sweep, 34 for the maxima and the
+exponentials of both sides. Intel's cores start at most two per cycle: the minimum is 0.75 ns a class at 2.6 GHz. Zen 5
+starts four at 3.9 GHz, two additions and two multiplications. Its minimum is 0.25 ns, or 0.28 ns because more than half
+of them are multiplications. The classes beyond a multiple of 16 are computed one by one: rows of 1000 take 5 to 10 %
+longer per class than rows of 992. At the rate below two threads take {thousand:.1f} ms for 4096 × 1000 in float32, and
+{least:.1f} ms at Intel's minimum."""
 
 
 def limits(document: Result) -> str:
@@ -244,11 +247,12 @@ def page(folder: Path) -> str:
     """The page, as Markdown."""
     documents = load(folder)
     known = [name for name in ORDER if name in documents]
-    parts = [INTRODUCTION]
+    judgments = judge([documents[name] for name in known])
+    parts = [INTRODUCTION, answer(judgments), METHOD] if judgments else [INTRODUCTION, METHOD]
     if missing := [f"“{HEADINGS[name]}”" for name in ORDER if name not in documents]:
         parts.append(f"Not measured yet: {', '.join(missing)}.\n")
     if known:
-        parts.append(targets(judge([documents[name] for name in known])))
+        parts.append(targets(judgments))
     parts += [section(name, documents[name]) for name in known]
     compiled = folder / "native_forms.json"
     if compiled.exists():
@@ -270,7 +274,39 @@ def targets(judgments: list[Judgment]) -> str:
     met = sum(x.met for x in judgments)
     rows = [[x.target, x.case, x.wanted, x.found, "yes" if x.met else "**no**"] for x in judgments]
     body = table(["target", "case", "wanted", "found", "met"], rows)
-    return f"## Targets\n\nSet before they were measured: {met} of {len(judgments)} are met.\n\n{body}"
+    return (
+        f"## Targets\n\nThey were set before the measurements: {met} of {len(judgments)} are met.\n\n{body}"
+    )
+
+
+COMPARISONS = {
+    "KL from two tensors takes {} of eager torch's time": "KL against eager torch",
+    "and {} of `torch.compile`'s": "KL against torch.compile",
+    "KL from hidden states and heads takes {} of TRL's time": "head, time against TRL, chunked",
+    "and {} of Liger's": "head, time against Liger, chunked",
+    "a call with 64 × 10 logits takes {} of eager torch's time": "call overhead against eager torch",
+}
+
+
+def answer(judgments: list[Judgment]) -> str:
+    """The answer at the head of the page: what was measured, the result, the conclusion."""
+    shares: list[str] = []
+    for text, target in COMPARISONS.items():
+        found = [x for x in judgments if x.target == target]
+        times = [float(x.found.rstrip("×")) for x in found]
+        times = sorted(1 / x if found[0].wanted.startswith("≥") else x for x in times)
+        if times:
+            shares.append(text.format(f"{100 * times[0]:.0f} to {100 * times[-1]:.0f} %"))
+    return (
+        textwrap.fill(
+            "Measured: time and memory of kullback's losses against other implementations on one machine. "
+            f"Result: {'; '.join(shares).replace('; and', ' and')}. {sum(x.met for x in judgments)} of "
+            f"{len(judgments)} targets are met. Conclusion: the gain is largest for large vocabularies and for losses "
+            "from heads, in time and memory. Calls with tiny tensors are slower than in eager torch.",
+            120,
+        )
+        + "\n"
+    )
 
 
 def section(name: str, document: Result) -> str:

@@ -1,4 +1,4 @@
-"""Writes docs/fitting.md, `fit` beside its peers, from benchmarks/results/fit.json.
+"""Writes docs/fitting.md, which compares `fit` with other libraries, from benchmarks/results/fit.json.
 
 python benchmarks/render_fit.py
 """
@@ -15,14 +15,19 @@ from timing import RESULTS
 PAGE = Path(__file__).parents[1] / "docs" / "fitting.md"
 
 INTRODUCTION = """\
-# Fits beside the peers
+# Fits compared with other libraries
+
+Measured: the divergence that `fit` and {peers} other ways reach in {cases} tasks, and their CPU time. Result: `fit` has
+the best value in {best} of {cases} tasks, to 1e-9 nats, with {lines} lines of code. A peer takes less time in {slower}.
+Conclusion: `fit` finds the minimum with little code. scikit-learn is faster for mixtures of Normals, and plain Adam can
+be faster, but its result is then less accurate.
 
 Every contender fits the same family to the same target from the same start, written as its documentation shows
-(`benchmarks/bench_fit.py`, `benchmarks/fit_peers.py`). The peers that draw take 2,000 steps of Adam; `fit`, where it
-draws, for the posterior, its own 1,000. One judge measures what each returned: SciPy's quadrature on the line, the mean
-log-likelihood of the draws, and for the posterior the ELBO over 200,000 fixed draws, in nats. *Above the best* is how
-much worse a value is than the best of its table. The time is that of the processor, the median of the rounds, in turn,
-with whatever a contender compiles; lines are those of its function.
+(`benchmarks/bench_fit.py`, `benchmarks/fit_peers.py`). The peers that use random draws take 2,000 steps of Adam; `fit`
+uses them only for the posterior, with its default of 1,000 steps. Independent functions measure each result, in nats:
+SciPy's quadrature on the line, the mean log-likelihood of the draws, and the ELBO over 200,000 fixed draws for the
+posterior. *Above the best* is the difference from the best value of the table. Times are CPU times, medians of
+interleaved rounds, including compilation. Lines are counted in the contender's function.
 """
 
 
@@ -30,7 +35,7 @@ def page(document: dict[str, Any]) -> str:
     """The page, as Markdown."""
     rounds = {row["rounds"] for row in document["rows"]}
     counted = f"Rounds: {', '.join(map(str, sorted(rounds)))}. "
-    parts = [INTRODUCTION, counted + describe(document["machine"])]
+    parts = [introduction(document["rows"]), counted + describe(document["machine"])]
     parts.append("## Where a peer wins\n")
     parts.append("\n".join(f"- {line}" for line in wins(document)) + "\n")
     for row in document["rows"]:
@@ -43,6 +48,21 @@ def page(document: dict[str, Any]) -> str:
         parts.append(f"## {row['case']}\n")
         parts.append(table(headings, lines) + "\n")
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+
+
+def introduction(rows: list[dict[str, Any]]) -> str:
+    """The answer at the head of the page, and how the numbers were measured."""
+    contenders = [row["contenders"] for row in rows]
+    ours = [each["kullback"] for each in contenders]
+    both = list(zip(ours, contenders, strict=True))
+    lines = sorted(x["lines"] for x in ours)
+    return INTRODUCTION.format(
+        peers=len({name for each in contenders for name in each}) - 1,
+        cases=len(rows),
+        best=sum(x["value"] <= min(y["value"] for y in each.values()) + 1e-9 for x, each in both),
+        slower=sum(x["seconds"] > min(y["seconds"] for y in each.values()) for x, each in both),
+        lines=f"{lines[0]} to {lines[-1]}",
+    )
 
 
 def above(difference: float) -> str:

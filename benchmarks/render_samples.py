@@ -1,4 +1,4 @@
-"""Writes docs/estimators.md, how good and how fast the estimates from data are, from benchmarks/results/.
+"""Writes docs/estimators.md, the accuracy and the speed of estimates from data, from benchmarks/results/.
 
 python benchmarks/render_samples.py
 """
@@ -37,18 +37,20 @@ NOMINAL = 0.95
 LEAST_COVERAGE = 0.93
 
 INTRODUCTION = """\
-# How good estimates from data are
+# Estimates from data
+"""
 
-Every number of this page is measured (`make bench`) on draws from pairs whose divergence is known exactly, as many
-of P as of Q, in nats. *ours* is what `kl_estimate(Samples(x), Samples(y))` answers with no further argument.
+METHOD = """\
+All numbers are measured (`make bench`) on draws from pairs whose divergence is known exactly, with equally many draws
+of P and Q, in nats. *Ours* is `kl_estimate(Samples(x), Samples(y))` without further arguments.
 """
 
 ERRORS = """\
 ## Errors
 
-The root mean square error over repetitions; in brackets the mean of the estimates. Peers see the same draws, fewer
-times. No method sees a divergence as large as that of N(0, 1) ‖ N(5, 1) in so few draws: what would tell it apart lies
-where Q was never seen. **Bold** is a case in which a peer is better than ours by more than chance explains.
+The root mean square error over repetitions, with the mean of the estimates in brackets. Peers get the same draws, with
+fewer repetitions. No method can estimate the KL of N(0, 1) ‖ N(5, 1) from so few draws, because nearly all of it comes
+from a region without draws of Q. **Bold** marks a peer that is significantly better than ours.
 """
 
 ASSUMPTIONS = """\
@@ -120,8 +122,8 @@ limit covers if its lower limit is below the truth. **Bold** would be coverage s
 TWO_SAMPLES = """\
 ## One distribution or two?
 
-How often `two_sample_test` rejects at the level 0.05, beside tests that see the same draws
-(`python benchmarks/bench_two_sample.py`). Where P = Q, 5 % is right; χ² is that of ten bins, or of signs about medians.
+How often `two_sample_test` and other tests of the same draws reject at the level 0.05
+(`python benchmarks/bench_two_sample.py`). If P = Q, 5 % is right. χ² uses ten bins, or signs about medians.
 The last column is the difference between ours and the best of the others, in percentage points.
 """
 
@@ -136,15 +138,15 @@ give the reason. Intervals with a higher coverage are widened for a possible bia
 SPEED = """\
 ## Time and memory of nearest neighbors
 
-Milliseconds, the median of interleaved rounds; both sides standard normal. Extra memory is that of a process of its
-own.
+Milliseconds, the median of interleaved rounds; both sides are standard normal. Extra memory is measured in a separate
+process.
 """
 
 TABLES = """\
 ## Tables
 
-Two Parquet files of 100 columns, most of them numbers, compared column by column, in a process of its own: Python, its
-imports and reading the files included.
+Two Parquet files of 100 columns, most of them numbers, compared column by column in a separate process. Time and memory
+include Python, its imports and reading the files.
 """
 
 
@@ -154,7 +156,7 @@ def main() -> None:
 
 def page(folder: Path) -> str:
     """The page, as Markdown."""
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, *answer(folder), METHOD]
     if document := read(folder / "samples.json"):
         parts += [describe(document["machine"])]
         if note := document.get("note"):
@@ -170,6 +172,28 @@ def page(folder: Path) -> str:
     if document := read(folder / "tables.json"):
         parts.append(tables(document))
     return "\n".join(parts)
+
+
+def answer(folder: Path) -> list[str]:
+    """The answer at the head of the page: what was measured, the result, the conclusion."""
+    documents = [read(folder / f"{name}.json") for name in ("samples", "coverage", "two_sample")]
+    samples, hard, tests = ([] if x is None else x["rows"] for x in documents)
+    if not (samples and hard and tests):
+        return []
+    of_case = {(x["case"], x["n"]): x for x in samples if x["method"] == "auto" and x["case"] in CASES}
+    compared = {key: [x for x in samples if is_peer(x) and (x["case"], x["n"]) == key] for key in of_case}
+    behind = sum(any(is_better(peer, of_case[key]) for peer in peers) for key, peers in compared.items())
+    covered = sum(x["holds"] for x in hard)
+    rejected = sorted(x["rejects"]["ours"] for x in tests if x["equal"])
+    text = (
+        "Measured: `kl_estimate` and `two_sample_test` on draws from pairs with a known divergence. Result: a peer is "
+        f"significantly more accurate in {behind} of {sum(map(bool, compared.values()))} cases; the 95 % intervals "
+        f"cover at least {100 * LEAST_COVERAGE:.0f} % in {covered} of {len(hard)} hard cases, apart from chance; the "
+        f"test rejects equal distributions in {100 * rejected[0]:.0f} to {100 * rejected[-1]:.0f} % of runs at the "
+        "level 5 %. Conclusion: a finite interval can be trusted under the assumptions below; an infinite upper limit "
+        "means that the draws do not bound KL."
+    )
+    return [textwrap.fill(text, 120) + "\n"]
 
 
 def read(path: Path) -> dict[str, Any] | None:

@@ -29,23 +29,27 @@ SECOND = 80
 INTRODUCTION = """\
 # A sweep over hard pairs
 
-{pairs:,} random pairs of distributions on the line, {cases:,} cases: divergences of {kinds} kinds, each once without
-and once with gradients required. There are mixtures of two or three parts with scales from 1e-6 to 1e3, shapes from
-0.03 to 1e6, singular ends, supports inside one another, and maps of variables.
+Measured: {kinds} kinds of divergence for {pairs:,} random pairs of distributions on the line, {cases:,}
+cases. Result: {wrong:,} values, error bounds and first derivatives are wrong; {refused:,} cases end in an error;
+{unknown:,} have no known truth. Conclusion: if kullback returns a value for such a pair, it is right to within its
+`error`, and otherwise you get a `ConvergenceError`. Second derivatives are at the end of this page.
 
-The truth is computed in two ways, neither of which uses kullback. For {stored} pairs it is mpmath's, at 34 digits: the
-definition of the divergence, integrated between and around all peaks on panels that are halved until two Gauss rules
-agree to 1e-17, with the derivative along a random direction of all parameters (`tests/oracles/sweep.py`). For {more:,}
-others it is the same definition again in extended precision, with 64 bits of mantissa, whose own error is counted
-(`tests/oracles/sweep_extended.py`). Of each pair, {drawn} and {sampled} of the {kinds} kinds are drawn. The two
-truths are held against each other, and a part of the sweep runs in the tests.
+The pairs include mixtures of two or three parts with scales from 1e-6 to 1e3, shapes from 0.03 to 1e6,
+densities with singular ends, supports inside one another, and transformed variables. Each case runs without and with
+gradients.
 
-A value is wrong if it is off by more than 1e-6 of itself and 1e-9, which is what an answer has to reach, if it is
-negative, NaN or infinite where it should not be, or if it changes when gradients are required. A bound is wrong if the
-value is off by more than the `error` that comes with it, the error of the truth and the rounding of the last digit. A
-gradient is wrong if its product with the direction is off by more than 1e-5 of the sum of the sizes of its terms, or
-NaN. “Refused” are the cases that end in a `ConvergenceError`; “unknown” those of which the truth could not say whether,
-or to what, the integral converges.
+The truth comes from two programs that do not use kullback. For {stored} pairs, mpmath integrates the definition at 34
+digits (`tests/oracles/sweep.py`). Its panels are halved between and around all peaks until two Gauss rules agree to
+1e-17. It also gives the derivative along a random direction of all parameters. For {more:,} other pairs, the same
+integral is computed in extended precision (64 bits of mantissa), with its own error
+(`tests/oracles/sweep_extended.py`). {drawn} and {sampled} of the {kinds} kinds are drawn for each pair. The two truths
+are compared with each other, and a part of the sweep runs in the tests.
+
+A value is wrong if its error exceeds 1e-6 of itself and 1e-9, the limits of a result; if it is wrongly negative, NaN or
+infinite; or if it changes with gradients. A bound is wrong if the error of the value exceeds its `error`, plus the
+error of the truth and the rounding of the last digit. A gradient is wrong if it is NaN, or if the error of its product
+with the direction exceeds 1e-5 of the sum of the absolute terms. “Refused” cases end in a `ConvergenceError`. In
+“unknown” cases the truth could not decide whether the integral converges, or its value.
 
 {tables}"""
 SECOND_TITLE = "## Second derivatives"
@@ -56,8 +60,8 @@ Their truth takes four times as long as the truth of a first derivative. So this
 second derivative is along the direction, by a second backward pass. Its truth is a central difference of the
 derivatives in extended precision. The truth counts as known if the differences of two steps agree.
 
-A second derivative is wrong if it is NaN, or off by more than 1e-9 plus 1e-4 of the sizes of the first and the second
-derivative together. “Refused” are those that end in a `ConvergenceError`.
+A second derivative is wrong if it is NaN, or if its error exceeds 1e-9 plus 1e-4 of the sum of the absolute first and
+second derivative. “Refused” ones end in a `ConvergenceError`.
 
 The panels are halved until the value is exact enough; second derivatives do not decide. They can be off by about 1e-3
 of themselves for mixtures whose components differ in width by factors of hundreds or more. Where another
@@ -162,10 +166,14 @@ def main(arguments: list[str]) -> None:
         table(f"{more:,} pairs in extended precision", extended),
         second_derivatives(),
     ]
+    counts = total([*stored.values(), *extended.values()])
     PAGE.write_text(
         INTRODUCTION.format(
             pairs=len(entries) + more,
-            cases=total([*stored.values(), *extended.values()]).cases,
+            cases=counts.cases,
+            wrong=counts.values + counts.bounds + counts.gradients,
+            refused=counts.refused,
+            unknown=counts.unknown,
             kinds=len(KINDS),
             stored=len(entries),
             more=more,
