@@ -404,7 +404,7 @@ def _by_em(
         return None
     before = objective.try_measure(q)
     minimum = _minimized(objective, family, settings, family.start(start.values))
-    end = _ended(q, before, objective, family, settings, minimum)
+    end = _ended(q, before, objective, family, minimum)
     constant = end.history[0] - start.history[-1]  # the entropy of the target, where there is one
     history = torch.cat([torch.stack(start.history[:-1]) + constant, end.history])
     steps = end.iterations + len(start.history) - 1
@@ -427,7 +427,7 @@ def _from_the_best(
         near = value < minimum.value + _FAR_ABOVE * (1 + minimum.value.abs())
         if bool(value.isfinite().all() & near.any()):
             minimum = lower_of(minimum, _minimized(objective, family, settings, start), settings.tol)
-    result = _ended(q, before, objective, family, settings, minimum)
+    result = _ended(q, before, objective, family, minimum)
     return result._replace(history=torch.cat([before.value.detach()[None], result.history[1:]]))
 
 
@@ -464,7 +464,6 @@ def _ended(
     before: Estimate,
     objective: Objective,
     family: Family,
-    settings: FitSettings,
     minimum: Minimum,
 ) -> MethodAnswer:
     with torch.no_grad():

@@ -46,7 +46,7 @@ class Objective(ABC):
     quantity: str
 
     @abstractmethod
-    def measure(self, q: Distribution, call: str = "fit") -> Estimate:
+    def measure(self, q: Distribution) -> Estimate:
         """Return the value at a distribution, with its error.
 
         Raises:
@@ -81,8 +81,8 @@ class DivergenceObjective(Objective):
             return "KL(to || q)"
         return "KL(q || to)" if isinstance(self.kind, ReverseKL) else f"{self.kind!r} of to and q"
 
-    def measure(self, q: Distribution, call: str = "fit") -> Estimate:
-        return between_distributions(call, self.to, q, self.kind, SolveOptions())
+    def measure(self, q: Distribution) -> Estimate:
+        return between_distributions("fit", self.to, q, self.kind, SolveOptions())
 
     def measure_or_draw(self, q: Distribution, generator: torch.Generator | None) -> Estimate:
         try:
@@ -100,7 +100,7 @@ class LikelihoodObjective(Objective):
     draws: Samples
     quantity: str = "negative log-likelihood per draw"
 
-    def measure(self, q: Distribution, call: str = "fit") -> Estimate:
+    def measure(self, q: Distribution) -> Estimate:
         log_q = log_prob_of_draws(q, self.draws)
         weights = shares_of(self.draws, log_q.detach())
         used = weights > 0
@@ -215,7 +215,7 @@ class ElboObjective(Objective):
     function: LogDensity
     quantity: str = "negative ELBO"
 
-    def measure(self, q: Distribution, call: str = "fit") -> Estimate:
+    def measure(self, q: Distribution) -> Estimate:
         if q.has_enumerate_support and len(q.event_shape) <= 1:
             return self._sum(q)
         density = None if q.event_shape else density_of(q)
