@@ -163,5 +163,5 @@ def test_settings(make: Any, name: str) -> None:
     for wrong in (-1.0, math.nan, math.inf, "0.1", None):
         with pytest.raises(KullbackError, match=re.escape(f"({name}=...)")) as caught:
             make(wrong)
-        assert str(caught.value).endswith(f"Write: {name}=0.1")
-    make(0.1)
+        assert str(caught.value).endswith(f"Write: {name}=0.5")
+    make(0.5)

@@ -175,22 +175,23 @@ class AdaptiveCoefficient:
         return torch.where(error.isnan(), coefficient, coefficient * (1 + error / self.horizon))
 
 
-def scheduled(name: str, given: float | Schedule, step: int) -> float:
+def scheduled(name: str, setting: float | Schedule, step: int) -> float:
     """Return the value of a number or a schedule after `step` steps, or raise."""
-    value = given(step) if callable(given) else given
+    value = setting(step) if callable(setting) else setting
     if not 0 <= number_from(value) < math.inf:
-        got = safe_repr(value) + (f" after {step} steps" if callable(given) else "")
+        got = safe_repr(value) + (f" after {step} steps" if callable(setting) else "")
         wanted = "a finite number of 0 or more, or a schedule of such numbers"
         raise invalid_value("KLRegularizer", name, wanted=wanted, got=got, instead=f"{name}=1.0")
     return float(value)
 
 
-def check_number(call: str, name: str, value: object) -> None:
-    """Raise unless a value is a finite number of 0 or more."""
-    if not 0 <= number_from(value) < math.inf:
-        raise invalid_value(
-            call, name, wanted="a finite number of 0 or more", got=safe_repr(value), instead=f"{name}=0.5"
-        )
+def check_number(call: str, name: str, value: object, *, is_positive: bool = False) -> float:
+    """Return a finite number of 0 or more, or with `is_positive` above 0; else raise."""
+    number = number_from(value)
+    if not 0 <= number < math.inf or (is_positive and number == 0):
+        wanted = "a finite positive number" if is_positive else "a finite number of 0 or more"
+        raise invalid_value(call, name, wanted=wanted, got=safe_repr(value), instead=f"{name}=0.5")
+    return number
 
 
 def _taken(call: str, step: int) -> int:
@@ -254,7 +255,7 @@ class FixedKLController:
     """
 
     def __init__(self, coefficient: float) -> None:
-        self.coefficient = _number("FixedKLController", "coefficient", coefficient, least=0.0)
+        self.coefficient = check_number("FixedKLController", "coefficient", coefficient)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(coefficient={self.coefficient:.6g})"
@@ -317,10 +318,10 @@ class AdaptiveKLController(FixedKLController):
         self, coefficient: float = 0.2, *, target: float = 6.0, horizon: float = 10_000, clip: float = 0.2
     ) -> None:
         call = "AdaptiveKLController"
-        self.coefficient = _number(call, "coefficient", coefficient, least=None)
-        self.target = _number(call, "target", target, least=None)
-        self.horizon = _number(call, "horizon", horizon, least=None)
-        self.clip = _number(call, "clip", clip, least=None)
+        self.coefficient = check_number(call, "coefficient", coefficient, is_positive=True)
+        self.target = check_number(call, "target", target, is_positive=True)
+        self.horizon = check_number(call, "horizon", horizon, is_positive=True)
+        self.clip = check_number(call, "clip", clip, is_positive=True)
 
     def __repr__(self) -> str:
         return f"AdaptiveKLController(coefficient={self.coefficient:.6g}, target={self.target:g})"
@@ -394,11 +395,11 @@ class PIDKLController(FixedKLController):
         derivative: float = 0.0,
     ) -> None:
         call = "PIDKLController"
-        super().__init__(_number(call, "coefficient", coefficient, least=0.0))
-        self.target = _number(call, "target", target, least=0.0)
-        self.proportional = _number(call, "proportional", proportional, least=0.0)
-        self.integral = _number(call, "integral", integral, least=None)
-        self.derivative = _number(call, "derivative", derivative, least=0.0)
+        super().__init__(check_number(call, "coefficient", coefficient))
+        self.target = check_number(call, "target", target)
+        self.proportional = check_number(call, "proportional", proportional)
+        self.integral = check_number(call, "integral", integral, is_positive=True)
+        self.derivative = check_number(call, "derivative", derivative)
         self.sum_of_errors = self.coefficient / self.integral
         self.previous = math.inf  # the first divergence does not count as growth
 
@@ -423,15 +424,6 @@ class PIDKLController(FixedKLController):
             "previous": self.previous,
             "sum_of_errors": self.sum_of_errors,
         }
-
-
-def _number(call: str, name: str, given: object, *, least: float | None) -> float:
-    """Return a finite number of at least `least`, or above 0 if `least` is None; else raise."""
-    value = number_from(given)
-    if not (value > 0 if least is None else value >= least) or value == math.inf:
-        wanted = "a positive number" if least is None else "a number that is not negative"
-        raise invalid_value(call, name, wanted=wanted, got=safe_repr(given), instead=f"{name}=0.1")
-    return value
 
 
 def _measured(call: str, kl: object, *, finite: bool = False) -> float:

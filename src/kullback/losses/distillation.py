@@ -393,8 +393,7 @@ def linear_distillation_loss(
     else:
         tensors = sides.parts_of_heads(tensors)
         n_classes = sides.student[-1][1]
-    if mixed is not None:
-        positions.check_labels(n_classes)
+    positions.check_labels(n_classes)
     student_head = Head(softcaps[0], scales[0], float32_logits)
     teacher_head = Head(softcaps[1], scales[1], float32_logits)
     inspected = [*tensors, weights, None if mixed is None else mixed.classes]
@@ -507,16 +506,16 @@ def _counted(weights: Tensor) -> Tensor | None:
 def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeacher, word: Reduction) -> None:
     """Raise if `inplace` is set and the gradient must not overwrite the student's logits."""
     check_flag(_CALL, "inplace_backward", inplace)
-    is_top_k = isinstance(teacher, PartialTeacher)
+    is_partial = isinstance(teacher, PartialTeacher)
     # Tensors of other types, such as torch's fake ones, may have no addresses.
     has_memory = all(
         type(x) is Tensor and can_inspect(x) for x in (student, teacher) if isinstance(x, Tensor)
     )
-    shares = has_memory and not is_top_k and may_overlap(student, teacher)
+    shares = has_memory and not is_partial and may_overlap(student, teacher)
     # An expanded tensor is not overwritten.
     overlaps = has_memory and may_overlap_itself(student) and not is_expanded(student)
     for refused, wanted, got in (
-        (is_top_k, "a teacher of all classes", f"a {type(teacher).__name__}"),
+        (is_partial, "a teacher of all classes", f"a {type(teacher).__name__}"),
         (
             word == "none",
             "a reduction, because the gradient of each position is unknown until the backward pass",
@@ -535,7 +534,7 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
         (shares, "a student that shares no memory with the teacher", "two that overlap"),
         (overlaps, "a student whose rows do not overlap in memory", f"strides {student.stride()}"),
         (
-            not is_top_k and teacher.requires_grad,
+            not is_partial and teacher.requires_grad,
             "a teacher that requires no gradient",
             "one that does",
         ),

@@ -104,7 +104,7 @@ def estimates(
     _check_log_probs(call, log_p, log_q)
     log_p, log_q = recordable(log_p), recordable(log_q)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
-    log_ratio = -_log_quotient(log_p, log_q, mask)
+    log_ratio = -_log_p_over_q(log_p, log_q, mask)
     return [_estimate(log_ratio, estimator) for estimator in estimators], weights
 
 
@@ -224,7 +224,7 @@ def _log_weight(
 def _surrogate(
     first: Tensor, second: Tensor, value_of: Value, log_weight: Tensor | None, mask: Tensor | None
 ) -> Tensor:
-    quotient = _log_quotient(first, second, mask).detach()
+    quotient = _log_p_over_q(first, second, mask).detach()
     weight = torch.ones_like(quotient) if log_weight is None else log_weight.exp()
     if mask is not None:
         weight = torch.where(mask, weight, 0)
@@ -257,7 +257,7 @@ def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
     return torch.where(bounded, torch.where(near, close, direct), torch.inf)
 
 
-def _log_quotient(log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> Tensor:
+def _log_p_over_q(log_p: Tensor, log_q: Tensor, mask: Tensor | None) -> Tensor:
     """Return log p - log q; 0 with gradient 0 at equal infinite values and at masked entries."""
     left_out = (log_p == log_q) & log_p.isinf()
     if mask is not None:
@@ -284,10 +284,10 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
     return total / (max(values.numel(), 1) if weights is None else weights.sum().clamp(min=1))
 
 
-def _check_choice(call: str, name: str, given: object, words: tuple[str, ...], instead: str) -> None:
-    if not (isinstance(given, str) and given in words):
+def _check_choice(call: str, name: str, word: object, words: tuple[str, ...], instead: str) -> None:
+    if not (isinstance(word, str) and word in words):
         wanted = "one of " + ", ".join(map(repr, words))
-        raise invalid_value(call, name, wanted=wanted, got=safe_repr(given), instead=instead)
+        raise invalid_value(call, name, wanted=wanted, got=safe_repr(word), instead=instead)
 
 
 def _check_weighting(

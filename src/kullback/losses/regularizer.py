@@ -109,13 +109,8 @@ def active_units(posterior: Distribution | Tensor, *, threshold: float = 0.01) -
         raise _no_distribution("active_units", "posterior", posterior)
     if not 0 <= number_from(threshold) < math.inf:
         got = safe_repr(threshold)
-        raise invalid_value(
-            "active_units",
-            "threshold",
-            wanted="a variance, 0 or more",
-            got=got,
-            instead="threshold=0.01",
-        )
+        wanted, instead = "a variance, 0 or more", "threshold=0.01"
+        raise invalid_value("active_units", "threshold", wanted=wanted, got=got, instead=instead)
     mean = (posterior.mean if isinstance(posterior, Distribution) else posterior).detach()
     if mean.ndim == 0 or len(mean) < 2:
         raise invalid_value(
@@ -251,9 +246,8 @@ class KLRegularizer(torch.nn.Module):
         self.sync = sync
         self._coefficient = coefficient
         self._capacity_schedule = capacity
-        self._steps = (
-            0  # the value of steps_taken, which may be on an accelerator: reading it would synchronize
-        )
+        # The value of steps_taken, which may be on an accelerator: reading it would synchronize.
+        self._steps = 0
         is_adaptive = isinstance(coefficient, AdaptiveCoefficient)
         self.register_buffer("steps_taken", torch.tensor(0))
         self.register_buffer(
@@ -263,13 +257,13 @@ class KLRegularizer(torch.nn.Module):
         self.register_buffer("_capacity", torch.tensor(0.0, dtype=torch.float32), persistent=False)
         # The sum of the KL since the last step, and the weight of the examples. Not a buffer, because
         # DistributedDataParallel would overwrite a buffer of all processes with the buffer of the first one.
-        self._seen = torch.zeros(2)
+        self._sums = torch.zeros(2)
         self._follow_schedules()
 
     def extra_repr(self) -> str:
         """Show the settings of the regularizer."""
-        given = {"coefficient": self._coefficient, "capacity": self._capacity_schedule}
-        return shown_options(self, KLRegularizer, given, always=("coefficient",))
+        settings = {"coefficient": self._coefficient, "capacity": self._capacity_schedule}
+        return shown_options(self, KLRegularizer, settings, always=("coefficient",))
 
     def forward(
         self,
@@ -295,7 +289,7 @@ class KLRegularizer(torch.nn.Module):
             kl = self._in_groups(call, kl)
             total, count = _total(kl, weights)
             if everywhere is None:
-                everywhere = self._noted(total.detach(), count)
+                everywhere = self._add_to_sums(total.detach(), count)
             if self.free_nats > 0 and self.per_example:
                 total, _ = _total(torch.where(kl <= self.free_nats, self.free_nats, kl), weights)
             terms.append(share * self._term(total / torch.where(count == 0, 1, count), everywhere, count))
@@ -307,11 +301,11 @@ class KLRegularizer(torch.nn.Module):
         """Advance by one step of the optimizer: store the mean KL, and update the coefficient and the capacity."""
         self._steps += 1
         self.steps_taken.fill_(self._steps)
-        seen = self._seen.clone()
+        sums = self._sums.clone()
         if self._is_shared():
-            distributed.all_reduce(seen)
-        self.kl.copy_(seen[0] / seen[1])
-        self._seen.zero_()
+            distributed.all_reduce(sums)
+        self.kl.copy_(sums[0] / sums[1])
+        self._sums.zero_()
         if isinstance(self._coefficient, AdaptiveCoefficient):
             self.coefficient.copy_(self._coefficient.after(self.coefficient, self.kl))
         self._follow_schedules()
@@ -341,10 +335,10 @@ class KLRegularizer(torch.nn.Module):
         groups = kl.sum(summed) if summed else kl
         return groups.flatten(1) if groups.ndim > 1 else groups[:, None]
 
-    def _noted(self, total: Tensor, count: Tensor) -> Tensor:
+    def _add_to_sums(self, total: Tensor, count: Tensor) -> Tensor:
         """Add the KL of a call to the sums of this step; return the means of the groups over all processes."""
         if self.training:
-            self._seen += torch.stack([total.sum(), count]).to(self._seen)
+            self._sums += torch.stack([total.sum(), count]).to(self._sums)
             if (self._capacity_schedule is not None or self.free_nats > 0) and self._is_shared():
                 both = torch.cat([total, count[None]])
                 distributed.all_reduce(both)
@@ -375,7 +369,7 @@ class KLRegularizer(torch.nn.Module):
             if old is not None and new is not None and new.dtype != old.dtype:
                 self._buffers[name] = old.to(new.device)
         device = self.coefficient.device
-        self._seen = torch.zeros(2, device=device) if self._seen.is_meta else self._seen.to(device)
+        self._sums = torch.zeros(2, device=device) if self._sums.is_meta else self._sums.to(device)
         return self
 
 
@@ -398,16 +392,16 @@ def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Di
                 instead=f"{call}(posterior, prior)" if call[0].islower() else "regularizer(posterior, prior)",
             )
         q = Normal(torch.zeros_like(p.loc), torch.ones_like(p.scale), validate_args=False)
-        return _at_least_float32(p), _at_least_float32(q)
+        return _without_half(p), _without_half(q)
     q = prior
     while isinstance(p, Independent) and isinstance(q, Independent):
         if p.reinterpreted_batch_ndims != q.reinterpreted_batch_ndims:
             break
         p, q = p.base_dist, q.base_dist
-    return _at_least_float32(p), _at_least_float32(q)
+    return _without_half(p), _without_half(q)
 
 
-def _at_least_float32(d: Distribution) -> Distribution:
+def _without_half(d: Distribution) -> Distribution:
     """Return the distribution; a float32 copy only if it has half precision, as torch 2.11 cannot compile a copy."""
     from kullback.pairs.clone import parameters_of, with_tensors
 
@@ -469,13 +463,13 @@ def _total(kl: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     return (torch.where(each == 0, 0.0, kl) * each).sum(0), each.sum()
 
 
-def _dims(given: object) -> tuple[int, ...]:
-    dims = cast("tuple[object, ...]", given) if isinstance(given, tuple) else (given,)
+def _dims(value: object) -> tuple[int, ...]:
+    dims = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
     kept = tuple(dim for dim in map(whole_from, dims) if dim is not None and dim >= 0)
     if len(kept) < len(dims):
         wanted = "None, an integer of 0 or more, or a tuple of these"
         raise invalid_value(
-            "KLRegularizer", "group_dims", wanted=wanted, got=safe_repr(given), instead="group_dims=0"
+            "KLRegularizer", "group_dims", wanted=wanted, got=safe_repr(value), instead="group_dims=0"
         )
     return kept
 
@@ -490,11 +484,11 @@ def _check_batch_dims(call: str, batch_dims: object) -> int:
     return number
 
 
-def _no_distribution(call: str, name: str, given: object) -> Exception:
+def _no_distribution(call: str, name: str, value: object) -> Exception:
     return invalid_type(
         call,
         name,
         wanted="a torch distribution",
-        got=type(given).__name__,
+        got=type(value).__name__,
         instead=f"{name}=torch.distributions.Normal(loc, scale)",
     )

@@ -65,14 +65,15 @@ class LossSettings(NamedTuple):
 
     def checked(self, call: str) -> LossSettings:
         """Return the settings with the kind as a divergence; raise an error that names `call` if one is invalid."""
-        settings = _remembered(call, *self)
+        settings = _checked_settings(call, *self)
         if isinstance(self.kind, str) or settings.kind is self.kind:
             return settings
         # Kinds of a user's class may be equal and yet differ.
         return settings._replace(kind=check_kind(call, self.kind))
 
 
-def _checked(call: str, *fields: Any) -> LossSettings:
+@remembered
+def _checked_settings(call: str, *fields: Any) -> LossSettings:
     settings = LossSettings(*fields)
     kind = check_kind(call, settings.kind)
     check_temperature(call, settings.temperature)
@@ -87,9 +88,6 @@ def _checked(call: str, *fields: Any) -> LossSettings:
     check_flag(call, "temperature_squared", settings.temperature_squared)
     classes, ignored = check_classes(call, settings.classes), check_ignore_index(call, settings.ignore_index)
     return settings._replace(kind=kind, classes=classes, ignore_index=ignored)
-
-
-_remembered = remembered(_checked)
 
 
 class HeadSettings(NamedTuple):

@@ -49,8 +49,8 @@ class LogitTeacher(NamedTuple):
         """Return the dtype of the loss; raise unless both sides are logits of the same positions, on one device."""
         teacher = self.logits
         if not are_logits(student, teacher):
-            check_logits(call, "student", student, beside=teacher)
-            check_logits(call, "teacher", teacher, beside=student)
+            check_logits(call, "student", student, other=teacher)
+            check_logits(call, "teacher", teacher, other=student)
         if student.shape[:-1] != teacher.shape[:-1] or student.device != teacher.device:
             check_positions(call, student, teacher, "teacher=teacher.to(student.device)")
         return torch.float64 if torch.float64 in (student.dtype, teacher.dtype) else torch.float32
@@ -332,8 +332,8 @@ def check_partial_teacher(
     teacher.check_indices(call, student.shape[-1])
 
 
-def check_logits(call: str, name: str, x: object, *, beside: object = None) -> None:
-    """Raise unless `x` is a dense tensor of logits. The error's remedy fits the other side's logits, `beside`."""
+def check_logits(call: str, name: str, x: object, *, other: object = None) -> None:
+    """Raise unless `x` is a dense tensor of logits. The error's remedy fits the other side's logits, `other`."""
     if isinstance(x, Tensor):
         check_dense(call, name, x)
         if x.is_floating_point() and x.ndim > 0:
@@ -341,8 +341,8 @@ def check_logits(call: str, name: str, x: object, *, beside: object = None) -> N
     instead = f"{name}=model(inputs).logits"
     if hasattr(x, "logits"):
         instead = f"{name}={name}.logits"
-    elif isinstance(beside, Tensor) and isinstance(x, list | tuple) and all(isinstance(e, Tensor) for e in x):
-        instead = _remedy_for_parts(call, name, list(cast("list[Tensor]", x)), beside.shape[:-1]) or instead
+    elif isinstance(other, Tensor) and isinstance(x, list | tuple) and all(isinstance(e, Tensor) for e in x):
+        instead = _remedy_for_parts(call, name, list(cast("list[Tensor]", x)), other.shape[:-1]) or instead
     elif (made := tensor_remedy(name, x, floating=True)) is not None:
         instead = f"{name}={made}"
     raise invalid_type(
