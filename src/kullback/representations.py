@@ -39,8 +39,6 @@ _is_legacy_batch: Callable[[Tensor], bool] = _functorch.is_legacy_batchedtensor
 
 # The tolerance for the sum of a row: the rounding error of a softmax over a large vocabulary in each dtype.
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-
-
 _WIDE = (torch.float32, torch.float64)
 
 
@@ -77,7 +75,7 @@ class Representation(ABC):
     is_floating: ClassVar[bool] = True
 
     def __init__(self, x: object, dim: int = -1, *, validate: bool = True) -> None:
-        self._given = None if isinstance(x, Tensor) else x
+        self._source = None if isinstance(x, Tensor) else x  # converted again by `in_dtype`
         self.tensor = self._numbers(self._read(x))
         self.dim = self._class_dim(dim)
         check_flag(self._call, "validate", validate)
@@ -105,13 +103,13 @@ class Representation(ABC):
     @property
     def dtype_rank(self) -> int:
         """The priority of this side's dtype: 2 for a tensor, 1 for an array, 0 for plain numbers without a dtype."""
-        return 2 if self._given is None else 1 if hasattr(self._given, "dtype") else 0
+        return 2 if self._source is None else 1 if hasattr(self._source, "dtype") else 0
 
     def in_dtype(self, dtype: torch.dtype) -> Self:
         """Return a copy in another dtype; a list is converted again, to avoid intermediate rounding."""
         converted = copy.copy(self)
-        is_list = isinstance(self._given, list | tuple) and len(self._given) > 0
-        converted.tensor = torch.as_tensor(self._given, dtype=dtype) if is_list else self.tensor.to(dtype)
+        is_list = isinstance(self._source, list | tuple) and len(self._source) > 0
+        converted.tensor = torch.as_tensor(self._source, dtype=dtype) if is_list else self.tensor.to(dtype)
         return converted
 
     @property
@@ -395,7 +393,7 @@ class Counts(Representation):
                 instead="prior=0.5",
             )
         super().__init__(values, dim, validate=validate)
-        self._given = None if isinstance(x, Tensor) else self._given if values is x else x
+        self._source = None if isinstance(x, Tensor) else self._source if values is x else x
         self._check_labels()
 
     def aligned_with(self, other: Counts) -> tuple[Counts, Counts]:
@@ -424,7 +422,7 @@ class Counts(Representation):
         padded = torch.nn.functional.pad(counts, (0, 1))
         index = torch.tensor([place.get(label, len(labels)) for label in union], device=counts.device)
         aligned = Counts(padded[..., index], prior=self.prior, labels=union, validate=False)
-        aligned._given = None if self._given is None else ()
+        aligned._source = None if self._source is None else ()
         return aligned
 
     def _numbers(self, x: Tensor) -> Tensor:

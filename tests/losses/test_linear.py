@@ -298,7 +298,7 @@ def test_several_threads_share_few_large_products(
     threads: int, chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They wait for one another in and after each: a chunk is as large as on an accelerator, and has no tiles."""
-    monkeypatch.setattr(head, "_BYTES", 0)
+    monkeypatch.setattr(head, "_MAX_BYTES", 0)
     monkeypatch.setattr(head, "_TILE_BYTES", 8 * 4 * 10)
     of = {
         name: x.detach() for name, x in tensors(torch.float32, positions=1024).items() if "bias" not in name

@@ -97,18 +97,19 @@ def open_console(**options: Any) -> Console:
 
 
 def shown_options(
-    made: object, owner: type, given: Mapping[str, object] | None = None, always: Collection[str] = ()
+    made: object, owner: type, others: Mapping[str, object] | None = None, always: Collection[str] = ()
 ) -> str:
     """Return the constructor options of an object as source text, without options that equal their defaults.
 
     Arguments:
         made: the object.
         owner: the class whose constructor takes the options.
-        given: options that are not attributes of the object.
+        others: options that are not attributes of the object.
         always: options to show even if they equal their defaults.
     """
     options = inspect.signature(owner).parameters
-    values = {name: (given or {})[name] if name in (given or {}) else getattr(made, name) for name in options}
+    others = others or {}
+    values = {name: others[name] if name in others else getattr(made, name) for name in options}
     return ", ".join(
         f"{name}={value!r}"
         for name, value in values.items()

@@ -23,6 +23,7 @@ __all__ = [
     "Normalized",
     "RowDivergence",
     "finite_pair",
+    "origin_of",
     "pair_from_weights",
     "pair_of_sides",
     "rounding_error",
@@ -194,11 +195,8 @@ class RowDivergence(NamedTuple):
         weights = upcast(weights)
         if not in_logs or self.temperature == 1:
             return weights
-        # Differences from the largest logit keep more digits than logits far from 0. Differences of huge logits might
-        # overflow, so these are not shifted.
-        peak = weights.amax(-1, keepdim=True).detach()
-        shift = torch.where(peak.abs() <= torch.finfo(weights.dtype).max * 1e-8, peak, 0)
-        return (weights - shift) / self.temperature
+        # Differences from the largest logit keep more digits than logits far from 0.
+        return (weights - origin_of(weights.amax(-1, keepdim=True).detach())) / self.temperature
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
         """Convert a derivative by log-probabilities to a derivative by the unnormalized weights."""
@@ -250,10 +248,10 @@ def _expanded(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
     """
     fixed = p.detach(), q.detach()
     steps = [torch.where(x.isfinite(), y - x, 0) for x, y in zip(fixed, (p, q), strict=True)]
-    there = rows.derivatives(*fixed)
-    on_the_way = rows.derivatives(*(x + 2 / 3 * step for x, step in zip(fixed, steps, strict=True)))
+    at_fixed = rows.derivatives(*fixed)
+    ahead = rows.derivatives(*(x + 2 / 3 * step for x, step in zip(fixed, steps, strict=True)))
     value = rows.values(*fixed)
-    for by, by_ahead, step in zip(there, on_the_way, steps, strict=True):
+    for by, by_ahead, step in zip(at_fixed, ahead, steps, strict=True):
         value = value + (step * (by + 3 * by_ahead) / 4).sum(-1)
     return value
 
@@ -335,6 +333,11 @@ def _weighted(derivatives: Tensor, weights: Tensor) -> Tensor:
     """Multiply rows by their weights; a row of weight 0 gives 0, even if it contains inf or NaN."""
     weights = weights.unsqueeze(-1)
     return torch.where(weights == 0, 0, weights * derivatives)
+
+
+def origin_of(peak: Tensor) -> Tensor:
+    """Return the number to subtract from logits with this peak: the peak, or 0 where differences might overflow."""
+    return torch.where(peak.abs() <= torch.finfo(peak.dtype).max * 1e-8, peak, 0)
 
 
 def _at(rows: Tensor, index: Tensor | None) -> Tensor:

@@ -12,10 +12,11 @@ from kullback.common.dtypes import upcast
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import cross_entropy_gradient, cross_entropy_of_block
 from kullback.kernels.native import native_selected as native
+from kullback.kernels.reference import origin_of
 from kullback.kernels.row_operation import Gradients, transformable
 from kullback.representations import can_inspect_all
 
-__all__ = ["SelectedClasses", "origin_of"]
+__all__ = ["SelectedClasses"]
 
 
 class SelectedClasses(NamedTuple):
@@ -132,8 +133,3 @@ class SelectedClasses(NamedTuple):
     def _is_native(self, logits: Tensor) -> bool:
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
         return can_inspect_all(tensors) and native.serves(logits)
-
-
-def origin_of(peak: Tensor) -> Tensor:
-    """Return the number to subtract from logits with this peak: the peak, or 0 where differences might overflow."""
-    return torch.where(peak.abs() <= torch.finfo(peak.dtype).max * 1e-8, peak, 0)

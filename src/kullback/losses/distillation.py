@@ -28,7 +28,7 @@ from kullback.losses.head import (
 from kullback.losses.positions import Positions, positions_of
 from kullback.losses.reduction import Reduction
 from kullback.losses.settings import EachSide, HeadSettings, LossSettings, Vocabulary, check_classes
-from kullback.losses.sharded import agreed, checked_on_every_rank, local_tensors, requires_gradient
+from kullback.losses.sharded import checked_on_every_rank, local_tensors, numbers_of_ranks, requires_gradient
 from kullback.losses.teachers import LogitTeacher, PartialTeacher, check_any_class
 from kullback.parallel.collectives import Ranks
 from kullback.parallel.rows import ShardedRows
@@ -175,7 +175,7 @@ def distillation_loss(
     }
     learn = {"to student": requires_gradient(logits[0]), "to teacher": requires_gradient(logits[1])}
     tensors = {"student": student, "teacher": teacher}
-    numbers = agreed(positions, ranks, tensors, same={}, own=sizes | learn)
+    numbers = numbers_of_ranks(positions, ranks, tensors, same={}, own=sizes | learn)
     sides = Sides.between(
         ranks,
         numbers["student"],
@@ -469,7 +469,7 @@ def _agreed_sides(
     same = of_heads._asdict()
     same["student_weight gradients that are required"] = [requires_gradient(x) for x in learn]
     own = {name: len(x) for name, x in zip(NAMES[1::3], tensors[1::3], strict=True) if x is not None}
-    numbers = agreed(positions, ranks, dict(zip(NAMES, tensors, strict=True)), same=same, own=own)
+    numbers = numbers_of_ranks(positions, ranks, dict(zip(NAMES, tensors, strict=True)), same=same, own=own)
     settings, of_teacher = positions.settings, numbers.get("teacher_weight")
     return Sides.between(
         ranks,

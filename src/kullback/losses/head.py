@@ -38,21 +38,21 @@ __all__ = [
 CALL = "linear_distillation_loss"
 NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
 
-# The default size of a chunk. Each chunk reads the head, and reads and writes its gradient, so a chunk has at least
-# this many rows. With several threads it has more, because they synchronize some hundred times in each chunk's
-# products. Half precision doubles the minimum, because its products are faster ...
-_ROWS_OF_ONE_THREAD = 256
-_ROWS = 512
-# ... and has at most as many as fit in these bytes, or in this fraction of the head's bytes if that is more.
-_BYTES = 32 << 20
-_PART_OF_HEAD = 4
+# The smallest number of rows in a chunk: each chunk reads the head, and reads and writes its gradient. Several threads
+# need more, because they synchronize some hundred times in each chunk's products. Half precision doubles the number,
+# because its products are faster.
+_MIN_ROWS_OF_ONE_THREAD = 256
+_MIN_ROWS = 512
+# The largest size of a chunk: these bytes, or the head's bytes divided by this number if that is more.
+_MAX_BYTES = 32 << 20
+_HEAD_DIVISOR = 4
 # Bytes of a weight's tile in float32. A tile should fit in a core's cache; several threads synchronize after each one.
 _TILE_BYTES = 8 << 20
 _TILE_BYTES_OF_SEVERAL_THREADS = 32 << 20
 # Up to this number of chunks are summed in half precision: the sum then rounds no more than one product does.
-_HALF_SUMS = 16
+_MAX_HALF_SUMS = 16
 # Derivatives by logits that may overflow are at most this many times the weighted value.
-_PER_VALUE = 1e6
+_MAX_DERIVATIVE_PER_VALUE = 1e6
 
 
 class Head(NamedTuple):
@@ -251,8 +251,8 @@ class HeadRows(NamedTuple):
         """Return the number of positions in a chunk; chunks are of nearly equal size."""
         if self.chunk_bytes is None:
             is_alone = device == "cpu" and torch.get_num_threads() == 1
-            least = (_ROWS_OF_ONE_THREAD if is_alone else _ROWS) * 4 // min(item_bytes, 4)
-            most = max(least, max(_BYTES, head_bytes // _PART_OF_HEAD) // row_bytes)
+            least = (_MIN_ROWS_OF_ONE_THREAD if is_alone else _MIN_ROWS) * 4 // min(item_bytes, 4)
+            most = max(least, max(_MAX_BYTES, head_bytes // _HEAD_DIVISOR) // row_bytes)
         else:
             most = max(1, self.chunk_bytes // row_bytes)
         return -(-positions // max(1, -(-positions // most)))
@@ -270,7 +270,7 @@ def may_overflow(kind: Divergence) -> bool:
 
 
 def sweep(
-    spec: HeadRows, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
+    operation: HeadRows, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the divergence of each position, 0 where it does not count, and the gradient of their weighted sum.
 
@@ -278,31 +278,31 @@ def sweep(
     again in float64.
 
     Arguments:
-        spec: the settings.
+        operation: the heads and the settings.
         tensors: hidden states, weight and bias of the student, then of the teacher; or a teacher's log-probabilities.
         weights: the weight of each position in the sum, in the most accurate dtype; None without gradients.
         wanted: for each tensor, whether its gradient is needed.
     """
-    values, gradients = _sweep(spec, tensors, weights, wanted)
+    values, gradients = _sweep(operation, tensors, weights, wanted)
     accurate = values.dtype
-    if weights is None or not spec.overflows:
+    if weights is None or not operation.overflows:
         return values, gradients
     ranges = [torch.finfo(x.dtype).max for x in tensors if x is not None]
     if min(ranges) == torch.finfo(accurate).max:
         return values, gradients
     is_finite = all(x is None or bool(x.isfinite().all()) for x in gradients)
-    if is_finite and spec.shards is None:  # with shards, another rank's gradients may be infinite
+    if is_finite and operation.shards is None:  # with shards, another rank's gradients may be infinite
         return values, gradients
-    is_far = (weights * values).abs() > min(ranges) / _PER_VALUE
+    is_far = (weights * values).abs() > min(ranges) / _MAX_DERIVATIVE_PER_VALUE
     if not bool(is_far.any()):
         return values, gradients
-    spec, counts = spec._replace(entropies=None), ~is_far
-    if spec.counted is not None:
-        counts &= torch.zeros_like(is_far).index_fill(0, spec.counted, True)
-    near, far = (spec._replace(counted=x.nonzero().squeeze(-1)) for x in (counts, is_far))
+    operation, counts = operation._replace(entropies=None), ~is_far
+    if operation.counted is not None:
+        counts &= torch.zeros_like(is_far).index_fill(0, operation.counted, True)
+    near, far = (operation._replace(counted=x.nonzero().squeeze(-1)) for x in (counts, is_far))
     _, gradients = _sweep(near, tensors, weights, wanted)
     _, added = _sweep(far, [x if x is None else x.to(accurate) for x in tensors], weights, wanted)
-    summed = _hidden_states(tensors) if spec.shards is not None else ()  # and rounded afterwards
+    summed = _hidden_states(tensors) if operation.shards is not None else ()  # and rounded afterwards
     return values, [
         x if x is None or y is None else x + y if i in summed else (x + y).to(x.dtype)
         for i, (x, y) in enumerate(zip(gradients, added, strict=True))
@@ -310,32 +310,36 @@ def sweep(
 
 
 def _sweep(
-    spec: HeadRows, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
+    operation: HeadRows, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the results of `sweep`, with the gradients of logits in the dtype of the logits."""
     student, teacher = tensors[:3], tensors[3:]
     dtype = accurate_dtype(student[0].device) if weights is None else weights.dtype
     values = student[0].new_zeros(student[0].shape[0], dtype=dtype)
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
-        positions = values.shape[0] if spec.counted is None else spec.counted.shape[0]
+        positions = values.shape[0] if operation.counted is None else operation.counted.shape[0]
         classes = max(map(len, tensors[1::3]))  # of the weights
-        q_side = _Side(spec.student, student, wanted[:3], classes)
-        p_side = spec.teacher.side(teacher, wanted[3:], classes)
-        width = spec.widest or classes
+        q_side = _Side(operation.student, student, wanted[:3], classes)
+        p_side = operation.teacher.side(teacher, wanted[3:], classes)
+        width = operation.widest or classes
         row_bytes = max(1, (q_side.class_bytes + p_side.class_bytes) * width)
         head_bytes = width * q_side.weight.shape[1] * q_side.weight.dtype.itemsize
-        rows = spec.chunk_rows(positions, row_bytes, head_bytes, q_side.dtype.itemsize, values.device.type)
-        q_side.prepare(rows, positions, spec.shards is not None)
-        p_side.prepare(rows, positions, spec.shards is not None)
+        rows = operation.chunk_rows(
+            positions, row_bytes, head_bytes, q_side.dtype.itemsize, values.device.type
+        )
+        q_side.prepare(rows, positions, operation.shards is not None)
+        p_side.prepare(rows, positions, operation.shards is not None)
         for start in range(0, positions, max(rows, 1)):
             chunk = slice(start, min(start + rows, positions))
-            where = chunk if spec.counted is None else spec.counted[chunk]
+            where = chunk if operation.counted is None else operation.counted[chunk]
             weighted = None if weights is None else weights[where]
-            labels = None if spec.labels is None else spec.labels.of_rows(where)
+            labels = None if operation.labels is None else operation.labels.of_rows(where)
             q = q_side.logits(where)
-            if spec.entropies is not None:
-                spec.entropies[where] = spec.entropy(q).to(spec.entropies.dtype)
-            values[where], by_p, by_q = p_side.compare(spec, q, where, weighted, q_side.is_wanted, labels)
+            if operation.entropies is not None:
+                operation.entropies[where] = operation.entropy(q).to(operation.entropies.dtype)
+            values[where], by_p, by_q = p_side.compare(
+                operation, q, where, weighted, q_side.is_wanted, labels
+            )
             if by_p is not None:
                 p_side.add(by_p, where)
             if by_q is not None:
@@ -365,7 +369,7 @@ class _Side:
         self.buffer = library.empty_like(chunk, dtype=self.dtype)
         self.spare = library.empty_like(chunk, dtype=self.dtype) if self.buffers > 1 else None
         dtype = torch.promote_types(self.weight.dtype, torch.float32)
-        sums = dtype if half and positions > _HALF_SUMS * rows else self.weight.dtype
+        sums = dtype if half and positions > _MAX_HALF_SUMS * rows else self.weight.dtype
         # With sharded classes, the gradient of the hidden states is summed over the ranks, and rounded afterwards.
         summed = dtype if is_sharded else self.hidden.dtype
         self.by_hidden = torch.zeros_like(self.hidden, dtype=summed) if self.wanted[0] else None
@@ -448,7 +452,7 @@ class _TeacherSide(_Side):
 
     def compare(
         self,
-        spec: HeadRows,
+        operation: HeadRows,
         q: Tensor,
         where: slice | Tensor,
         weights: Tensor | None,
@@ -456,8 +460,8 @@ class _TeacherSide(_Side):
         labels: HardLabels | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the values of some positions and the gradients of both sides' logits; these overwrite the logits."""
-        compute = value_and_gradient if spec.shards is None else spec.shards.value_and_gradient
-        rows = RowDivergence(spec.kind, spec.temperature, labels=labels)
+        compute = value_and_gradient if operation.shards is None else operation.shards.value_and_gradient
+        rows = RowDivergence(operation.kind, operation.temperature, labels=labels)
         return compute(rows, self.logits(where), q, weights, (self.is_wanted, q_is_wanted), True)
 
 
@@ -476,7 +480,7 @@ class _StoredSide:
 
     def compare(
         self,
-        spec: HeadRows,
+        operation: HeadRows,
         q: Tensor,
         where: slice | Tensor,
         weights: Tensor | None,
@@ -485,7 +489,7 @@ class _StoredSide:
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return the values of some positions and the gradients of log-probabilities and the student's logits."""
         rows = self.rows.of_rows(where)
-        shards = spec.shards
+        shards = operation.shards
         shard = None if shards is None else Shard(shards.ranks, shards.start, shards.classes)
         classes = rows.classes(labels, shard)
         selected, sums = classes.read(q)

@@ -187,7 +187,7 @@ def _check_tensor(name: str, value: object, *, instead: str) -> None:
         wanted = "a dense tensor of real floating-point numbers"
         got = f"{_described(value)} and layout {value.layout}"
         instead = instead if is_dense else f"kl_div(input, target) with {name}.to_dense()"
-        raise IncompatibleTensorError(explain("kl_div", name, wanted=wanted, got=got, instead=instead))
+        raise _incompatible(name, wanted, got, instead)
     if not value.is_nested:
         check_dense("kl_div", name, value)
 
@@ -202,10 +202,7 @@ def _both_jagged(log_q: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     except RuntimeError:
         wanted = f"a tensor that broadcasts with input, {_described(log_q)}"
         instead = "kl_div(input, target) with x.to_padded_tensor(0.0) in place of each nested tensor x"
-        got = _described(target)
-        raise IncompatibleTensorError(
-            explain("kl_div", "target", wanted=wanted, got=got, instead=instead)
-        ) from None
+        raise _incompatible("target", wanted, _described(target), instead) from None
     return first, second
 
 
@@ -216,13 +213,11 @@ def _check_match(log_q: Tensor, target: Tensor) -> None:
     if not all(a == b or a == 1 or b == 1 for a, b in sizes):  # noqa: PLR1714 - torch.compile traces no `in`
         wanted = f"a tensor that broadcasts with input, {_described(log_q)}"
         instead = "kl_div(input, target) with the same rows and classes in the same dimensions of both"
-        got = _described(target)
-        raise IncompatibleTensorError(explain("kl_div", "target", wanted=wanted, got=got, instead=instead))
+        raise _incompatible("target", wanted, _described(target), instead)
     if log_q.device != target.device and not any(x.dim() == 0 and x.is_cpu for x in (log_q, target)):
         wanted = f"a tensor on {log_q.device}, the device of input"
-        got = f"a tensor on {target.device}"
         instead = "kl_div(input, target.to(input.device))"
-        raise IncompatibleTensorError(explain("kl_div", "target", wanted=wanted, got=got, instead=instead))
+        raise _incompatible("target", wanted, f"a tensor on {target.device}", instead)
 
 
 def _check_log_target(log_target: object) -> None:
@@ -230,6 +225,10 @@ def _check_log_target(log_target: object) -> None:
         wanted = "True if target holds log-probabilities, False if it holds probabilities"
         instead = "kl_div(input, target.log(), log_target=True) or kl_div(input, target)"
         raise invalid_type("kl_div", "log_target", wanted=wanted, got=safe_repr(log_target), instead=instead)
+
+
+def _incompatible(name: str, wanted: str, got: str, instead: str) -> IncompatibleTensorError:
+    return IncompatibleTensorError(explain("kl_div", name, wanted=wanted, got=got, instead=instead))
 
 
 def _described(tensor: Tensor) -> str:

@@ -15,7 +15,7 @@ from kullback.losses.teachers import PartialTeacher
 from kullback.parallel.collectives import Ranks, agree, pattern
 from kullback.parallel.shards import is_dtensor, local_shard, mesh_group, whole_on_every_rank
 
-__all__ = ["agreed", "checked_on_every_rank", "local_tensors", "requires_gradient"]
+__all__ = ["checked_on_every_rank", "local_tensors", "numbers_of_ranks", "requires_gradient"]
 
 _T = TypeVar("_T")
 
@@ -79,7 +79,7 @@ def requires_gradient(*tensors: Tensor | None) -> int:
     return int(torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors))
 
 
-def agreed(
+def numbers_of_ranks(
     positions: Positions,
     ranks: Ranks,
     tensors: Mapping[str, Any],

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from kullback.common.dtypes import upcast
 from kullback.kernels.blocks import row_blocks
+from kullback.kernels.reference import origin_of
 from kullback.kernels.row_operation import Gradients, RowValueFunction
-from kullback.kernels.selected_rows import SelectedClasses, origin_of
+from kullback.kernels.selected_rows import SelectedClasses
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.rows import log_sums, merged_log_sums
 from kullback.parallel.sharded_labels import LabelSums, logits_at, places_of

@@ -15,14 +15,14 @@ from torch import Tensor
 from kullback.kernels.codes import Outcome
 from kullback.representations import can_inspect
 
-__all__ = ["Form", "Gradients", "Operator", "Parameters", "divergence", "required_gradients"]
+__all__ = ["Form", "GradientFunction", "Parameters", "divergence", "required_gradients"]
 
 # In this order: for scalar parameters; for rows of parameters; for means and matrices; for means and low-rank
 # covariances on one side or both, which returns values only.
 Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals", "closed_form_of_factors"]
 
 Parameters = tuple[Tensor, ...]
-Gradients = Callable[[Parameters, Tensor], Parameters | None]
+GradientFunction = Callable[[Parameters, Tensor], Parameters | None]
 _DTYPES = (torch.float32, torch.float64)
 _TENSORS = (Tensor, torch.nn.Parameter)
 _DONE, _TOO_EXTREME = Outcome.DONE.value, Outcome.TOO_EXTREME.value
@@ -38,7 +38,7 @@ class Form(NamedTuple):
     operator: Operator
     codes: tuple[int, ...]
     reference: Callable[[Parameters], Tensor]
-    gradients: Gradients | None = None
+    gradients: GradientFunction | None = None
 
 
 def required_gradients(parameters: Parameters) -> list[bool] | None:

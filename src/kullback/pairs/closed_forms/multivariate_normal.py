@@ -25,7 +25,7 @@ from kullback.common.inputs import recordable
 from kullback.common.special import bregman_by_quadrature, itakura_saito
 from kullback.kernels.native.native_closed_forms import (
     Form,
-    Gradients,
+    GradientFunction,
     Parameters,
     divergence,
     required_gradients,
@@ -478,7 +478,7 @@ def _times(
     )
 
 
-def _by_factors(gradients: Gradients) -> Shortcut:
+def _by_factors(gradients: GradientFunction) -> Shortcut:
     """Return a shortcut by the kernel of low-rank covariances. A full covariance has to be given by its root."""
     form = Form("closed_form_of_factors", (), divergence_of_factors, gradients)
 
