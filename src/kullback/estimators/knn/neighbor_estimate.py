@@ -8,6 +8,7 @@ normal, and by a Gaussian pilot (`pilot`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,10 +149,12 @@ def nearest_neighbors(
     first, second = _thinned(first, second, most, generator, notes)
     device = p.tensor.device if p.tensor.device.type == "cuda" else torch.device("cpu")
     ks = _numbers(first, second, k, extrapolate=extrapolate)
-    terms = _terms(first, second, ks, whiten=whiten, device=device)
+    fewer = ((1, 4) if extrapolate else (1,)) if k is None and ks[-1] > 4 else ()
+    terms_of = _searched(first, second, ks, fewer, whiten=whiten, device=device)
+    terms = terms_of(ks)
     poor = _overlap_is_poor(terms, first)
-    if poor and k is None and ks[-1] > 4:
-        terms = _terms(first, second, (1, 4) if extrapolate else (1,), whiten=whiten, device=device)
+    if poor and fewer:
+        terms = terms_of(fewer)
     _check_atoms(terms)
     mean = _extrapolated(terms, first.weights)
     error = _standard_error(terms, mean, first, second)
@@ -221,43 +224,71 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
     return (max(number // 4, 1), number) if extrapolate and number > 1 else (number,)
 
 
-def _terms(p: Draws, q: Draws, ks: tuple[int, ...], *, whiten: bool, device: torch.device) -> _NeighborTerms:
+def _searched(
+    p: Draws, q: Draws, ks: tuple[int, ...], fewer: tuple[int, ...], *, whiten: bool, device: torch.device
+) -> Callable[[tuple[int, ...]], _NeighborTerms]:
+    """Return the terms by the numbers of neighbors: in space, one search serves `ks` and `fewer`."""
     d = p.x.shape[1]
-    wide = _wide(ks, p, q)
-    searched = ks if wide is None else (*ks, wide)
-    smoothing, overfit, ball = np.zeros((len(searched), 1)), 0.0, 0.0
-    radii, flat = (p.x[:, 0], q.x[:, 0]), ""
-    on_a_line = d == 1 and device.type == "cpu"
-    if on_a_line:
-        x, y, stretch = p.x[:, 0], q.x[:, 0], 0.0
-        own = search_line(x, x, ks, own=True, weights=p.weights, query_weights=p.weights)
-        cross = search_line(y, x, ks, own=False, weights=q.weights, query_weights=p.weights)
-    else:
-        pilot = whiten and d > 1 and min(p.effective, q.effective) >= max(_PILOT_DRAWS, 10 * d)
-        p_points, q_points = _mapped(p.x, q.x) if pilot else (p.x, q.x)
-        whitening_p, whitening_q = _whitenings(p_points, q_points, p, q, whiten=whiten, pilot=pilot)
-        at_p, at_q, draws_q = whitening_p(p_points), whitening_q(p_points), whitening_q(q_points)
-        radii = np.sqrt(np.square(at_q).sum(1)), np.sqrt(np.square(draws_q).sum(1))
-        stretch = whitening_q.log_volume - whitening_p.log_volume
-        flat = _flat((p.x, at_p), (q.x, draws_q), ks[-1]) if 1 < d <= _MOST_DIMENSIONS else ""
-        own = search_space(
-            at_p, at_p, searched, own=True, weights=p.weights, query_weights=p.weights, device=device
-        )
-        cross = search_space(
-            draws_q, at_q, searched, own=False, weights=q.weights, query_weights=p.weights, device=device
-        )
+    if d == 1 and device.type == "cpu":
+        x, y = p.x[:, 0], q.x[:, 0]
+
+        def on_a_line(ks: tuple[int, ...]) -> _NeighborTerms:
+            own = search_line(x, x, ks, own=True, weights=p.weights, query_weights=p.weights)
+            cross = search_line(y, x, ks, own=False, weights=q.weights, query_weights=p.weights)
+            return _terms(p, q, ks, None, own, cross, np.zeros((len(ks), 1)), (x, y))
+
+        return on_a_line
+    pilot = whiten and d > 1 and min(p.effective, q.effective) >= max(_PILOT_DRAWS, 10 * d)
+    p_points, q_points = _mapped(p.x, q.x) if pilot else (p.x, q.x)
+    whitening_p, whitening_q = _whitenings(p_points, q_points, p, q, whiten=whiten, pilot=pilot)
+    at_p, at_q, draws_q = whitening_p(p_points), whitening_q(p_points), whitening_q(q_points)
+    radii = np.sqrt(np.square(at_q).sum(1)), np.sqrt(np.square(draws_q).sum(1))
+    wide = (_wide(each, p, q) for each in (ks, fewer) if each)
+    numbers = tuple(sorted({*ks, *fewer, *(k for k in wide if k is not None)}))
+    every_own = search_space(
+        at_p, at_p, numbers, own=True, weights=p.weights, query_weights=p.weights, device=device
+    )
+    every_cross = search_space(
+        draws_q, at_q, numbers, own=False, weights=q.weights, query_weights=p.weights, device=device
+    )
+
+    def in_space(ks: tuple[int, ...]) -> _NeighborTerms:
+        wide = _wide(ks, p, q)
+        places = [numbers.index(k) for k in (ks if wide is None else (*ks, wide))]
+        own, cross = [every_own[i] for i in places], [every_cross[i] for i in places]
+        smoothing, overfit, ball = np.zeros((len(places), 1)), 0.0, 0.0
         if pilot:
             ball = float(np.exp(np.median(own[0].log_radius)))
-            pairs = zip(own, cross, strict=True)
             rows = [
                 whitening_q.log_smoothing(at_q, in_q.log_radius)
                 - whitening_p.log_smoothing(at_p, in_p.log_radius)
-                for in_p, in_q in pairs
+                for in_p, in_q in zip(own, cross, strict=True)
             ]
             smoothing = np.stack(rows)
             parameters = d + d * (d + 1) / 2
             overfit = parameters * (1 / p.effective + 1 / q.effective) / 2 * d / (d + 2)
-    log_ratio = np.stack([_log_ratio(a, b, d) for a, b in zip(own, cross, strict=True)])
+        flat = _flat((p.x, at_p), (q.x, draws_q), ks[-1]) if 1 < d <= _MOST_DIMENSIONS else ""
+        stretch = whitening_q.log_volume - whitening_p.log_volume
+        return _terms(p, q, ks, wide, own, cross, smoothing, radii, stretch, overfit, flat, ball)
+
+    return in_space
+
+
+def _terms(
+    p: Draws,
+    q: Draws,
+    ks: tuple[int, ...],
+    wide: int | None,
+    own: list[KNearest],
+    cross: list[KNearest],
+    smoothing: Array,
+    radii: tuple[Array, Array],
+    stretch: float = 0.0,
+    overfit: float = 0.0,
+    flat: str = "",
+    ball: float = 0.0,
+) -> _NeighborTerms:
+    log_ratio = np.stack([_log_ratio(a, b, p.x.shape[1]) for a, b in zip(own, cross, strict=True)])
     log_ratio += smoothing + (math.log(len(q) / (len(p) - 1)) + stretch)
     used = len(ks)
     occurrence_p, occurrence_q = ([nearest.occurrence for nearest in side[:used]] for side in (own, cross))
