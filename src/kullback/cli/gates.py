@@ -241,11 +241,11 @@ class Gate:
             least = 1 - certain["tv"][1]
             if least < self.limit.limit:
                 return f"{metric} is only known to be {least:.6g} to {1 - certain['tv'][0]:.6g}"
-        # Ends of an interval take what is not known into account: it reaches up to that of the rows' upper bounds.
+        # An interval reaches up to the interval of the rows' upper bounds, so its ends need no further check.
         if statistic not in STATISTICS or statistic == "upper" or self.limit.side == "below":
             return None
         if statistic != "mean":
-            return f"{metric} cannot be told, as of each row only a lower bound is known{remedy}"
+            return f"{metric} is unknown: only a lower bound of each row is known{remedy}"
         most = certain[name][1]
         if most <= self.limit.limit:
             return None
@@ -262,7 +262,7 @@ class Gate:
         if end is not None and end not in (math.inf, 1.0, math.log(2), 0.0, -1.0, -math.inf):
             return None
         return (
-            f"{metric} is {value:.6g}, but its error cannot be told ({mean.reason}): more rows or clusters are needed; "
+            f"{metric} is {value:.6g}, but it has no interval ({mean.reason}): more rows or clusters are needed; "
             "--bootstrap 0 checks the value alone"
         )
 
@@ -322,7 +322,7 @@ class TableGate:
     def _failure_of_words(
         self, metric: str, name: str, compared: ColumnComparison | JointComparison
     ) -> str | None:
-        """Return how the words of a column of texts, whose divergences are those of lengths, violate the limit."""
+        """Return how the words of a column of texts violate the limit; its divergences compare lengths."""
         psi = getattr(compared, "words", None)
         if not psi or self.limit.side != "above":
             return None

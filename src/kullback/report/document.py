@@ -68,7 +68,7 @@ class Table:
     """A table with text in its first column and numbers in the others.
 
     Attributes:
-        title: what it shows.
+        title: its subject.
         headings: a heading for each column.
         rows: the cells of each row.
         caption: sentences below it.
@@ -121,11 +121,12 @@ class Bars:
     bars: tuple[Bar, ...]
     caption: str = ""
     badge: tuple[str, Tone] = ("", "")
+    heading: str = "value"
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Plots and bars; `table` stands for them in media without drawings."""
+    """Plots and bars; media without drawings show `table` in their place."""
 
     title: str
     items: Sequence[Plot | Bars]
@@ -154,7 +155,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Passages:
-    """Passages colored by token, from 0 to `scale`; `table` stands for them in media without colors."""
+    """Passages colored by token, from 0 to `scale`; media without colors show `table` in their place."""
 
     title: str
     scale: str

@@ -62,7 +62,7 @@ def test_names_stay_whole_and_divergences_go_where_it_is_narrow(found, width):
 def test_the_sentence_on_top_says_what_was_found(found):
     assert summary(found) == (
         "2 of 7 columns differ, 1 of them by a large shift: 'number' the most "
-        f"(PSI {found['number'].psi.value:.3f}); of 1 column nothing can be told; 1 column could not be compared."
+        f"(PSI {found['number'].psi.value:.3f}); 1 column is inconclusive; 1 column could not be compared."
     )
     passed = parse_table_gate("psi[still]=0.2", "above").verdict(found)
     failed = parse_table_gate("psi=0.2", "above").verdict(found)
@@ -78,13 +78,13 @@ def test_columns_mean_what_their_numbers_and_limits_say(found):
     assert found["flag"].psi.value < MODERATE
     assert means["flag"] == ("small shift", "good")
     assert means["still"] == means["constant"] == ("none seen", "good")
-    assert means["id"] == ("cannot tell", "unknown")
+    assert means["id"] == ("inconclusive", "unknown")
     strict = parse_table_gate("psi.value=0.01", "above").verdict(found)
     assert strict.broken_by == ("number", "flag", "id")
     assert meaning(found["flag"], [strict]) == ("limit broken", "bad")
-    assert meaning(found["id"], [strict]) == ("cannot tell", "bad")
+    assert meaning(found["id"], [strict]) == ("inconclusive", "bad")
     few = compare_tables(frame(0, 12, 0), frame(1, 12, 0))
-    assert meaning(few["number"]).words == "cannot tell"
+    assert meaning(few["number"]).words == "inconclusive"
 
 
 def test_colors_are_for_terminals_that_have_them(found):

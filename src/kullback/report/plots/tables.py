@@ -32,7 +32,7 @@ UNITS = {"numeric": "", "datetime": "", "text": "length in characters"}
 def draw_column(column: ColumnComparison, name: str) -> Plot | None:
     """The distributions of P and Q over a column of numbers; None where there is none, or a single value.
 
-    Nothing of the user's is written in the drawing.
+    The drawing contains no text of the user's.
 
     Arguments:
         column: the column.

@@ -52,7 +52,7 @@ def _frame(fit: Fit) -> Frame:
 
 
 def _outcome(fit: Fit) -> str:
-    """Say what was fitted, and how near it is."""
+    """Name the fitted distribution and its distance to the target."""
     count = fit.value.numel()
     name = type(fit.distribution).__name__
     if count == 1:

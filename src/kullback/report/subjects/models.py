@@ -158,7 +158,7 @@ def _short(text: str) -> str:
 
 
 def _frame(found: ModelComparison) -> Frame:
-    """Return a row for each candidate, the scoreboard's numbers; what is not known is NaN."""
+    """Return a row for each candidate, with the scoreboard's numbers; unknown numbers are NaN."""
     rows = []
     for candidate in found.candidates:
         comparison, labels = candidate.comparison, candidate.comparison.labels
@@ -231,7 +231,7 @@ def _scoreboard(found: ModelComparison) -> Table:
 
 
 def _certain(found: ModelComparison) -> list[str]:
-    """Say for each candidate that is known in part what is certain, and what the draws tell of these very tokens."""
+    """Give the certain bounds of each candidate that is known in part, and the estimate from the draws on these tokens."""
     sentences: list[str] = []
     for candidate in found.candidates:
         if candidate.certain is None:
@@ -275,7 +275,7 @@ def _outcome(found: ModelComparison) -> str:
     )
     if best.is_open_above or not _is_clear(found.differences[0]):
         return (
-            f"Which of {len(found.candidates)} candidates is closest to {found.base.name} cannot be told; the first is "
+            f"It is unclear which of {len(found.candidates)} candidates is closest to {found.base.name}; the first is "
             f"{best.model.name}: {told}"
         )
     return f"Of {len(found.candidates)} candidates {best.model.name} is closest to {found.base.name}: {told}"
@@ -315,17 +315,17 @@ def _differences(found: ModelComparison) -> list[str]:
     for (a, b), mean in zip(pairwise(found.candidates), found.differences, strict=True):
         if a.is_lower_bound:
             sentences.append(
-                f"Whether {b.model.name} or {a.model.name} is closer cannot be told: of {a.model.name} only a lower "
-                "bound is known."
+                f"It is unclear whether {b.model.name} or {a.model.name} is closer: only a lower bound of "
+                f"{a.model.name} is known."
             )
             continue
         least = _least(b)
         told = f"{b.model.name} has {least}{number(mean.mean)} nats per token more than {a.model.name}"
         if mean.interval is None:
-            told += "; its error cannot be told"
+            told += "; there is no interval"
         else:
             told += f" (95% CI {_interval(mean)}): " + (
-                "the order is clear" if _is_clear(mean) else "which of the two is closer cannot be told"
+                "the order is clear" if _is_clear(mean) else "the order is unclear"
             )
         sentences.append(told + ".")
     return sentences

@@ -54,7 +54,7 @@ LONGEST_TOKEN = 16
 # The text of each class; None, or a class beyond the end, has none.
 Tokens = Sequence[str | None]
 KL_PQ = "kl_pq"
-# The keys of Comparison.divergences in the order in which they are shown, with their names in plain text.
+# The keys of Comparison.divergences, in the order of the reports, with their names in plain text.
 QUANTITIES = {KL_PQ: "KL(P||Q)", "kl_qp": "KL(Q||P)", "js": "JS", "tv": "TV"}
 
 
@@ -97,7 +97,7 @@ def document(
 
 KL = Meaning(
     "KL(P||Q)",
-    "the expected extra cost, in nats, of predicting with Q what follows P: 0 where they agree, infinite where Q gives "
+    "the extra nats per row when Q is used to predict data from P: 0 where they agree, infinite where Q gives "
     "probability 0 and P does not. One nat is 1.4427 bits.",
     "Σ p log(p / q)",
 )
@@ -188,7 +188,7 @@ def numbers(comparison: Comparison) -> list[Table]:
 
 
 def _figures(comparison: Comparison) -> tuple[Figure, ...]:
-    """Return the main numbers, those of the page's tiles first."""
+    """Return the main numbers, the page's tiles first."""
     kl, labels = comparison.divergences[KL_PQ], comparison.labels
     titles = {name: f"mean {title}" for name, title in QUANTITIES.items()}
     figures = [
@@ -244,7 +244,7 @@ def _worst_bars(place: int, row: WorstRow, tokens: Tokens | None) -> Bars:
     ]
     word = "" if row.label is None else token_of(row.label, tokens)
     caption = f"The true class is {row.label} {word}" if word else ""
-    return Bars(f"worst-{place}", f"{where}: {number(row.kl)} nats", tuple(bars), caption)
+    return Bars(f"worst-{place}", f"{where}: {number(row.kl)} nats", tuple(bars), caption, heading="class")
 
 
 def _worst_table(rows: Sequence[WorstRow]) -> Table:
@@ -358,7 +358,7 @@ def precisely(value: float) -> str:
 
 
 def delta_prob_rows(change: Summary) -> list[tuple[str, str, str, str]]:
-    """Return the quantiles of the change in the label's probability, the lower beside the upper."""
+    """Return the quantiles of the change in the label's probability, each lower one next to its upper one."""
     pairs = (
         ("minimum", change.minimum, "maximum", change.maximum),
         ("0.1%", change.p001, "99.9%", change.p999),
@@ -419,7 +419,7 @@ def summary(comparison: Comparison) -> str:
         return "P and Q are equal in every row: KL(P||Q) is 0."
     if math.isinf(mean.mean):
         where = f"in {count(comparison.infinite.get(KL_PQ, 0))} of {counted(comparison.rows, 'row')}"
-        return f"Q rules out what P does not {where}, so that the mean KL(P||Q) is infinite; {same}."
+        return f"Q gives probability 0 and P does not {where}, so the mean KL(P||Q) is infinite; {same}."
     ends = "" if mean.interval is None else f" (95% CI {' to '.join(map(number, mean.interval))})"
     return f"KL(P||Q) of a row is {number(mean.mean)} nats on average{ends}; {same}.{unseen(comparison)}"
 

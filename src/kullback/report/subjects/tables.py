@@ -54,7 +54,7 @@ Compared = ColumnComparison | JointComparison
 MEANINGS = (
     Meaning(
         "KL(P||Q)",
-        "the expected extra cost, in nats per row, of predicting with Q what follows P: 0 where they agree, infinite "
+        "the extra nats per row when Q is used to predict data from P: 0 where they agree, infinite "
         "where Q gives probability 0 and P does not. p and q are the proportions of P's and Q's rows in a bin: numbers "
         "between P's quantiles, a category, the missing values. A bin contributes p log(p / q) - p + q.",
         "Σ p log(p / q)",
@@ -239,7 +239,7 @@ def _bars(compared: Compared, bins: Sequence[Bin]) -> tuple[Bar, ...]:
 
 
 def _frame(comparison: TableComparison) -> Frame:
-    """Return a row for each column, and for each group of columns; what is not known is NaN."""
+    """Return a row for each column and each group of columns; unknown numbers are NaN."""
     compared = [*comparison.columns, *comparison.joint]
     columns: dict[str, object] = {
         "column": [each.label for each in compared],
@@ -257,14 +257,14 @@ def _frame(comparison: TableComparison) -> Frame:
 
 
 class Shift(NamedTuple):
-    """What the numbers of a column mean: in a word or two, and as a color."""
+    """The meaning of a column's numbers, in a word or two, and as a color."""
 
     words: str
     tone: Tone
 
 
 def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Shift:
-    """What the numbers of a column mean, by the limits that were asked for, its p-value and its PSI.
+    """Return the meaning of a column's numbers, from your limits, its p-value and its PSI.
 
     Example:
         >>> import pyarrow as pa
@@ -277,16 +277,16 @@ def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Shift:
     # Without an interval few rows are what may hide a shift.
     hidden = psi is None or (compared.psi.interval is None and len(compared.bins) > 1)
     if any(compared.label in verdict.broken_by for verdict in verdicts):
-        return Shift("cannot tell" if hidden else "limit broken", "bad")
+        return Shift("inconclusive" if hidden else "limit broken", "bad")
     if psi is None:
-        return Shift("cannot tell", "unknown")
+        return Shift("inconclusive", "unknown")
     if compared.p_adjusted < SIGNIFICANT:
         psi = max(psi, words_psi(compared) or 0.0)
         if psi >= LARGE:
             return Shift("large shift", "bad")
         return Shift("shift", "warning") if psi >= MODERATE else Shift("small shift", "good")
     if hidden or psi >= MODERATE:
-        return Shift("cannot tell", "unknown")
+        return Shift("inconclusive", "unknown")
     of_text = isinstance(compared, ColumnComparison) and compared.column_type == "text"
     only_lengths = of_text and words_psi(compared) is None
     return Shift("lengths alike", "unknown") if only_lengths else Shift("none seen", "good")
@@ -302,7 +302,7 @@ def _shift(column: ColumnComparison) -> float:
 
 
 def summary(comparison: TableComparison) -> str:
-    """The outcome in one sentence: how many columns differ and which the most, what could not be told.
+    """The outcome in one sentence: how many columns differ, which differs most, and how many are inconclusive.
 
     Example:
         >>> import pyarrow as pa
@@ -312,10 +312,10 @@ def summary(comparison: TableComparison) -> str:
         'No difference is seen in 2 columns.'
     """
     words = [meaning(column).words for column in comparison.columns]
-    unknown, texts = words.count("cannot tell"), words.count("lengths alike")
+    unknown, texts = words.count("inconclusive"), words.count("lengths alike")
     outcome = _differences(comparison, unknown + texts)
     if unknown:
-        outcome.append(f"of {counted(unknown, 'column')} nothing can be told")
+        outcome.append(f"{counted(unknown, 'column')} {'is' if unknown == 1 else 'are'} inconclusive")
     if texts:
         outcome.append(f"only the lengths were compared of {counted(texts, 'column')} of text")
     if comparison.not_compared:
