@@ -231,7 +231,7 @@ def _scoreboard(found: ModelComparison) -> Table:
 
 
 def _certain(found: ModelComparison) -> list[str]:
-    """Give the certain bounds of each candidate that is known in part, and the estimate from the draws on these tokens."""
+    """Give the certain bounds of each candidate that is known in part, and the estimate from the draws."""
     sentences: list[str] = []
     for candidate in found.candidates:
         if candidate.certain is None:
