@@ -256,7 +256,7 @@ def test_torchrun_shares_the_rows_and_one_worker_writes(tmp_path, monkeypatch):
 
 KILLED = """
 import os, signal, sys
-from kullback.predictions import compare
+from kullback.predictions import compare_two_predictions as compare
 measure, left = compare.measure, int(os.environ.get("KULLBACK_TEST_CALLS", "0"))
 def counted(*given, **settings):
     global left

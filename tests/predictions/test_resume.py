@@ -492,7 +492,7 @@ def test_a_huge_record_is_not_read(arrays, tmp_path, monkeypatch):
 
 ENDED = """
 import os, random, signal, sys, time
-from kullback.predictions import compare
+from kullback.predictions import compare_two_predictions as compare
 measure, calls = compare.measure, 0
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the background jobs of a shell ignore it
 how, at = sys.argv.pop(1), int(sys.argv.pop(1))
