@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["render"]
 
 STYLES: dict[Tone, str] = {"bad": "bold red", "warning": "yellow", "good": "green", "unknown": "dim", "": ""}
-LONGEST_NAME = 19  # characters of a name that a table has room for; a longer one folds
+LONGEST_NAME = 18  # characters of a name that a table has room for; a longer one folds
 MOST_REMARKS = 25
 
 
