@@ -218,7 +218,7 @@ def test_the_page_has_no_row_of_the_data(files):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("like.parquet", "half1.parquet", "--html", "page.html"), ("--html", "--merge")),
+        (("like.parquet", "half1.parquet", "--save-batch", "batch.json"), ("--save-batch", "--merge")),
         (("--json",), ("--json", "wanted a batch")),
         (("like.parquet", "--save-batch", "like.parquet"), ("like.parquet", "one of the other files")),
         (
