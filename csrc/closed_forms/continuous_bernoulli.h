@@ -95,17 +95,17 @@ KULLBACK_INLINE CrossEntropy cross_entropy_of(double logit, double below, double
           near ? odd + slope : down ? q.from_end - below : above - q.from_end};
 }
 
-// Conversion of a distribution's parameter to the logit, and the derivative of the logit.
-struct GivenLogits {
+// The logit from the parameter that the user passed, a logit or a probability, and its derivative.
+struct FromLogits {
   static constexpr Range range = Range::kLogit;
 
   KULLBACK_INLINE double logit(double x) { return x; }
   KULLBACK_INLINE double distance(double from, double to) { return to - from; }
-  KULLBACK_INLINE double by_given(double) { return 1.0; }
+  KULLBACK_INLINE double by_parameter(double) { return 1.0; }
 };
 
 // Probabilities 0 and 1 have no logit; torch does not construct such distributions.
-struct GivenProbs {
+struct FromProbs {
   static constexpr Range range = Range::kProbability;
 
   KULLBACK_INLINE double logit(double x) {
@@ -118,17 +118,17 @@ struct GivenProbs {
     return log_quotient(to, from, difference).value() - log_quotient(1.0 - to, 1.0 - from, -difference).value();
   }
 
-  KULLBACK_INLINE double by_given(double x) { return 1.0 / (x * (1.0 - x)); }
+  KULLBACK_INLINE double by_parameter(double x) { return 1.0 / (x * (1.0 - x)); }
 };
 
-template <class Given>
+template <class Source>
 struct ContinuousBernoulliForm {
-  static constexpr Range ranges[] = {Given::range, Given::range};
+  static constexpr Range ranges[] = {Source::range, Source::range};
 
   KULLBACK_INLINE Answer at(double p, double q, double, double) {
-    const double a = Given::logit(p), b = Given::logit(q);
-    const CumulantBregman bregman = cumulant_bregman(a, b, Given::distance(p, q));
-    return {bregman.value, {bregman.by_a * Given::by_given(p), bregman.by_b * Given::by_given(q)}};
+    const double a = Source::logit(p), b = Source::logit(q);
+    const CumulantBregman bregman = cumulant_bregman(a, b, Source::distance(p, q));
+    return {bregman.value, {bregman.by_a * Source::by_parameter(p), bregman.by_b * Source::by_parameter(q)}};
   }
 };
 
@@ -144,71 +144,71 @@ KULLBACK_INLINE ContinuousBernoulli continuous_bernoulli(double logit) {
           logit * x.variance};
 }
 
-template <class Given>
+template <class Source>
 struct ContinuousBernoulliExponentialForm {
-  static constexpr Range ranges[] = {Given::range, Range::kMildPositive};
+  static constexpr Range ranges[] = {Source::range, Range::kMildPositive};
 
   KULLBACK_INLINE Answer at(double p, double rate, double, double) {
-    const ContinuousBernoulli x = continuous_bernoulli(Given::logit(p));
+    const ContinuousBernoulli x = continuous_bernoulli(Source::logit(p));
     return {rate * x.mean - log_of(rate) + x.negative_entropy,
-            {(rate * x.variance + x.by_entropy) * Given::by_given(p), x.mean - 1.0 / rate}};
+            {(rate * x.variance + x.by_entropy) * Source::by_parameter(p), x.mean - 1.0 / rate}};
   }
 };
 
-template <class Given>
+template <class Source>
 struct ContinuousBernoulliNormalForm {
-  static constexpr Range ranges[] = {Given::range, Range::kMild, Range::kMildPositive};
+  static constexpr Range ranges[] = {Source::range, Range::kMild, Range::kMildPositive};
 
   KULLBACK_INLINE Answer at(double p, double loc, double scale, double) {
-    const ContinuousBernoulli x = continuous_bernoulli(Given::logit(p));
+    const ContinuousBernoulli x = continuous_bernoulli(Source::logit(p));
     const double inverse = 1.0 / scale, shift = (x.mean - loc) * inverse;
     const double squares = x.variance * inverse * inverse + shift * shift;
     const double by_logit = (0.5 * x.by_variance * inverse + shift * x.variance) * inverse + x.by_entropy;
     return {0.5 * squares + log_of(scale) + kHalfLogTau + x.negative_entropy,
-            {by_logit * Given::by_given(p), -shift * inverse, (1.0 - squares) * inverse}};
+            {by_logit * Source::by_parameter(p), -shift * inverse, (1.0 - squares) * inverse}};
   }
 };
 
-template <class Given>
+template <class Source>
 struct ContinuousBernoulliUniformForm {
-  static constexpr Range ranges[] = {Given::range, Range::kMild, Range::kMild};
+  static constexpr Range ranges[] = {Source::range, Range::kMild, Range::kMild};
 
   KULLBACK_INLINE Answer at(double p, double low, double high, double) {
-    const ContinuousBernoulli x = continuous_bernoulli(Given::logit(p));
+    const ContinuousBernoulli x = continuous_bernoulli(Source::logit(p));
     const bool outside = (low > 0.0) | (high < 1.0);
     const double room = outside ? 0.0 : (high - 1.0) - low, by_high = outside ? 0.0 : 1.0 / (1.0 + room);
     const double value = x.negative_entropy + log1p_of(room).value();
     return {outside ? kInfinity : value,
-            {outside ? 0.0 : x.by_entropy * Given::by_given(p), -by_high, by_high}};
+            {outside ? 0.0 : x.by_entropy * Source::by_parameter(p), -by_high, by_high}};
   }
 };
 
-template <class Given>
+template <class Source>
 struct UniformContinuousBernoulliForm {
-  static constexpr Range ranges[] = {Range::kMild, Range::kMild, Given::range};
+  static constexpr Range ranges[] = {Range::kMild, Range::kMild, Source::range};
 
   KULLBACK_INLINE Answer at(double low, double high, double q, double) {
     const bool outside = (low < 0.0) | (high > 1.0);
     const double start = outside ? 0.25 : low, end = outside ? 0.75 : high, width = end - start, half = 0.5 * width;
-    const double logit = Given::logit(q), inverse = 1.0 / width;
+    const double logit = Source::logit(q), inverse = 1.0 / width;
     const CrossEntropy cross = cross_entropy_of(logit, start + half, (1.0 - end) + half);
     const double value = cross.value - log_of(width);
     return {high - low >= 1e-60 ? (outside ? kInfinity : value) : kNotANumber,
             {outside ? 0.0 : inverse - 0.5 * logit, outside ? 0.0 : -inverse - 0.5 * logit,
-             outside ? 0.0 : cross.by_logit * Given::by_given(q)}};
+             outside ? 0.0 : cross.by_logit * Source::by_parameter(q)}};
   }
 };
 
-using ContinuousBernoulliLogitsForm = ContinuousBernoulliForm<GivenLogits>;
-using ContinuousBernoulliProbsForm = ContinuousBernoulliForm<GivenProbs>;
-using ContinuousBernoulliLogitsExponentialForm = ContinuousBernoulliExponentialForm<GivenLogits>;
-using ContinuousBernoulliProbsExponentialForm = ContinuousBernoulliExponentialForm<GivenProbs>;
-using ContinuousBernoulliLogitsNormalForm = ContinuousBernoulliNormalForm<GivenLogits>;
-using ContinuousBernoulliProbsNormalForm = ContinuousBernoulliNormalForm<GivenProbs>;
-using ContinuousBernoulliLogitsUniformForm = ContinuousBernoulliUniformForm<GivenLogits>;
-using ContinuousBernoulliProbsUniformForm = ContinuousBernoulliUniformForm<GivenProbs>;
-using UniformContinuousBernoulliLogitsForm = UniformContinuousBernoulliForm<GivenLogits>;
-using UniformContinuousBernoulliProbsForm = UniformContinuousBernoulliForm<GivenProbs>;
+using ContinuousBernoulliLogitsForm = ContinuousBernoulliForm<FromLogits>;
+using ContinuousBernoulliProbsForm = ContinuousBernoulliForm<FromProbs>;
+using ContinuousBernoulliLogitsExponentialForm = ContinuousBernoulliExponentialForm<FromLogits>;
+using ContinuousBernoulliProbsExponentialForm = ContinuousBernoulliExponentialForm<FromProbs>;
+using ContinuousBernoulliLogitsNormalForm = ContinuousBernoulliNormalForm<FromLogits>;
+using ContinuousBernoulliProbsNormalForm = ContinuousBernoulliNormalForm<FromProbs>;
+using ContinuousBernoulliLogitsUniformForm = ContinuousBernoulliUniformForm<FromLogits>;
+using ContinuousBernoulliProbsUniformForm = ContinuousBernoulliUniformForm<FromProbs>;
+using UniformContinuousBernoulliLogitsForm = UniformContinuousBernoulliForm<FromLogits>;
+using UniformContinuousBernoulliProbsForm = UniformContinuousBernoulliForm<FromProbs>;
 
 }  // namespace KULLBACK_ISA
 }  // namespace kullback

@@ -63,22 +63,22 @@ static void compute_bregman(int64_t n, const double* a, const double* b, const d
       to.by_b[i] = far.by_b;
     }
   }
-  int64_t index[kElements], found = 0;
+  int64_t index[kElements], count = 0;
   double near_a[kElements], near_distance[kElements];
   for (int64_t i = 0; i < n; ++i) {
-    near_a[found] = a[i];
-    near_distance[found] = distance[i];
-    index[found] = i;
-    found += is_near(a[i], b[i], distance[i]);
+    near_a[count] = a[i];
+    near_distance[count] = distance[i];
+    index[count] = i;
+    count += is_near(a[i], b[i], distance[i]);
   }
   double value[kElements], by_b[kElements];
 #pragma omp simd
-  for (int64_t i = 0; i < found; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     const StirlingBregman near = near_bregman(near_a[i], near_distance[i]);
     value[i] = near.value;
     if constexpr (with_derivatives) by_b[i] = near.by_b;
   }
-  for (int64_t i = 0; i < found; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     to.value[index[i]] = value[i];
     if constexpr (with_derivatives) to.by_b[index[i]] = by_b[i];
   }
@@ -185,9 +185,9 @@ struct BetaUniformForm {
 };
 
 // KL to Beta(1, 1) plus A(l) - l times the mean.
-template <class Given>
+template <class Source>
 struct BetaContinuousBernoulliForm {
-  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Given::range};
+  static constexpr Range ranges[] = {Range::kMildPositive, Range::kMildPositive, Source::range};
 
   template <bool with_derivatives>
   static void sweep(const Block& block) {
@@ -201,20 +201,20 @@ struct BetaContinuousBernoulliForm {
 #pragma omp simd
     for (int64_t i = 0; i < block.size; ++i) {
       const double inverse = 1.0 / (a[i] + b[i]), below = a[i] * inverse, above = b[i] * inverse;
-      const double logit = Given::logit(q[i]);
+      const double logit = Source::logit(q[i]);
       const CrossEntropy cross = cross_entropy_of(logit, below, above);
       value[i] += cross.value;
       if constexpr (with_derivatives) {
         by_a[i] -= logit * above * inverse;
         by_b[i] += logit * below * inverse;
-        by_q[i] = cross.by_logit * Given::by_given(q[i]);
+        by_q[i] = cross.by_logit * Source::by_parameter(q[i]);
       }
     }
   }
 };
 
-using BetaContinuousBernoulliLogitsForm = BetaContinuousBernoulliForm<GivenLogits>;
-using BetaContinuousBernoulliProbsForm = BetaContinuousBernoulliForm<GivenProbs>;
+using BetaContinuousBernoulliLogitsForm = BetaContinuousBernoulliForm<FromLogits>;
+using BetaContinuousBernoulliProbsForm = BetaContinuousBernoulliForm<FromProbs>;
 
 template <class Form, bool with_derivatives>
 static void sweep(const Block& block) {

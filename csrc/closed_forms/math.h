@@ -1,4 +1,4 @@
-// Gamma functions and determinants in float64, as in pairs/numerics. They keep their digits where textbook formulas
+// Gamma functions and determinants in float64, as in common/special.py. They keep their digits where textbook formulas
 // subtract nearly equal numbers. Compiled once for every instruction set.
 #pragma once
 #include "../common/math.h"

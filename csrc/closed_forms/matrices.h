@@ -29,16 +29,16 @@ static bool factorize(int64_t d, Real* a) {
   return true;
 }
 
-// One side of a pair: the given matrix (a precision in reverse order), the Cholesky factor of the covariance, and the
-// inverse of the given matrix's Cholesky factor. The inverse is not used if a factor was given.
+// One side of a pair: the matrix that the user passed (a precision in reverse order), the Cholesky factor of the
+// covariance, and the inverse of the matrix's Cholesky factor. The inverse is not used if the matrix is a factor.
 template <class Real>
 struct Root {
   MatrixKind kind;
-  const double* given;
+  const double* matrix;
   Real *root, *inverse;
 
   bool compute(int64_t d) {
-    for (int64_t i = 0; i < d * d; ++i) root[i] = Real(given[i]);
+    for (int64_t i = 0; i < d * d; ++i) root[i] = Real(matrix[i]);
     if (kind == MatrixKind::kFactor) return true;
     if (!factorize(d, root)) return false;
     for (int64_t i = 0; i < d * d; ++i) inverse[i] = Real(0.0);
@@ -58,7 +58,7 @@ struct Root {
 #pragma omp simd reduction(+ : sum)
       for (int64_t j = 0; j <= i; ++j) {
         const double x = static_cast<double>(inverse[i * d + j]);
-        sum += x * x * given[j * d + j];
+        sum += x * x * matrix[j * d + j];
       }
     }
     return sum;
@@ -123,14 +123,14 @@ static int64_t load_matrix(Dtype dtype, MatrixKind kind, const void* from, int64
 
 // Memory for the matrices that covariances and precisions need in addition to NormalsScratch.
 struct MatricesScratch {
-  double *given_p, *given_q, *inverse_p, *inverse_q, *room;
+  double *matrix_p, *matrix_q, *inverse_p, *inverse_q, *room;
   Wide* wide = nullptr;
 
   static int64_t size_for(int64_t d) { return 6 * d * d; }
 
   MatricesScratch(double* data, int64_t d)
-      : given_p(data),
-        given_q(data + d * d),
+      : matrix_p(data),
+        matrix_q(data + d * d),
         inverse_p(data + 2 * d * d),
         inverse_q(data + 3 * d * d),
         room(data + 4 * d * d) {}
@@ -141,8 +141,8 @@ struct MatricesScratch {
 static double matrices_value(const NormalsTask& task, const double* mean_p, const double* mean_q, NormalsScratch& s,
                              MatricesScratch& more) {
   const int64_t d = task.dimensions, size = d * d;
-  Root<double> p{task.kind_p, more.given_p, s.root_p, more.inverse_p};
-  Root<double> q{task.kind_q, more.given_q, s.root_q, more.inverse_q};
+  Root<double> p{task.kind_p, more.matrix_p, s.root_p, more.inverse_p};
+  Root<double> q{task.kind_q, more.matrix_q, s.root_q, more.inverse_q};
   if (compare(d, mean_p, mean_q, p, q, s.step, s.shift)) {
     const double value = sum_of_normals(d, s), limit = task.dtype == Dtype::kFloat64 ? kErrorOfDouble : kErrorOfSingle;
     double squares = 0, distance = 0;
@@ -159,7 +159,8 @@ static double matrices_value(const NormalsTask& task, const double* mean_p, cons
   if (!more.wide) more.wide = new Wide[5 * size + d];
   Wide *root_p = more.wide, *root_q = root_p + size, *inverse_p = root_q + size, *inverse_q = inverse_p + size;
   Wide *step = inverse_q + size, *shift = step + size;
-  Root<Wide> wide_p{task.kind_p, more.given_p, root_p, inverse_p}, wide_q{task.kind_q, more.given_q, root_q, inverse_q};
+  Root<Wide> wide_p{task.kind_p, more.matrix_p, root_p, inverse_p};
+  Root<Wide> wide_q{task.kind_q, more.matrix_q, root_q, inverse_q};
   if (!compare(d, mean_p, mean_q, wide_p, wide_q, step, shift)) return kNotANumber;
   for (int64_t i = 0; i < size; ++i) {
     s.root_p[i] = static_cast<double>(root_p[i]);
@@ -192,12 +193,12 @@ bool compute_normals(const NormalsTask& task) {
   NormalsScratch s(data, d);
   double *loc_p = data + of_normals, *loc_q = loc_p + d;
   MatricesScratch more(loc_q + d, d);
-  const auto load_side = [&](MatrixKind kind, const void* matrices, int64_t i, double* root, double* given) {
+  const auto load_side = [&](MatrixKind kind, const void* matrices, int64_t i, double* root, double* matrix) {
     const char* from = static_cast<const char*>(matrices) + i * size * bytes;
     if (of_factors) return load_lower(task.dtype, from, d, root);
-    if (kind != MatrixKind::kFactor) return load_matrix(task.dtype, kind, from, d, more.room, given);
-    for (int64_t j = 0; j < size; ++j) given[j] = 0.0;
-    return load_lower(task.dtype, from, d, given);
+    if (kind != MatrixKind::kFactor) return load_matrix(task.dtype, kind, from, d, more.room, matrix);
+    for (int64_t j = 0; j < size; ++j) matrix[j] = 0.0;
+    return load_lower(task.dtype, from, d, matrix);
   };
   int64_t faults = 0;
   for (int64_t i = 0; i < task.size && !faults; ++i) {
@@ -208,8 +209,8 @@ bool compute_normals(const NormalsTask& task) {
       const bool of_p = is_within(Range::kMild, p[j]), of_q = is_within(Range::kMild, q[j]);
       faults += (of_p & of_q) ? 0 : 1;
     }
-    faults += load_side(task.kind_p, task.root_p, i, s.root_p, more.given_p);
-    faults += load_side(task.kind_q, task.root_q, i, s.root_q, more.given_q);
+    faults += load_side(task.kind_p, task.root_p, i, s.root_p, more.matrix_p);
+    faults += load_side(task.kind_q, task.root_q, i, s.root_q, more.matrix_q);
     if (faults) break;
     const double value = of_factors ? normals_value(d, s) : matrices_value(task, p, q, s, more);
     faults += store(task.dtype, true, 1, &value, task.values, i);

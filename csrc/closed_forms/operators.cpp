@@ -73,11 +73,11 @@ int64_t closed_form(int64_t form, const Tensor& values, const Tensor& a, const T
   check_values(values);
   task.dtype = dtype_of(values);
   task.size = values.numel();
-  const Tensor* given[] = {&a, &b, c ? &*c : nullptr, d ? &*d : nullptr};
-  const Optional* wanted[] = {&by_a, &by_b, &by_c, &by_d};
+  const Tensor* parameters[] = {&a, &b, c ? &*c : nullptr, d ? &*d : nullptr};
+  const Optional* derivatives[] = {&by_a, &by_b, &by_c, &by_d};
   for (int i = 0; i < task.parameters; ++i) {
-    if (!read_parameter(*given[i], values, task.parameter[i])) return number_of(Outcome::kOtherLayout);
-    task.derivatives[i] = write_like(*wanted[i], values);
+    if (!read_parameter(*parameters[i], values, task.parameter[i])) return number_of(Outcome::kOtherLayout);
+    task.derivatives[i] = write_like(*derivatives[i], values);
   }
   const int64_t bytes = size_of(task.dtype);
   task.values = values.mutable_data_ptr();

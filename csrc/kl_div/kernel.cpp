@@ -97,14 +97,14 @@ static double sweep(const TermTask& t) {
 }
 
 template <class Real>
-static double sweep_as_wanted(const TermTask& t) {
+static double sweep_as_requested(const TermTask& t) {
   const bool with_gradient = t.by_log_q || t.by_target;
   if (t.logs) return with_gradient ? sweep<Real, false, true>(t) : sweep<Real, false, false>(t);
   return with_gradient ? sweep<Real, true, true>(t) : sweep<Real, true, false>(t);
 }
 
 double compute_terms(const TermTask& t) {
-  return t.dtype == Dtype::kFloat64 ? sweep_as_wanted<double>(t) : sweep_as_wanted<float>(t);
+  return t.dtype == Dtype::kFloat64 ? sweep_as_requested<double>(t) : sweep_as_requested<float>(t);
 }
 
 struct WeightSums {
@@ -129,10 +129,10 @@ template <class Real>
 static double kl_of_weights(const WeightsTask& t) {
   const Real *p = static_cast<const Real*>(t.p), *q = static_cast<const Real*>(t.q);
   const WeightSums of_p = sums_of(p, t.classes), of_q = sums_of(q, t.classes);
-  const auto taken = [&](const WeightSums& x) {
+  const auto is_supported = [&](const WeightSums& x) {
     return x.sum > 0 && x.sum < 1e140 && x.least > 1e-140 && std::fabs(x.sum - 1) <= t.tolerance;
   };
-  if (!taken(of_p) || !taken(of_q)) return -1;
+  if (!is_supported(of_p) || !is_supported(of_q)) return -1;
   const double shift = log_of_quotient(of_p.sum, of_q.sum), scale_p = 1 / of_p.sum, scale_q = 1 / of_q.sum;
   double value = 0;
 #pragma omp simd reduction(+ : value)

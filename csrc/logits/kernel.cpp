@@ -105,7 +105,7 @@ static void sweep(const Row<Real>& row, RowTask& t) {
 }
 
 template <class Real, int form>
-static void sweep_as_wanted(const Row<Real>& row, RowTask& t) {
+static void sweep_as_requested(const Row<Real>& row, RowTask& t) {
   if (row.gradient_p && row.gradient_q) return sweep<Real, form, true, true>(row, t);
   if (row.gradient_p) return sweep<Real, form, true, false>(row, t);
   if (row.gradient_q) return sweep<Real, form, false, true>(row, t);
@@ -115,20 +115,20 @@ static void sweep_as_wanted(const Row<Real>& row, RowTask& t) {
 template <class Real>
 static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
   switch (t.divergence) {
-    case DivergenceCode::kKL: return sweep_as_wanted<Real, kKLForm>(row, t);
-    case DivergenceCode::kReverseKL: return sweep_as_wanted<Real, kReverseKLForm>(row, t);
-    case DivergenceCode::kJeffreys: return sweep_as_wanted<Real, kJeffreysForm>(row, t);
-    case DivergenceCode::kTotalVariation: return sweep_as_wanted<Real, kTotalVariationForm>(row, t);
+    case DivergenceCode::kKL: return sweep_as_requested<Real, kKLForm>(row, t);
+    case DivergenceCode::kReverseKL: return sweep_as_requested<Real, kReverseKLForm>(row, t);
+    case DivergenceCode::kJeffreys: return sweep_as_requested<Real, kJeffreysForm>(row, t);
+    case DivergenceCode::kTotalVariation: return sweep_as_requested<Real, kTotalVariationForm>(row, t);
     case DivergenceCode::kPower:
     case DivergenceCode::kRenyi: return sweep_powers(row, t);
     case DivergenceCode::kMixture: break;
   }
   if constexpr (!kIsDouble<Real>) {
     const bool even = t.p.share == 0.5 && t.q.share == 0.5 && t.p.weight == t.q.weight;
-    if (even) return sweep_as_wanted<Real, kEvenForm>(row, t);
+    if (even) return sweep_as_requested<Real, kEvenForm>(row, t);
   }
-  if (t.q.weight == 0) return sweep_as_wanted<Real, kSkewForm>(row, t);
-  return sweep_as_wanted<Real, kMixtureForm>(row, t);
+  if (t.q.weight == 0) return sweep_as_requested<Real, kSkewForm>(row, t);
+  return sweep_as_requested<Real, kMixtureForm>(row, t);
 }
 
 // The cache has no room to prefetch after longer rows.
@@ -176,15 +176,15 @@ static void sweep_with_label(const Row<Real>& row, RowTask& t, Real* exponential
     if (row.gradient_q) std::memset(row.gradient_q, 0, n * sizeof(Real));
   }
   t.weight = weight;
-  const CrossEntropy found = cross_entropy_of(e, n, t.label, below);
-  t.value = t.soft * t.value + t.hard * found.value;
+  const CrossEntropy entropy = cross_entropy_of(e, n, t.label, below);
+  t.value = t.soft * t.value + t.hard * entropy.value;
   Real* out = t.label_is_of_p ? row.gradient_p : row.gradient_q;
   if (!out) return;
   const double hard = weight * t.hard;
-  const Real factor = static_cast<Real>(hard / found.sum), own = out[t.label];
+  const Real factor = static_cast<Real>(hard / entropy.sum), own = out[t.label];
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) out[i] += factor * e[i];
-  out[t.label] = own - static_cast<Real>(hard * found.others);
+  out[t.label] = own - static_cast<Real>(hard * entropy.others);
 }
 
 // Logits of another dtype are converted into scratch. Their gradient is also written there, and rounded once at the

@@ -206,13 +206,13 @@ static void project(Real* derivatives, const Real* e, int64_t n, Real factor, Re
 template <class Real>
 static void project_accurately(Real* derivatives, const Real* e, int64_t n, double factor, double weight) {
   int64_t top = 0;  // the first class with e^0
-  for (bool found = false; !found && top < n; top += found ? 0 : kBlock) {
+  for (bool is_inside = false; !is_inside && top < n; top += is_inside ? 0 : kBlock) {
     const int64_t stop = top + kBlock < n ? top + kBlock : n;
-    typename Format<Real>::Bits here = 0;
-#pragma omp simd reduction(| : here)
-    for (int64_t i = top; i < stop; ++i) here |= e[i] == 1 ? 1 : 0;
-    found = here != 0;
-    while (found && e[top] != 1) ++top;
+    typename Format<Real>::Bits has_one = 0;
+#pragma omp simd reduction(| : has_one)
+    for (int64_t i = top; i < stop; ++i) has_one |= e[i] == 1 ? 1 : 0;
+    is_inside = has_one != 0;
+    while (is_inside && e[top] != 1) ++top;
   }
   project(derivatives, e, n, static_cast<Real>(factor), static_cast<Real>(weight));
   if (top >= n) return;  // a row of NaN
