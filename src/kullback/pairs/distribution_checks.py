@@ -17,6 +17,7 @@ from torch.distributions.transforms import Transform
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.errors import invalid_value, no_rule
+from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.image import Ends, ends_after, steps_of
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
@@ -131,20 +132,18 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
         for owner, name, x in side:
             if name not in _NUMBERS or not (are_readable or can_inspect(x)):
                 continue
-            wrong, wanted = x.isinf(), "a finite"
+            is_wrong, allowed = x.isinf(), "a finite"
             is_free = isinstance(owner, GeneralizedPareto) and name == "concentration"
             if name != "loc" and not is_free:  # a Poisson may have the rate 0
-                wrong, wanted = (
-                    wrong | (x < 0 if isinstance(owner, Poisson) else x <= 0),
-                    "a finite and positive",
-                )
-            if bool(wrong.any()):
-                index = tuple(int(i) for i in wrong.nonzero()[0])
+                is_wrong = is_wrong | (x < 0 if isinstance(owner, Poisson) else x <= 0)
+                allowed = "a finite and positive"
+            if bool(is_wrong.any()):
+                index = tuple(int(i) for i in is_wrong.nonzero()[0])
                 at = f" at {list(index)}" if index else ""
                 raise invalid_value(
                     call,
                     argument,
-                    wanted=f"{wanted} {name} in {type(owner).__name__}",
+                    wanted=f"{allowed} {name} in {type(owner).__name__}",
                     got=f"{float(x[index].detach())}{at}",
                     instead="p and q without these elements of the batch, or a small positive number in place of 0",
                 )
@@ -152,10 +151,9 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
 
 def _parameters(d: Distribution) -> list[_Parameter]:
     """Return the parameters with their owners and names, also from the distributions inside."""
-    parameters: list[_Parameter] = []
-    for name, x in vars(d).items():
-        if isinstance(x, Tensor) and x.is_floating_point():
-            parameters.append((d, name, x))
-        elif isinstance(x, Distribution):
-            parameters += _parameters(x)
-    return parameters
+    return [
+        (part, name, x)
+        for part in parts_of(d)
+        for name, x in vars(part).items()
+        if isinstance(x, Tensor) and x.is_floating_point()
+    ]

@@ -28,6 +28,7 @@ from kullback.pairs.numerics.parameters import given_logits
 __all__ = [
     "ATTRIBUTES",
     "CHOICE",
+    "FormFunction",
     "NativeForm",
     "Reader",
     "Shortcut",
@@ -39,7 +40,8 @@ __all__ = [
 # Computes the divergence of P and Q; returns None if other rules have to compute it.
 Shortcut = Callable[[Any, Any], Tensor | None]
 Reader = Callable[[Any], Parameters]
-Function = Callable[[Any, Any], Tensor | None]
+# A formula of kullback. It returns None if it does not apply to the parameters.
+FormFunction = Callable[..., Tensor | None]
 Code = ElementForm | RowForm
 
 _is_available = cache(library.is_available)
@@ -83,11 +85,11 @@ class NativeForm:
     Arguments:
         function: the closed form in plain torch, which computes second derivatives.
         code: the kernel; with ``logits|probs`` among the attributes, the kernel for logits.
-        type_p: the family of P, one of `ATTRIBUTES`.
+        type_p: the family of P, a key of `ATTRIBUTES`.
         type_q: the family of Q, likewise.
     """
 
-    def __init__(self, function: Function, code: Code, type_p: type, type_q: type) -> None:
+    def __init__(self, function: FormFunction, code: Code, type_p: type, type_q: type) -> None:
         names = ATTRIBUTES[type_p], ATTRIBUTES[type_q]
         self._has_choice = CHOICE in names[0], CHOICE in names[1]
         self._of_logits = _variant(function, code, names, "logits")
@@ -123,7 +125,7 @@ class NativeForm:
         return None if len(in_logits) > 1 else self._of_logits if True in in_logits else self._of_probs
 
 
-def _variant(function: Function, code: Code, parameters: tuple[str, str], choice: str) -> _Variant:
+def _variant(function: FormFunction, code: Code, parameters: tuple[str, str], choice: str) -> _Variant:
     names_p, names_q = (names.replace(CHOICE, choice).split() for names in parameters)
 
     def reference(parameters: Parameters) -> Tensor:

@@ -13,7 +13,7 @@ from torch.distributions import Distribution, Independent, MixtureSameFamily, Tr
 from kullback.errors import RegistrationError, explain, invalid_type, no_rule, safe_repr
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native.native_closed_forms import Form as KernelForm
-from kullback.pairs.native_forms import Code, NativeForm, Shortcut
+from kullback.pairs.native_forms import Code, FormFunction, NativeForm, Shortcut
 from kullback.pairs.overrides import class_overrides_density
 from kullback.pairs.torch_registry import (
     PLANS,
@@ -47,8 +47,6 @@ RuleT = TypeVar("RuleT", bound=RuleFunction)
 WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 """The classes whose rules depend on the distributions that they wrap."""
 
-# A formula of kullback. It returns None if it does not apply to the parameters.
-FormFunction = Callable[..., Tensor | None]
 FormT = TypeVar("FormT", bound=FormFunction)
 
 
@@ -208,7 +206,7 @@ def plan_for(type_p: type, type_q: type) -> Plan:
 def _made_plan(types: TypePair) -> Plan:
     own = tuple(UserRule(_USER_RULES[pair], pair) for pair in _most_specific(_USER_RULES, *types))
     third_party = third_party_rule(types)
-    forms, reduction = (_most_specific(rules, *types) for rules in (_CLOSED_FORMS, _REDUCTIONS))
+    forms, reductions = (_most_specific(rules, *types) for rules in (_CLOSED_FORMS, _REDUCTIONS))
     serves = len(forms) == 1 and not any(map(class_overrides_density, types))
     form = _CLOSED_FORMS[forms[0]] if serves else None
     has_own = third_party is not None and third_party.for_own_class
@@ -221,7 +219,7 @@ def _made_plan(types: TypePair) -> Plan:
         third_party is not None and _precedes(third_party, own),
         form,
         None if own else direct,
-        _REDUCTIONS[reduction[0]] if reduction else None,
+        _REDUCTIONS[reductions[0]] if reductions else None,
         all(map(is_plain, types)),
     )
 

@@ -21,7 +21,7 @@ __all__ = ["rounding_error"]
 # The relative and absolute rounding error that the audit allows a closed form.
 _ROUNDING, _TINY = 1e-12, 1e-15
 # The number of perturbed evaluations of a closed form between two families, and the safety factor of their spread.
-_MOVES, _SAFETY = 8, 32.0
+_TRIALS, _SAFETY = 8, 32.0
 # The largest |log x| of a float x.
 _FARTHEST_LOG = 745.0
 
@@ -39,7 +39,7 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
     value = upcast(value)
     patterns = itertools.count()
 
-    def moved(owner: object, name: str, x: Tensor, high: int) -> Tensor:
+    def changed(owner: object, name: str, x: Tensor, high: int) -> Tensor:
         if not x.is_floating_point():
             return x
         x = upcast(x.detach())
@@ -51,9 +51,9 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
 
     spread = torch.zeros_like(value)
     with torch.no_grad():
-        for _ in range(_MOVES):
-            near_p, near_q = with_tensors(p, partial(moved, high=-1)), with_tensors(q, partial(moved, high=1))
-            near_value = form.function(*in_common_unit(near_p, near_q))
+        for _ in range(_TRIALS):
+            near = (with_tensors(d, partial(changed, high=side)) for d, side in ((p, -1), (q, 1)))
+            near_value = form.function(*in_common_unit(*near))
             if near_value is not None:
                 spread = torch.maximum(spread, (near_value - value).abs().nan_to_num(nan=0.0))
     return _ROUNDING * (1 + value) + _SAFETY * spread

@@ -60,7 +60,6 @@ __all__ = ["Frozen", "ScipyDensity", "ShiftedCounts", "is_frozen", "to_torch"]
 # The maximum number of outcomes in a list of probabilities.
 _MOST_OUTCOMES = 1_000_000
 
-
 _ONE = torch.Size()
 
 
@@ -152,24 +151,15 @@ _LOCATED: dict[str, Callable[..., Distribution]] = {
 def _continuous(frozen: Any) -> Distribution | None:
     shapes, loc, scale = _parameters(frozen)
     name = frozen.dist.name
-    shapes, loc, scale = _broadcast(shapes, loc, scale)
+    *shapes, loc, scale = torch.broadcast_tensors(*shapes, loc, scale)
     if name in _LOCATED:
         return _LOCATED[name](*shapes, loc, scale)
     if name in _SCALED:
-        distribution = _SCALED[name](*shapes, scale)
-        return (
-            TransformedDistribution(distribution, [_affine(loc, 1.0)])
-            if bool((loc != 0).any())
-            else distribution
-        )
+        scaled = _SCALED[name](*shapes, scale)
+        return TransformedDistribution(scaled, [_affine(loc, 1.0)]) if bool((loc != 0).any()) else scaled
     if name == "vonmises":  # a circle of another length has no density in torch, nor on the line
         return VonMises(loc, shapes[0]) if bool((scale == 1).all()) else None
     return ScipyDensity(frozen, [*shapes, loc, scale])
-
-
-def _broadcast(shapes: list[Tensor], loc: Tensor, scale: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-    *shapes, loc, scale = torch.broadcast_tensors(*shapes, loc, scale)
-    return shapes, loc, scale
 
 
 def _affine(loc: Tensor | float, scale: Tensor | float) -> AffineTransform:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -70,11 +71,8 @@ def _finite_elements(
         zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
         return Integral(torch.full_like(zero, torch.inf), zero, zero)
 
-    def in_absolute_numbers(p: Density, q: Density, shape: torch.Size) -> Integral:
-        return _in_blocks(p, q, kind, shape, options)
-
-    def by_components(p: Density, q: Density, shape: torch.Size) -> Integral:
-        return _by_components(p, q, kind, shape, options)
+    in_absolute_numbers = partial(_in_blocks, kind=kind, options=options)
+    by_components = partial(_by_components, kind=kind, options=options)
 
     def finite(p: Density, q: Density, shape: torch.Size) -> Integral:
         is_kl = behaves_as(kind, KL)
@@ -118,19 +116,19 @@ def _chosen(
 
 
 def _by_components(
-    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions
+    p: Density, q: Density, shape: torch.Size, kind: Divergence, options: SolveOptions
 ) -> Integral:
     """Return KL(P || Q) as sum_k w_k (KL(P_k || Q) - KL(P_k || P)), each in the unit of the component."""
     weights, part, whole, q = components_in_own_scale(p, q)
     weights = weights.expand([*shape, -1])
-    both = (_in_blocks(part, d, kind, weights.shape, options) for d in (q, whole))
+    both = (_in_blocks(part, d, weights.shape, kind, options) for d in (q, whole))
     (to_q, *errors_q), (to_p, *errors_p) = both
     errors = (weights.detach() * (x + y) for x, y in zip(errors_q, errors_p, strict=True))
     return Integral((weights * (to_q - to_p)).sum(-1), *(x.sum(-1) for x in errors))
 
 
 def _in_blocks(
-    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions
+    p: Density, q: Density, shape: torch.Size, kind: Divergence, options: SolveOptions
 ) -> Integral:
     """Sum or integrate block by block over the batch."""
     if shape.numel() == 0:
@@ -217,7 +215,7 @@ def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, option
 
         def integral(p: Density, q: Density, terms: DivergenceTerms) -> Integral:
             if behaves_as(kind, KL) and (q.is_splittable() or is_far_and_narrow(p) is None):
-                return integrate(p, q, shape, target, is_inside=terms.beyond is not None)
+                return integrate(p, q, shape, target, q_reaches_out=terms.beyond is not None)
             # The place of a corner of the terms, as in total variation, has no exact derivative in a share.
             is_whole = is_far_and_narrow(p) is is_far_and_narrow(q) is None or growth_of(kind).corners
             shares = None if is_whole else shares_in_own_scale

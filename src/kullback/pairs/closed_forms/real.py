@@ -100,14 +100,8 @@ def kl_weibull_weibull(p: Weibull, q: Weibull) -> Tensor:
 
     Kullback-Leibler divergence between two Weibull distributions (Bauckhage, 2013)
     """
-    return weibull_divergence(
-        upcast(p.scale), upcast(p.concentration), upcast(q.scale), upcast(q.concentration)
-    )
-
-
-def weibull_divergence(scale_p: Tensor, k_p: Tensor, scale_q: Tensor, k_q: Tensor) -> Tensor:
-    """Return KL between Weibull distributions with concentrations k."""
-    return gumbel_divergence(k_q * log_ratio(scale_p, scale_q), k_q, k_p)
+    k_p, k_q = upcast(p.concentration), upcast(q.concentration)
+    return gumbel_divergence(k_q * log_ratio(upcast(p.scale), upcast(q.scale)), k_q, k_p)
 
 
 def gumbel_divergence(shift: Tensor, scale_p: Tensor, scale_q: Tensor) -> Tensor:

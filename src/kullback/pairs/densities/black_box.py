@@ -142,12 +142,11 @@ class BlackBoxDensity(Density):
 
     def _outermost(self, side: int) -> tuple[_Edge, Tensor, Tensor]:
         """Return the last point at which the density is evaluated, and its logarithm just before and at that point."""
-        edge, inner, outer = self._asked(side, _REACHES[0])
-        return (
-            (edge, inner, outer) if bool((outer - inner).isfinite().all()) else self._asked(side, _REACHES[1])
-        )
+        edge, inner, outer = self._logs_at(side, _REACHES[0])
+        is_known = bool((outer - inner).isfinite().all())
+        return (edge, inner, outer) if is_known else self._logs_at(side, _REACHES[1])
 
-    def _asked(self, side: int, reach: float) -> tuple[_Edge, Tensor, Tensor]:
+    def _logs_at(self, side: int, reach: float) -> tuple[_Edge, Tensor, Tensor]:
         edge = self._edge(side, reach)
         return edge, self._log_prob(edge.at(edge.log_u - edge.outwards)), self._log_prob(edge.at(edge.log_u))
 
@@ -201,13 +200,13 @@ class BlackBoxDensity(Density):
         logs = [self._log_prob(side * scale * math.exp(log_u)) for log_u in _FAR]
         rate = (logs[0] - self._log_prob(2 * side * scale * math.exp(_FAR[0]))) / (scale * math.exp(_FAR[0]))
         read = _tail(logs, _FAR, -1, torch.where(rate > 0, rate, torch.nan), _STEEPEST, _DIGITS)
-        return _instead(logs[0] == -torch.inf, self._read_closer(side * scale, 2.0), read)
+        return _tail_where(logs[0] == -torch.inf, self._read_closer(side * scale, 2.0), read)
 
     def _read_at_end(self, side: int, end: Tensor, scale: Tensor) -> Tail:
         unit = torch.where(end == 0, scale.clamp(max=1.0), end.abs().clamp(min=1e-300))
         logs = [self._log_prob(end - side * unit * math.exp(-log_u)) for log_u in _NEAR]
         read = _tail(logs, _NEAR, 1, torch.full_like(logs[0], torch.nan), 100, 4)
-        return _instead(logs[-1] == -torch.inf, self._read_closer(-side * unit, 0.5, end), read)
+        return _tail_where(logs[-1] == -torch.inf, self._read_closer(-side * unit, 0.5, end), read)
 
     def _read_closer(self, unit: Tensor, step: float, end: Tensor | float = 0.0) -> Tail:
         """Read a tail whose density soon rounds to 0 in float64, from the last points at which it does not.
@@ -234,7 +233,7 @@ class BlackBoxDensity(Density):
         return torch.where(log_density == UNDERFLOWED, -torch.inf, log_density)
 
 
-def _instead(where: Tensor, read: Tail, otherwise: Tail) -> Tail:
+def _tail_where(where: Tensor, read: Tail, otherwise: Tail) -> Tail:
     """Return the first tail where the mask is true, and the second elsewhere."""
     return Tail(*(torch.where(where, a, b) for a, b in zip(read, otherwise, strict=True)))
 
@@ -274,7 +273,7 @@ def _inside(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
 
 
 @register_density(Distribution)
-def _any(d: Distribution) -> Density | None:
+def _of_any_other(d: Distribution) -> Density | None:
     """Return the density of any other distribution; None if it is not univariate, or has no log_prob or support.
 
     Only finitely many integers from 0 on are supported. Angles are excluded: torch declares the line as their support.
@@ -288,12 +287,12 @@ def _any(d: Distribution) -> Density | None:
     try:
         if d.support is None:
             return None
-        return _table(d) if d.support.is_discrete else black_box(d)
+        return _of_all_values(d) if d.support.is_discrete else black_box(d)
     except NotImplementedError:
         return None
 
 
-def _table(d: Distribution) -> Density | None:
+def _of_all_values(d: Distribution) -> Density | None:
     """Return the probabilities of all values; None unless the values are the integers from 0 to a largest one."""
     values = upcast(d.enumerate_support(expand=False)).flatten()
     if not bool((values == torch.arange(len(values), device=values.device)).all()):

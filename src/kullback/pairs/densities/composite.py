@@ -71,7 +71,7 @@ class MixtureDensity(Density):
         weights = torch.exp(self.log_weights)
         centers, widths = torch.broadcast_tensors(*self.part.center_and_width(), self.log_weights)[:2]
         if self._moves_ends():
-            centers, widths = self._own(centers), torch.ones_like(widths)
+            centers, widths = self._own_coordinate(centers), torch.ones_like(widths)
         center = (weights * centers).sum(-1)
         variance = (weights * (widths**2 + (centers - center.unsqueeze(-1)) ** 2)).sum(-1)
         return center, torch.sqrt(variance)
@@ -81,7 +81,7 @@ class MixtureDensity(Density):
         moves_ends = self._moves_ends()
         for marks in self.part.breakpoints(steps.unsqueeze(-1)):
             of_parts = torch.broadcast_tensors(marks, self.log_weights)[0]
-            peaks += (self._own(of_parts) if moves_ends else of_parts).unbind(-1)
+            peaks += (self._own_coordinate(of_parts) if moves_ends else of_parts).unbind(-1)
         return peaks
 
     def nonsmooth_points(self) -> list[Tensor]:
@@ -123,7 +123,7 @@ class MixtureDensity(Density):
         low, high = self.part.low(), self.part.high()
         return (low is not None and low.ndim > 0) or (high is not None and high.ndim > 0)
 
-    def _own(self, marks: Tensor) -> Tensor:
+    def _own_coordinate(self, marks: Tensor) -> Tensor:
         """Convert coordinates of the components to the coordinate of the mixture, whose ends may be further out."""
         own = Coordinate(
             *(None if x is None else x.unsqueeze(-1) if x.ndim else x for x in (self.low(), self.high()))

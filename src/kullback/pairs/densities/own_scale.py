@@ -59,7 +59,7 @@ def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Densit
             is_unit = is_unit & (far < _WIDEST)
     loc, scale = torch.where(is_unit, loc, 0.0), torch.where(is_unit, scale, 1.0)
     own = is_unit & ~is_fixed
-    return _moved(p, loc, scale, own & by_p), _moved(q, loc, scale, own & ~by_p)
+    return _scaled(p, loc, scale, own & by_p), _scaled(q, loc, scale, own & ~by_p)
 
 
 def _unit(loc: Tensor, scale: Tensor, densities: list[Density]) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,9 +130,9 @@ def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, De
     parts = part.mapped(lambda x: x.unsqueeze(-2))
     return (
         torch.exp(mixture.log_weights),
-        _moved(part, loc, scale, ~is_fixed),
-        replace(mixture, log_weights=mixture.log_weights.unsqueeze(-2), part=_moved(parts, *apart, itself)),
-        _moved(q, loc, scale, other),
+        _scaled(part, loc, scale, ~is_fixed),
+        replace(mixture, log_weights=mixture.log_weights.unsqueeze(-2), part=_scaled(parts, *apart, itself)),
+        _scaled(q, loc, scale, other),
     )
 
 
@@ -167,9 +167,9 @@ def _side_by_side(numbers: list[Tensor]) -> Tensor:
 def _in_unit(d: Density, loc: Tensor, scale: Tensor, component: int | None) -> Density:
     """Return the density of (x - loc) / scale, which is the unit of one of its components or of another density."""
     if not isinstance(d, MixtureDensity):
-        return _moved(d, loc, scale, torch.full_like(scale, component is not None, dtype=torch.bool))
+        return _scaled(d, loc, scale, torch.full_like(scale, component is not None, dtype=torch.bool))
     own = torch.arange(d.log_weights.shape[-1], device=loc.device) == (-1 if component is None else component)
-    return replace(d, part=_moved(d.part, loc.unsqueeze(-1), scale.unsqueeze(-1), own))
+    return replace(d, part=_scaled(d.part, loc.unsqueeze(-1), scale.unsqueeze(-1), own))
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def _location_and_scale(d: Density) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _moved(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
+def _scaled(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
     """Return the density of (x - loc) / scale, which is the standard one of the family where that is its own unit."""
     if isinstance(d, LocationScaleDensity):
         return replace(
@@ -255,7 +255,7 @@ def _moved(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
     if isinstance(d, AffineDensity):
         part = d.part
         if _location_and_scale(part) is not None:
-            part = _moved(part, torch.zeros_like(loc), torch.ones_like(scale), own)
+            part = _scaled(part, torch.zeros_like(loc), torch.ones_like(scale), own)
         return replace(
             d,
             part=part,
@@ -263,7 +263,7 @@ def _moved(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
             scale=torch.where(own, -1.0 if d.falls else 1.0, d.scale / scale),
         )
     if isinstance(d, MixtureDensity):
-        return replace(d, part=_moved(d.part, loc.unsqueeze(-1), scale.unsqueeze(-1), own.unsqueeze(-1)))
+        return replace(d, part=_scaled(d.part, loc.unsqueeze(-1), scale.unsqueeze(-1), own.unsqueeze(-1)))
     # In two steps, so that the distance of an end from the location keeps its digits.
     moved = AffineDensity(d, -loc, torch.ones_like(scale), falls=False)
     return AffineDensity(moved, torch.zeros_like(loc), 1 / scale, falls=False)

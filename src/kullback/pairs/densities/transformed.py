@@ -34,7 +34,6 @@ from kullback.pairs.densities.real_densities import logit_relaxed_bernoulli
 
 __all__ = ["AffineDensity", "ExpDensity", "LogDensity", "SigmoidDensity"]
 
-
 _FARTHEST = 1e14
 
 
@@ -67,15 +66,17 @@ class AffineDensity(Density):
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         center, width = self.part.center_and_width()
-        return self._moved(center), width * self._scale_of_coordinate()
+        own = self.part.coordinate()
+        is_line = own.low is None and own.high is None
+        return self._own_coordinate(center), width * self.scale.abs() if is_line else width
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        return [self._moved(marks) for marks in self.part.breakpoints(steps)]
+        return [self._own_coordinate(marks) for marks in self.part.breakpoints(steps)]
 
     def nonsmooth_points(self) -> list[Tensor]:
         return [self.loc + self.scale * point for point in self.part.nonsmooth_points()]
 
-    def _moved(self, t: Tensor) -> Tensor:
+    def _own_coordinate(self, t: Tensor) -> Tensor:
         """Convert the part's coordinate to the coordinate of this density."""
         own = self.part.coordinate()
         if own.low is None and own.high is None:
@@ -83,10 +84,6 @@ class AffineDensity(Density):
         shift = 0.0 if own.low is not None and own.high is not None else torch.log(self.scale.abs())
         shift = -shift if own.low is None else shift
         return -(t + shift) if self.falls else t + shift
-
-    def _scale_of_coordinate(self) -> Tensor | float:
-        own = self.part.coordinate()
-        return self.scale.abs() if own.low is None and own.high is None else 1.0
 
     def tail_factor(self) -> Tensor | float:
         return self.part.tail_factor()
@@ -128,17 +125,17 @@ class _MappedDensity(Density):
         center, width = self.part.center_and_width()
         if self._keeps_coordinate():
             return center, width
-        low, middle, high = (self._moved(center + side * width) for side in (-1, 0, 1))
+        low, middle, high = (self._own_coordinate(center + side * width) for side in (-1, 0, 1))
         return middle, (high - low).abs() / 2
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
         peaks = self.part.breakpoints(steps)
-        return peaks if self._keeps_coordinate() else [self._moved(marks) for marks in peaks]
+        return peaks if self._keeps_coordinate() else [self._own_coordinate(marks) for marks in peaks]
 
     def nonsmooth_points(self) -> list[Tensor]:
         return [self._image(point) for point in self.part.nonsmooth_points()]
 
-    def _moved(self, t: Tensor) -> Tensor:
+    def _own_coordinate(self, t: Tensor) -> Tensor:
         """Convert the part's coordinate to the coordinate of this density."""
         at = self.part.coordinate().points(t)
         own = Coordinate(self.low(), self.high())

@@ -104,7 +104,7 @@ class _Pair(NamedTuple):
 
 
 def integrate(
-    p: Density, q: Density, batch_shape: torch.Size, target: Tolerance, *, is_inside: bool = False
+    p: Density, q: Density, batch_shape: torch.Size, target: Tolerance, *, q_reaches_out: bool = False
 ) -> Integral:
     """Integrate the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
 
@@ -117,12 +117,12 @@ def integrate(
         q: the density of Q, likewise; its support contains P's support.
         batch_shape: the broadcast shape of the parameters, without the last dimension.
         target: the required error, and the limit on nodes.
-        is_inside: whether a change of a parameter may leave some of Q's mass outside P's support.
+        q_reaches_out: whether a change of a parameter may leave some of Q's mass outside P's support.
     """
     if not (isinstance(p, UniformDensity) and torch.is_grad_enabled()):
-        return _integrate(p, q, batch_shape, target, moves_nodes=True, is_inside=is_inside)
+        return _integrate(p, q, batch_shape, target, moves_nodes=True, q_reaches_out=q_reaches_out)
     p = UniformDensity(*(_constant_at_infinity(end, q) for end in (p.lower, p.upper)))
-    integral = _integrate(p, q, batch_shape, target, moves_nodes=False, is_inside=is_inside)
+    integral = _integrate(p, q, batch_shape, target, moves_nodes=False, q_reaches_out=q_reaches_out)
     value = integral.value
     mean = torch.where(value.isfinite(), value, 0).detach().unsqueeze(-1)
     for end, inwards in ((p.lower, 1), (p.upper, -1)):
@@ -164,7 +164,7 @@ def _integrate(
     target: Tolerance,
     *,
     moves_nodes: bool,
-    is_inside: bool,
+    q_reaches_out: bool,
 ) -> Integral:
     """Return the integral; the nodes move with the ends of P, or only densities at fixed nodes have derivatives."""
     fixed_p, fixed_q = p.detached(), q.detached()
@@ -174,7 +174,7 @@ def _integrate(
         pair = _Pair(fixed_p, fixed_q, Line(fixed_p.coordinate(), center, width))
         (low_p, high_p), (low_q, high_q) = fixed_p.ends(), fixed_q.ends()
         # Otherwise Q's mass on P's support is not 1, and depends on P's ends.
-        same_ends = ((low_p == low_q) & (high_p == high_q)).squeeze(-1) & (not is_inside)
+        same_ends = ((low_p == low_q) & (high_p == high_q)).squeeze(-1) & (not q_reaches_out)
         tails = slow_tails(fixed_p, fixed_q, pair.line)
 
         def measure(lower: Tensor, upper: Tensor) -> Panels:
@@ -202,7 +202,7 @@ def _integrate(
         line = pair.line
         if moves_nodes:
             lower, upper = _out_to_breakpoints(pair, p, lower, upper)
-            if is_inside:
+            if q_reaches_out:
                 lower, upper = out_to_ends(line, lower, upper)
             line = line._replace(coordinate=p.coordinate())
         is_whole = sums.is_whole & moves_nodes

@@ -99,7 +99,7 @@ def dtype_of(*distributions: Distribution) -> torch.dtype:
     waiting = list(distributions)
     while waiting:
         distribution = waiting.pop()
-        for value in _known(distribution) if is_compiling else vars(distribution).values():
+        for value in _attributes_by_name(distribution) if is_compiling else vars(distribution).values():
             if isinstance(value, Distribution):
                 waiting.append(value)
             elif isinstance(value, Tensor) and value.is_floating_point():
@@ -107,7 +107,7 @@ def dtype_of(*distributions: Distribution) -> torch.dtype:
     return dtype or torch.get_default_dtype()
 
 
-def _known(distribution: Distribution) -> list[object]:
+def _attributes_by_name(distribution: Distribution) -> list[object]:
     """Return the attributes with known names: torch 2.10 does not compile a loop over all attributes."""
     attributes = vars(distribution)
     names = (*distribution.arg_constraints, *_PARTS)
