@@ -80,7 +80,7 @@ def check(package: Path, python: Path, folder: Path) -> dict[str, object]:
 
 
 def answer(rows: list[dict[str, object]]) -> list[str]:
-    """The answer at the head of the page: what was measured, the result, the conclusion."""
+    """The head of the page: the measurement, the result and the conclusion."""
     failed = sum(int(str(row.get(key, 0))) for row in rows for key in ("failed", "error"))
     torch = [row["torch"] for row in sorted(rows, key=_order)]
     return textwrap.wrap(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the oracles are those of the tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the oracles of the tests
 
 from tests.oracles.audit import Measured, cases_in, compare, evaluate, measure, own_divergence, tiny
 from tests.oracles.pair_truths import Truth, load
@@ -64,7 +64,7 @@ def errors(pair: Pair, truth: Truth, dtype: torch.dtype, measured: Measured | No
     units = np.array([pair.units(list(row)) for row in parameters])
     with np.errstate(all="ignore"):
         judged = np.isfinite(value) & np.isfinite(measured.value) & ~measured.refused
-        judged &= value > tiny(dtype) / torch.finfo(dtype).eps  # what is smaller has fewer digits
+        judged &= value > tiny(dtype) / torch.finfo(dtype).eps  # smaller values have fewer digits
         judged &= measured.value_ratio > 0  # neither right to the last digit nor beyond the dtype
         relative = (np.abs(measured.value - value) / value)[judged]
         known = np.isfinite(gradient) & np.isfinite(measured.gradient) & judged[:, None]
@@ -141,7 +141,7 @@ rounding of the parameters decides. “Fail” counts failing cases. “Refused�
 the best value and its bound. “None” means that torch {torch} has no rule. `benchmarks/accuracy.py` makes this page.
 
 Sums and integrals of every kind of divergence follow one policy (`kullback.pairs.solve_options`). Their goal is a
-relative error of 1e-10, or an absolute error of 1e-15. kullback refuses a result if its error exceeds both 1e-6 of the
+relative error of 1e-10, or an absolute error of 1e-15. A result is refused if its error exceeds both 1e-6 of the
 value (`rtol=`) and 1e-9 (`atol=`), apart from the rounding to its dtype.
 
 The limits of the range of floats have 7,498 cases of their own, for the closed forms of 177 pairs
@@ -208,7 +208,7 @@ MOST, CONSTANT = 1.2, 2
 
 
 def speed_section(speed: dict[str, Any]) -> str:
-    """Closed forms beside torch's and the cost of quadrature, from benchmarks/results/pairs.json."""
+    """Times of closed forms, of torch's and of quadrature, from benchmarks/results/pairs.json."""
     rows = speed["closed_forms"]
     known = [x for x in rows if x["torch"]]
     slow = [x["pair"] for x in known if x["kullback"] > MOST * x["torch"] + CONSTANT]

@@ -1,12 +1,12 @@
-"""`kullback.fit` beside Pyro's and NumPyro's SVI, SciPy's minimize, scikit-learn's GaussianMixture and torch by hand.
+"""Compare `kullback.fit` with SVI of Pyro and NumPyro, SciPy's minimize, scikit-learn's GaussianMixture and plain
+torch.
 
 python benchmarks/bench_fit.py [--rounds 3] [--only WORD ...]
 
-Every contender fits the same family to the same target from the same start, as its documentation shows; stochastic ones
-take 2,000 steps of Adam. One common judge, no contender's own objective, then measures what each returned: SciPy's
-quadrature on the line, the mean log-likelihood of the draws, and for the posterior the ELBO over 200,000 fixed draws.
-The time is that of the processor, the median of the rounds, in turn, with whatever a contender compiles; lines are
-those of its function.
+Every contender fits the same family to the same target from the same start, as its documentation shows. Stochastic
+ones take 2,000 steps of Adam. Independent functions measure the results: SciPy's quadrature on the line, the mean
+log-likelihood of the draws, and the ELBO over 200,000 fixed draws for the posterior. Times are CPU times, medians of
+interleaved rounds, including compilation. Lines are counted in the contender's function.
 """
 
 from __future__ import annotations
@@ -466,7 +466,7 @@ def main() -> None:
     for package in (
         "pyro",
         "numpyro",
-    ):  # importing them is not part of a fit, nor is what the first fit imports
+    ):  # imports are not part of a fit, nor are the imports of the first fit
         if importlib.util.find_spec(package):
             importlib.import_module(package)
     seek_kullback()

@@ -268,7 +268,11 @@ def measured(run: Run, rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the first size alone: only to see that it runs")
-    parser.add_argument("--only", default="", help="the entries whose name has these words; nothing is left")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="measure only the entries whose name has these words; the results file is not written",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="where to leave the numbers")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""KL from hidden states and heads, forward and backward: kullback beside whole logits, TRL's and Liger's chunks.
+"""KL from hidden states and heads, forward and backward: kullback against whole logits and chunks of TRL and Liger.
 
     python benchmarks/bench_head.py [--quick]
 

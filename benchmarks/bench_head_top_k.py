@@ -1,4 +1,4 @@
-"""KL from hidden states, a head and a stored teacher's top classes, forward and backward: beside whole logits.
+"""KL from hidden states, a head and a stored teacher's top classes, forward and backward: against whole logits.
 
     python benchmarks/bench_head_top_k.py [--quick]
 

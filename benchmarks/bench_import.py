@@ -1,8 +1,8 @@
-"""What `import kullback`, the first name taken from it and the first call add to `import torch`: medians, interleaved.
+"""Time that `import kullback`, its first name and its first call add to `import torch`: interleaved medians.
 
-Each statement runs in an interpreter of its own that has imported PyTorch and nothing else; everything was compiled to
-bytecode before, as pip does. The times are processor time, which a busy machine changes least. What an import allocates
-may start Python's garbage collector, which then walks the objects of PyTorch: that part is shown apart.
+Each statement runs in a new interpreter that has only imported PyTorch. All modules are compiled to bytecode before,
+as pip does. Times are CPU times, which a busy machine changes least. An import can start Python's garbage collector,
+which then visits the objects of PyTorch. Its time is shown separately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results" / "import.json"
 REPEATS = 15
 PAIR = "from torch.distributions import *; from kullback import Logits, kl_divergence; p, q ="
-# What is timed, and what comes before it.
+# The timed statement, and the statements before it.
 STATEMENTS = {
     "import kullback": "",
     "from kullback import Probs": "",
@@ -53,7 +53,7 @@ print(time.process_time() - start, collecting, of_torch)
 
 
 def run(statement: str, environment: dict[str, str]) -> list[float]:
-    """The time of a statement, the part of it that went into collecting garbage, and that of `import torch`."""
+    """The times of a statement, of its garbage collection, and of `import torch`."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, statement, STATEMENTS[statement]],
         env=environment,

@@ -1,4 +1,4 @@
-"""Losses of every kind from two logits tensors, forward and backward, beside a line or two of torch for each.
+"""Losses of every kind from two logits tensors, forward and backward, against one or two lines of torch for each.
 
 python benchmarks/bench_kinds.py [--quick]
 """

@@ -1,4 +1,4 @@
-"""What each closed form in C++ gains over the same form in plain torch: value, and value with gradient.
+"""Gain of each closed form in C++ over the same form in plain torch: value, and value with gradient.
 
 python benchmarks/bench_native_forms.py [--quick] [--only WORD,...]
 

@@ -1,4 +1,4 @@
-"""Time and memory of KL from nearest neighbors, beside other packages on the same draws.
+"""Time and memory of KL from nearest neighbors, against other packages on the same draws.
 
     python benchmarks/bench_neighbors.py [--quick]
 

@@ -1,4 +1,4 @@
-"""What a small call costs: KL of 64 × 10 logits, forward and backward.
+"""Time of a small call: KL of 64 × 10 logits, forward and backward.
 
 python benchmarks/bench_overhead.py [--quick]
 """

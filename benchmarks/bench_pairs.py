@@ -1,9 +1,9 @@
-"""Divergences of pairs of distributions: closed forms beside torch's, and the cost of quadrature.
+"""Times of divergences of pairs of distributions: closed forms against torch's, and quadrature.
 
 python benchmarks/bench_pairs.py [--quick] [--only WORD,...] [--gradients]
 
-With --only, the closed forms of which the names hold one of the words are timed again, and rows that are missing; the
-other rows stay. With --gradients, value and gradients of all are timed, and nothing else.
+With --only, the closed forms whose names contain one of the words are timed again, and missing rows. The other rows
+stay. With --gradients, only the values with gradients are timed, for all pairs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def matrix(n: int, size: int) -> Tensor:
     return root @ root.mT
 
 
-# What is drawn for arguments, for a number of elements and, where there are any, of dimensions or classes.
+# Random arguments for a number of elements, and of dimensions or classes where there are any.
 ALTERNATIVES: dict[str, tuple[str, Callable[[int, int], Tensor]]] = {
     "logits": ("", lambda n, size: torch.randn(n, size) if size else place(n)),
     "probs": (" by probabilities", lambda n, size: 0.1 + (torch.rand(n, size) if size else 0.8 * share(n))),
@@ -138,7 +138,7 @@ FAMILIES: dict[str, Make] = {
     "VonMises": lambda n: d.VonMises(place(n), size(n)),
     "Weibull": lambda n: d.Weibull(size(n), size(n)),
 }
-# Those that torch has a rule for besides a family and itself; of the many that are always infinite, some.
+# Pairs of two families for which torch has a rule, and some of the many pairs that are always infinite.
 MIXED = {
     "Bernoulli": ["Poisson"],
     "Beta": ["ContinuousBernoulli", "Exponential", "Gamma", "Normal", "Wide Uniform"],

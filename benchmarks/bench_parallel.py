@@ -1,9 +1,9 @@
-"""What a loss with sharded classes costs: bytes and time, counted and measured on 1, 2 and 4 processes.
+"""Cost of a loss with sharded classes: bytes and time on 1, 2 and 4 processes.
 
     python benchmarks/bench_parallel.py [--quick] [--page]
 
-Two ways take turns: the loss with `group=`, and gathering the logits of both sides on every process. It writes the
-numbers to results/parallel.json and docs/parallel_cost.md from them; --page writes the page alone.
+Two ways alternate: the loss with `group=`, and gathering the logits of both sides on every process. The script writes
+results/parallel.json and docs/parallel_cost.md; --page writes only the page.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CASES = [
     {"rows": 256, "classes": 8192, "dtype": "bfloat16", "kind": "KL"},
 ]
 QUICK = [{"rows": 4, "classes": 64, "dtype": "float32", "kind": "KL"}]
-# A link between accelerators, for what is worked out: bytes a second each way, and seconds for a collective to begin.
+# The link between accelerators in the computed part: bytes a second each way, and seconds to start a collective.
 BANDWIDTH, LATENCY = 50e9, 20e-6
 
 
@@ -153,7 +153,7 @@ def measure(cases: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
 
 
 def received(sent: list[tuple[str, int]], ranks: int) -> float:
-    """Bytes that a rank receives by ring algorithms: of a gather those of all others, of a sum twice nearly its own."""
+    """Bytes that a rank receives by ring algorithms: all others' bytes in a gather, nearly twice its own in a sum."""
     factors = {"all_gather": ranks - 1, "all_reduce": 2 * (ranks - 1) / ranks}
     return sum(factors[name] * size for name, size in sent)
 
@@ -184,7 +184,7 @@ def name_of(case: dict[str, Any]) -> str:
 
 
 def answer(cases: list[dict[str, Any]]) -> list[str]:
-    """The answer at the head of the page: what was measured, the result, the conclusion."""
+    """The head of the page: the measurement, the result and the conclusion."""
     largest = [result["ranks"]["4"] for result in cases]
     traffic = [received(x["gathered"]["sent"], 4) / received(x["sharded"]["sent"], 4) for x in largest]
     times = [x["sharded"]["median"] / x["gathered"]["median"] for x in largest]

@@ -1,4 +1,4 @@
-"""Losses from two logits tensors, forward and backward: kullback beside torch's ways, TRL's and torchtune's.
+"""Losses from two logits tensors, forward and backward: kullback against torch, TRL and torchtune.
 
     python benchmarks/bench_rows.py [--quick]
 
@@ -22,7 +22,7 @@ KINDS: dict[str, Divergence] = {"KL": KL(), "reverse KL": ReverseKL(), "JS": Jen
 
 
 def logits(case: Case) -> tuple[Tensor, Tensor]:
-    """A student's and a teacher's logits that differ about as much as those of a model in training."""
+    """A student's and a teacher's logits, with a difference typical of a model in training."""
     shape, dtype = (case["rows"], case["classes"]), getattr(torch, case["dtype"])
     teacher = 3 * torch.randn(shape)
     student = teacher + 0.5 * torch.randn(shape)
@@ -39,7 +39,7 @@ def ours(kind: Divergence, *, inplace: bool = False) -> RowLoss:
 
 
 class Layer(torch.autograd.Function):
-    """Stands for the model's last layer: it gives logits that are no leaf, and takes their gradient."""
+    """Replaces the model's last layer: its logits are not a leaf, and it receives their gradient."""
 
     @staticmethod
     def forward(_ctx: object, _parameter: Tensor, logits: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""How far estimates from draws are off, and how often their intervals cover the truth; with peers on the same draws.
+"""Errors of estimates from draws and coverage of their intervals, with peers on the same draws.
 
 python benchmarks/bench_samples.py [--quick]
 
-Seconds are those of the processor, on one thread, so that other work on the machine does not count.
+Seconds are CPU time on one thread, so that other programs do not count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from peers_samples import PEERS
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the oracles are those of the tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the oracles of the tests
 
 from tests.oracles.sample_cases import CASES, DISCRETE
 from timing import RESULTS, machine
@@ -133,7 +133,7 @@ def peer(name: str) -> Callable[[np.ndarray, np.ndarray, int], Answer]:
         started = time.process_time()
         try:
             value = float(function(x, y))
-        except Exception:  # noqa: BLE001  # what a peer cannot do is a result, too
+        except Exception:  # noqa: BLE001  # a peer's failure is a result, too
             value = math.nan
         return Answer(value, None, None, time.process_time() - started, name)
 

@@ -1,4 +1,4 @@
-"""How long tables of 100 columns take to compare, and how much memory; Evidently beside it where it is installed.
+"""Time and memory of comparing tables of 100 columns, also with Evidently if it is installed.
 
 Each measurement runs in a process of its own. Its time includes reading the files, its memory Python and all imports.
 
@@ -103,7 +103,7 @@ def measure_size(rows: int, folder: Path, peers: Path | None) -> dict[str, Any]:
 
 
 def judged(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was asked for, what was found, and whether that is enough."""
+    """Each target, the measured value, and whether it is met."""
     found = []
     for case in cases:
         steps = case["steps"]

@@ -1,9 +1,9 @@
-"""The size and the power of `two_sample_test` beside Kolmogorov and Smirnov's, energy, kernel and chi-squared tests.
+"""Size and power of `two_sample_test` and of Kolmogorov-Smirnov, energy, kernel and chi-squared tests.
 
 python benchmarks/bench_two_sample.py [--repetitions 400]
 
-Every test works on the same draws, at the level 0.05; those without a known distribution shuffle 199 times. Cases of
-more than 1000 draws get half of the repetitions.
+Every test uses the same draws, at the level 0.05. Tests without a known null distribution use 199 permutations. Cases
+of more than 1000 draws get half of the repetitions.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ LIMIT_MIB = 1000
 
 
 def write_logits(p_path: Path, q_path: Path, rows: int, classes: int) -> None:
-    """Write random logits of P, and the same with noise as those of Q, a block at a time."""
+    """Write random logits as P, and the same logits with noise as Q, a block at a time."""
     random = np.random.default_rng(0)
     header = {"descr": "<f2", "fortran_order": False, "shape": (rows, classes)}
     step = max(1, BLOCK_ELEMENTS // classes)

@@ -1,8 +1,8 @@
-"""What `compare_models` costs beside running the two models alone, and what a reference file takes.
+"""Cost of `compare_models` relative to running the two models alone, and cost of a reference file.
 
-Makes two random Llamas of the shape of Llama-3.2-1B, with 128,256 classes, runs both over a text alone and compares
-them, in turns, each in a process of its own; then records a reference and reads it. What counts is the time of the
-processor, so that other work on the machine changes little.
+Creates two random Llamas of the shape of Llama-3.2-1B, with 128,256 classes. Alternately runs both over a text and
+compares them, each time in a separate process. Then records a reference and reads it. Times are CPU times, so that
+other programs change little.
 
     python benchmarks/compare_models.py            # some minutes
     python benchmarks/compare_models.py --quick
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the tiny tokenizer is that of the tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tiny tokenizer of the tests
 
 import torch
 
@@ -97,7 +97,9 @@ def read_reference(path: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What compare_models costs beside running the models alone.")
+    parser = argparse.ArgumentParser(
+        description="Cost of compare_models relative to running the models alone."
+    )
     parser.add_argument("--quick", action="store_true", help="one round of a small model")
     parser.add_argument("--way", nargs=2, metavar=("WAY", "FOLDER"))
     options = parser.parse_args()

@@ -1,11 +1,12 @@
-"""How often 95 % intervals hold the truth on pairs that bench_samples.py does not have: the hard ones.
+"""Coverage of 95 % intervals on hard pairs, which bench_samples.py does not have.
 
 python benchmarks/coverage.py [--repetitions 200] [--only WORDS] [--missing]
 
-With --missing, cases that the results file has are kept as they are, and the others are added to it.
+With --missing, cases in the results file are kept, and the others are added.
 
-A case holds where its interval covers in 93 % of the repetitions at least, binomial error aside. An interval that is
-open above covers whenever its lower end is below the truth; a refusal counts neither way, and its reason is listed.
+A case passes if its interval covers in at least 93 % of the repetitions, apart from binomial error. An interval with
+an infinite upper limit covers if its lower limit is below the truth. A refusal is not counted, and its reason is
+listed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import torch
 from scipy.special import digamma, gammaln
 from torch.distributions import Dirichlet, Distribution, Laplace, Normal, StudentT, Uniform
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the oracles are those of the tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the oracles of the tests
 
 from tests.oracles.sample_cases import CASES
 from timing import RESULTS, machine
@@ -154,7 +155,7 @@ def clustered_categories(probabilities: Any, clusters: int) -> Draw:
 
 
 def autoregression(correlation: float, shift: float = 0.0) -> Draw:
-    """Rows in order, each of which resembles the one before; normal, with variance 1."""
+    """Rows in order, each correlated with the one before; normal, with variance 1."""
 
     def draw(rng: np.random.Generator, n: int) -> np.ndarray:
         x = rng.standard_normal(n) * math.sqrt(1 - correlation**2)
@@ -231,7 +232,7 @@ def torch_draw(p: Distribution) -> Draw:
 
 
 def weighted(rng: np.random.Generator, n: int) -> Samples:
-    """Draws of N(0, 1.3²) that stand for N(0, 1)."""
+    """Draws of N(0, 1.3²), weighted to represent N(0, 1)."""
     x = 1.3 * rng.standard_normal(n)
     return Samples(x, weights=np.exp(-(x**2) / 2 + x**2 / 3.38))
 

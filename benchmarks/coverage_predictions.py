@@ -48,7 +48,7 @@ class Case(NamedTuple):
     unseen: bool = (
         False  # whether samples may hold none of the rows that carry the mean, which no interval can tell
     )
-    ordered: bool = False  # whether rows may depend on their neighbors, so that their order is examined
+    ordered: bool = False  # whether rows may depend on their neighbors; if so, their order is examined
 
 
 def rows(draw: Callable[[np.random.Generator, int], Any]) -> Draw:

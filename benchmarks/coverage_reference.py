@@ -1,7 +1,7 @@
-"""How often the interval of a mean divergence from a reference file holds what all classes give.
+"""Coverage of the intervals of mean divergences from a reference file.
 
-Each case makes the rows of a base and of a candidate, and draws the classes of the reference file many times: the
-interval of `drawn_mean`, which is for these very rows, has to hold the mean over all classes. Writes
+Each case creates the rows of a base and of a candidate, and draws the classes of the reference file many times. The
+interval of `drawn_mean` is for these rows: it should include the exact mean over all classes. Writes
 benchmarks/results/coverage_reference.json and the table in docs/coverage.md.
 
     python benchmarks/coverage_reference.py
@@ -273,7 +273,7 @@ def write_windows(samples: int) -> None:
 def table(results: list[dict[str, Any]]) -> str:
     """The results in Markdown: a line for each case and number of top classes."""
     lines = [
-        "| base | candidate | classes | top | KL | certain, % | error, % | KL covers, % | JS covers, % | TV covers, % |",
+        "| base | candidate | classes | top | KL | exact, % | error, % | KL covers, % | JS covers, % | TV covers, % |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     by_case: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""Fits by the stochastic variational inference of Pyro and of NumPyro, as their tutorials write them."""
+"""Fits by the stochastic variational inference of Pyro and of NumPyro, written like their tutorials."""
 
 from __future__ import annotations
 

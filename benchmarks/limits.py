@@ -1,8 +1,8 @@
-"""What this machine can do at all, beside what the losses ask of it: memory, pages, exponentials, matrix products.
+"""Limits of this machine for the losses: memory, pages, exponentials, matrix products.
 
     python benchmarks/limits.py
 
-Each rate is the best of many rounds on one thread, in CPU time, so that other programs disturb it least.
+Each rate is the best of many rounds on one thread, in CPU time, which other programs disturb least.
 """
 
 from __future__ import annotations

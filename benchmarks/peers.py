@@ -174,7 +174,7 @@ def products(h: Tensor, weight: Tensor, teacher_h: Tensor, teacher_weight: Tenso
     with torch.no_grad():
         logits = h @ weight.T
         teacher_h @ teacher_weight.T  # dropped at once
-        return logits @ weight, logits.T @ h  # the student's logits stand for their gradient
+        return logits @ weight, logits.T @ h  # the student's logits in place of their gradient
 
 
 TOP_K = 64

@@ -1,9 +1,9 @@
-"""Other packages' KL from draws, as their documentation says to call them; those that are not installed are left out.
+"""KL from draws by other packages, called as in their documentation. Packages that are not installed are left out.
 
     pip install --no-deps infomeasure universal-divergence divergence
 
-NPEET is not on PyPI; what stands here under its name does what its `kldiv` does, with scikit-learn as there.
-Vectors are arrays of shape (n, d), categories of shape (n,). All answers are in nats.
+NPEET is not on PyPI. The function with its name repeats its `kldiv`, also with scikit-learn. Vectors are arrays of
+shape (n, d), categories of shape (n,). All answers are in nats.
 """
 
 from __future__ import annotations

@@ -105,4 +105,4 @@ def plot_head(document: Result, path: Path) -> None:
             axes.set_title(
                 f"{case['rows']} × {case['classes']}, hidden {case['hidden']}, {case['dtype']}", size=9
             )
-            axes.set_xlabel("time / that of the matrix products")
+            axes.set_xlabel("time / time of the matrix products")

@@ -30,9 +30,9 @@ INTRODUCTION = """\
 
 METHOD = """\
 `make bench` runs the scripts of `benchmarks/`, which write their numbers to `benchmarks/results/`, and this page. A
-time is the median of rounds in which all contenders alternate in one process. Each step gets newly written logits.
-Memory is the peak of a separate process during one step, minus its size before it. Virtual machines are noisy: repeat
-the measurements on your own machine.
+time is the median of interleaved rounds of all contenders in one process. Each step gets newly written logits. Memory
+is the peak of a separate process during one step, minus its size before it. Virtual machines are noisy: repeat the
+measurements on your own machine.
 """
 
 HEADINGS = {
@@ -60,7 +60,7 @@ EXPLANATIONS = {
     "head_top_k": "KL of the student's head from the 64 most probable classes of a stored teacher, the others as one, "
     "forward and backward to hidden states and head. `products` are the three matrix products alone. Memory excludes "
     "the weight's gradient.",
-    "gpu": "KL, forward and backward. `copy` copies one logits tensor, two thirds of what the loss must move.",
+    "gpu": "KL, forward and backward. `copy` copies one logits tensor, two thirds of the bytes of the loss.",
 }
 
 MEMORY = """\
@@ -149,7 +149,7 @@ least 2.
 
 
 def native_forms(document: Result) -> str:
-    """What each closed form gains in C++, with the geometric mean of all gains."""
+    """The gain of each closed form in C++, with the geometric mean of all gains."""
     rows: list[list[str]] = []
     for name in dict.fromkeys(row["pair"] for row in document["rows"]):
         of_pair = {row["size"]: row for row in document["rows"] if row["pair"] == name}
@@ -190,7 +190,7 @@ def growth(document: Result) -> str:
 
 
 def exponent(row: Result) -> float:
-    """The slope of the logarithm of the processor's time by that of the size, between the last two sizes."""
+    """The slope of log CPU time against log size, between the last two sizes."""
     (before, after), (less, more) = row["sizes"][-2:], (x["processor"] for x in row["times"][-2:])
     return math.log(more / less) / math.log(after / before)
 
@@ -206,7 +206,7 @@ longer per class than rows of 992. At the rate below two threads take {thousand:
 
 
 def limits(document: Result) -> str:
-    """What the machine can do, beside what the losses ask of it."""
+    """The limits of the machine for the losses."""
     rates, classes = document["gigabytes_per_second"], document["nanoseconds_per_class"]
     gradients, products = document["milliseconds_of_gradients"], document["gflops"]
     whole = [x for name, x in products["bfloat16"].items() if name.startswith("1024")]
@@ -284,12 +284,12 @@ COMPARISONS = {
     "and {} of `torch.compile`'s": "KL against torch.compile",
     "KL from hidden states and heads takes {} of TRL's time": "head, time against TRL, chunked",
     "and {} of Liger's": "head, time against Liger, chunked",
-    "a call with 64 × 10 logits takes {} of eager torch's time": "call overhead against eager torch",
+    "A call with 64 × 10 logits takes {} of eager torch's time": "call overhead against eager torch",
 }
 
 
 def answer(judgments: list[Judgment]) -> str:
-    """The answer at the head of the page: what was measured, the result, the conclusion."""
+    """The head of the page: the measurement, the result and the conclusion."""
     shares: list[str] = []
     for text, target in COMPARISONS.items():
         found = [x for x in judgments if x.target == target]
@@ -300,7 +300,7 @@ def answer(judgments: list[Judgment]) -> str:
     return (
         textwrap.fill(
             "Measured: time and memory of kullback's losses against other implementations on one machine. "
-            f"Result: {'; '.join(shares).replace('; and', ' and')}. {sum(x.met for x in judgments)} of "
+            f"Result: {'. '.join(shares).replace('. and', ' and')}. {sum(x.met for x in judgments)} of "
             f"{len(judgments)} targets are met. Conclusion: the gain is largest for large vocabularies and for losses "
             "from heads, in time and memory. Calls with tiny tensors are slower than in eager torch.",
             120,

@@ -51,7 +51,7 @@ def page(document: dict[str, Any]) -> str:
 
 
 def introduction(rows: list[dict[str, Any]]) -> str:
-    """The answer at the head of the page, and how the numbers were measured."""
+    """The head of the page: the measurement, the result, the conclusion, and the method."""
     contenders = [row["contenders"] for row in rows]
     ours = [each["kullback"] for each in contenders]
     both = list(zip(ours, contenders, strict=True))

@@ -65,9 +65,9 @@ No interval allows for a part of P outside Q that has no draws: all of the follo
 five to nine draws of such a part are expected, nine of ten upper limits are infinite (below); with fewer expected
 draws, fewer are.
 
-* **Categories.** Assumption: for P, categories without draws of Q are like those with one or two. The upper limit is
-  infinite if more than 5 % of P's draws, or significantly more than in the categories with one or two draws of Q, are
-  in categories without draws of Q. If Q drew no category so rarely, two influential draws of P suffice. The
+* **Categories.** Assumption: for P, categories without draws of Q are like categories with one or two. The upper limit
+  is infinite if more than 5 % of P's draws, or significantly more than in the categories with one or two draws of Q,
+  are in categories without draws of Q. If Q drew no category so rarely, two influential draws of P suffice. The
   probability of categories with at most three draws of P is at its confidence limits, for both limits of the interval.
 * **Other kinds, of categories.** Bounded kinds (JS, total variation, Hellinger, skew KL, alpha in (0, 1)) have finite
   limits: the bias of rare categories is upwards, and the upper limit keeps it. For powers of p / q of order above 1 or
@@ -79,18 +79,17 @@ draws, fewer are.
   infinite if twice the contribution of these tails to KL exceeds half of the interval. It is also infinite if
   significantly many of P's draws fill a gap of Q's or are beyond an abrupt end, if P has atoms that are rare in Q, and
   if 5 % of P's draws are in bins without draws of Q. If P = Q, 5 to 10 % of the upper limits are infinite by chance.
-* **`nearest_neighbors`.** Assumption: the same for every component and for the distance from Q's center. The bias
-  falls with the number k of neighbors at least as k^(1/d) in d dimensions, as for smooth densities and small balls;
-  for wider balls the upper limit allows for more. It is infinite as for `histogram`, and if most of P is where Q has
-  few draws.
+* **`nearest_neighbors`.** Assumption: the same for every component and for the distance from Q's center. The bias falls
+  with the number k of neighbors at least as k^(1/d) in d dimensions, as for smooth densities and small balls; for wider
+  balls the upper limit allows for more. It is infinite as for `histogram`, and if most of P is where Q has few draws.
 * **`density_ratio`.** Assumption: one of the classifiers has the form of log p / q, and the same for every component.
   The upper limit is infinite as for `histogram`, and if many of P's draws have larger scores than all of Q's. If the
   scores cannot exceed such a bound, value and lower limit are the ones of the scores, a lower bound of KL.
-* **`from_density`, `log_ratio`.** Assumption: under P, log p / q has the fitted tail of its largest values
-  (generalized Pareto, with a shape that is larger by its standard error). The upper limit is infinite if that tail may
-  have no mean, and if the draws contradict themselves: an upper limit below 0, or a mean of q / p significantly above
+* **`from_density`, `log_ratio`.** Assumption: under P, log p / q has the fitted tail of its largest values (generalized
+  Pareto, with a shape that is larger by its standard error). The upper limit is infinite if that tail may have no mean,
+  and if the draws contradict themselves: an upper limit below 0, or a mean of q / p significantly above
   1. The categories of a known Q need no assumption: one without draws of P has the smallest probability of these under
-  Q, and under P the largest that is not significant.
+     Q, and under P the largest that is not significant.
 * **`variational_estimate`.** The upper limit is always infinite: a critic's bound is a lower one.
 
 With clusters, all standard errors use independent clusters of any size, with Student's t. Vectors with dependent
@@ -175,7 +174,7 @@ def page(folder: Path) -> str:
 
 
 def answer(folder: Path) -> list[str]:
-    """The answer at the head of the page: what was measured, the result, the conclusion."""
+    """The head of the page: the measurement, the result and the conclusion."""
     documents = [read(folder / f"{name}.json") for name in ("samples", "coverage", "two_sample")]
     samples, hard, tests = ([] if x is None else x["rows"] for x in documents)
     if not (samples and hard and tests):
@@ -187,8 +186,8 @@ def answer(folder: Path) -> list[str]:
     rejected = sorted(x["rejects"]["ours"] for x in tests if x["equal"])
     text = (
         "Measured: `kl_estimate` and `two_sample_test` on draws from pairs with a known divergence. Result: a peer is "
-        f"significantly more accurate in {behind} of {sum(map(bool, compared.values()))} cases; the 95 % intervals "
-        f"cover at least {100 * LEAST_COVERAGE:.0f} % in {covered} of {len(hard)} hard cases, apart from chance; the "
+        f"significantly more accurate in {behind} of {sum(map(bool, compared.values()))} cases. The 95 % intervals "
+        f"cover at least {100 * LEAST_COVERAGE:.0f} % in {covered} of {len(hard)} hard cases, apart from chance. The "
         f"test rejects equal distributions in {100 * rejected[0]:.0f} to {100 * rejected[-1]:.0f} % of runs at the "
         "level 5 %. Conclusion: a finite interval can be trusted under the assumptions below; an infinite upper limit "
         "means that the draws do not bound KL."

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the oracles are those of the tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the oracles of the tests
 
 from tests.oracles import sweep_extended
 from tests.oracles.sweep import KINDS, TRUTHS, direction_of, load, random_pair, store, truth
@@ -24,7 +24,7 @@ from tests.oracles.sweep_checks import Count, SecondCount, check, check_second, 
 PAGE = Path(__file__).parents[1] / "docs" / "sweep.md"
 # Pairs in extended precision: their first number, how many, and how many kinds of divergence of each.
 FIRST, PAIRS, SAMPLED = 1000, 2000, 2
-# Pairs for second derivatives, of the stored ones and of those in extended precision.
+# Numbers of pairs for second derivatives, both of stored pairs and of pairs in extended precision.
 SECOND = 80
 INTRODUCTION = """\
 # A sweep over hard pairs
@@ -98,7 +98,7 @@ def table(title: str, counts: dict[str, Count]) -> str:
 
 
 def measured(entries: Iterable[tuple[dict[str, Any], Iterable[str]]]) -> dict[str, Count]:
-    """Check kinds of pairs, print what is wrong, and count by sort."""
+    """Check kinds of pairs, print the errors, and count by sort."""
     counts: dict[str, Count] = {}
     for entry, kinds in entries:
         found, faults = check(entry, kinds)
@@ -127,7 +127,7 @@ def pair_of(index: int, rng: random.Random | None = None) -> dict[str, Any]:
 
 
 def second_derivatives() -> str:
-    """Check second derivatives, print what is wrong, and return their part of the page."""
+    """Check second derivatives, print the errors, and return their part of the page."""
     numbers = random.Random(3).sample(range(FIRST, FIRST + PAIRS), PAIRS)  # noqa: S311
     counts: dict[str, SecondCount] = {}
     for entry in [*load()[:SECOND], *map(pair_of, numbers[:SECOND])]:

@@ -1,4 +1,4 @@
-"""The targets the benchmarks are held to, and whether their results meet them."""
+"""The targets of the benchmarks, and whether the results meet them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Judgment:
-    """One target in one case: what was wanted and what was found, in words, and whether it is met."""
+    """One target in one case: the required and the measured value, in words, and whether it is met."""
 
     target: str
     case: str
@@ -24,7 +24,7 @@ class Judgment:
 
 
 def judge(documents: list[Result]) -> list[Judgment]:
-    """Every target that the results say something about. What was not measured is not judged."""
+    """The verdict on every target that was measured."""
     found: list[Judgment] = []
     for document in documents:
         if rule := RULES.get(document["benchmark"]):
@@ -59,7 +59,7 @@ def at_most(result: Result, target: str, ours: str, other: str, most: float) -> 
 
 
 def small(result: Result, target: str, step: str, expected: float) -> Iterator[Judgment]:
-    """The extra memory beyond what has to be there."""
+    """The extra memory beyond the expected one."""
     extra = result["steps"].get(step, {}).get("extra_bytes")
     if extra is not None:
         beyond = extra - expected
@@ -82,7 +82,7 @@ def of_rows(result: Result) -> Iterator[Judgment]:
 
 
 def of_kinds(result: Result) -> Iterator[Judgment]:
-    """The kind that is slowest beside eager torch is judged, for all."""
+    """The kind that is slowest relative to eager torch is judged, for all."""
     names = {name.removesuffix(": kullback") for name in result["steps"] if name.endswith(": kullback")}
     found = [
         judgment

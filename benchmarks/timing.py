@@ -41,7 +41,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """What is timed, and what has to be put back before it, which is not."""
+    """The timed function, and an untimed one that restores its inputs before."""
 
     run: Callable[[], object]
     prepare: Callable[[], object] = lambda: None
@@ -72,7 +72,7 @@ def interleave(
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Time the steps in turn, round after round, so that what disturbs the machine disturbs all alike."""
+    """Time the steps in interleaved rounds, so that disturbances of the machine affect all steps alike."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     gc.collect()
     gc.disable()
@@ -113,7 +113,7 @@ def summarize(times: list[float]) -> dict[str, float | int]:
 
 
 def touch_memory() -> None:
-    """Write to most of the free memory, once: that of a virtual machine takes ten times as long the first time."""
+    """Write to most of the free memory, once: in a virtual machine the first write takes ten times as long."""
     available = Path("/proc/meminfo")
     if not available.exists():
         return
@@ -193,7 +193,7 @@ def measure(
     seconds: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Result:
-    """Time and memory of every step of a case. Memory comes first, while nothing else is held here."""
+    """Time and memory of every step of a case. Memory comes first, while the process has no other tensors."""
     memory = memory_elsewhere(script, case) if benchmark.memory and can_measure_memory() else {}
     torch.manual_seed(SEED)
     torch.compiler.reset()

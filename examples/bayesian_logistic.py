@@ -74,7 +74,7 @@ def fit(rows: Tensor, *, full_rank: bool) -> MultivariateNormal:
     )
 
     def posterior() -> MultivariateNormal:
-        # Rows of the factor scale with their diagonal, so that one step suits them all.
+        # Rows of the factor scale with their diagonal. So one step size suits all rows.
         factor = (torch.eye(d, dtype=torch.float64) + below.tril(-1)) * log_diagonal.exp()[:, None]
         return MultivariateNormal(loc, scale_tril=factor, validate_args=False)
 
@@ -108,7 +108,7 @@ def laplace(rows: Tensor) -> MultivariateNormal:
 
 
 def hmc(rows: Tensor, *, chains: int, warm_up: int, draws: int, seed: int) -> Tensor:
-    """Draws (draws, chains, 31) of the posterior, in coordinates in which its mode is a standard normal."""
+    """Draws (draws, chains, 31) of the posterior, in coordinates where it is nearly standard normal around its mode."""
     generator = torch.Generator().manual_seed(seed)
     near = laplace(rows)
     design = rows @ near.scale_tril

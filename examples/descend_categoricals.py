@@ -1,9 +1,9 @@
-"""Gradient descent on KL between two Categoricals down to 1e-12 in float32: what each library says, and what is true.
+"""Gradient descent on KL between two Categoricals down to 1e-12 in float32: each library's value, and the true one.
 
-Q starts uniform and descends to P, once in each direction: with torch's divergence of Categoricals, with kullback's,
-and with kullback's of the logits themselves, which no Categorical has rounded by normalizing them. The truth is the
-divergence of the logits that the descent has reached, in float64.
-Run it with `python examples/descend_categoricals.py`; it takes some seconds.
+Q starts uniform and descends to P, once in each direction. The divergence is torch's of Categoricals, kullback's of
+Categoricals, or kullback's of the logits themselves, which are not rounded by normalization. The truth is the
+divergence of the reached logits, in float64. Run it with `python examples/descend_categoricals.py`; it takes some
+seconds.
 """
 
 from __future__ import annotations

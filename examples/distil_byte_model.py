@@ -1,15 +1,15 @@
 """Distil the byte-level language model of this folder into a smaller one, and compare with training on the text alone.
 
 The teacher is the transformer of train_byte_models.py. The student has a seventh of its parameters and sees
-only the last eight bytes. It is trained in three ways, each with the same first weights and the same batches:
+only the last eight bytes. It is trained in three ways, each with the same initial weights and the same batches:
 
     hard labels      cross-entropy with the byte that really came next
     distilled        KL(teacher || student) at temperature 1, the bytes that came next unseen
     half and half    the mean of both losses
 
-on a short stretch of the text and on all of it. The teacher has always read all of it: on the short stretch it brings
-what it learnt elsewhere, on the whole text it has seen nothing that the student does not see too. What counts is the
-cross-entropy of held-out text. Run it with `python examples/distil_byte_model.py`; it takes some minutes.
+on a short part of the text and on all of it. The teacher has always read all of it. So it has extra information on the
+short part, and none on the whole text. The measure is the cross-entropy of a test text. Run it with `python
+examples/distil_byte_model.py`; it takes some minutes.
 """
 
 from __future__ import annotations

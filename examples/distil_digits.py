@@ -1,17 +1,17 @@
 """Distil a convolutional classifier of handwritten digits into a tiny perceptron, and compare with training on labels.
 
-scikit-learn's digits: 1797 images of 8 by 8 pixels; each seed holds 500 others of them out. The student is trained on
-n images in four ways, each with the same first weights, the same number of steps and, where it sees the same images,
-the same batches:
+scikit-learn's digits are 1797 images of 8 by 8 pixels; each seed chooses 500 of them for testing. The student is
+trained on n images in four ways, each with the same initial weights and number of steps. Ways with the same images
+also have the same batches:
 
     hard labels                  cross-entropy with the n labels
     teacher of all labels        distilled on the same n images, from a teacher that saw all 1297 labels
     teacher of the same labels   distilled on the same n images, from a teacher that saw these n labels alone
     ... on all images            the same teacher, on all 1297 images, of which only n ever had a label
 
-The second student gets more than n labels' worth of information, through its teacher. The third gets nothing that the
-first does not get, and the fourth unlabeled images on top. Nothing was tuned: one temperature, one learning rate.
-Run it with `python examples/distil_digits.py`; it takes a few minutes.
+The second student gets the information of more than n labels, through its teacher. The third gets no more than the
+first, and the fourth also gets unlabeled images. No setting was tuned: one temperature, one learning rate. Run it with
+`python examples/distil_digits.py`; it takes a few minutes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def predict(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def split(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training images (1297, 64) and labels, held-out images (500, 64) and labels, shuffled by the seed."""
+    """Training images (1297, 64) and labels, test images (500, 64) and labels, shuffled by the seed."""
     digits = load_digits()
     images = torch.from_numpy(digits.data).float() / 16
     labels = torch.from_numpy(digits.target)
@@ -106,7 +106,7 @@ def split(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def one_seed(seed: int, amounts: tuple[int, ...], steps: int) -> tuple[dict[tuple[int, str], float], float]:
-    """The held-out accuracy of every student by (labels, way), and that of the teacher of all labels."""
+    """The test accuracy of every student by (labels, way), and of the teacher of all labels."""
     images, labels, *test = split(seed)
 
     def teacher_of(n: int) -> nn.Module:

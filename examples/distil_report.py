@@ -1,4 +1,4 @@
-"""What the two distillation examples share: the summary of their runs over seeds, its file and its plot."""
+"""Common parts of the two distillation examples: the summary of their runs over seeds, its file and its plot."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One way to train on one amount of data: what each seed reached, and how that differs from the baseline's."""
+    """One way to train on one amount of data: each seed's result, and its difference from the baseline."""
 
     amount: int
     way: str
@@ -85,7 +85,7 @@ def write(folder: Path, name: str, about: Mapping[str, Any], rows: Sequence[Outc
 
 
 def _plot(path: Path, about: Mapping[str, Any], rows: Sequence[Outcome]) -> None:
-    """What each way reached, and beside it how far that is from the baseline of the same seed."""
+    """The result of each way, and its difference from the baseline with the same seed."""
     import matplotlib as mpl
 
     mpl.use("svg")

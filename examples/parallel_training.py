@@ -27,7 +27,7 @@ class Model(nn.Module):
         self.head = nn.Linear(size, classes, bias=False)
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Return what the head reads."""
+        """Return the input of the head."""
         return torch.tanh(self.mix(self.embedding(tokens)))
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Train a small byte-level language model on real text, round it to int8, and write both models' logits.
 
 The text is Python's own help: the `pydoc_data.topics` pages, some 450 KB of the language reference in English
-prose, which come with every Python. Every tenth page is held out. The model is a two-layer causal transformer
-over bytes. Its weights are then rounded to int8, one scale per output channel, and both models predict the
-next byte at 4096 held-out positions. What is written is what `kullback compare` reads:
+prose, which come with every Python. Every tenth page is for testing. The model is a two-layer causal transformer over
+bytes. Its weights are then rounded to int8, one scale per output channel, and both models predict the next byte at
+4096 positions of the test text. `kullback compare` reads the files:
 
     float32.npy, int8.npy   logits, float16, shape (4096, 256)
     labels.npy              the byte that really came next, uint8, shape (4096,)
@@ -33,7 +33,7 @@ BATCH = 32
 
 
 def split_text() -> tuple[Tensor, Tensor]:
-    """Training and held-out bytes: every tenth help page, in alphabetical order, is held out."""
+    """Training and test bytes: every tenth help page, in alphabetical order, is for testing."""
     pages = [topics[name].encode() for name in sorted(topics)]
     training = b"\n".join(page for i, page in enumerate(pages) if i % 10)
     held_out = b"\n".join(pages[::10])
@@ -115,7 +115,7 @@ def quantized(model: ByteModel) -> ByteModel:
 
 
 def held_out_windows(text: Tensor) -> Tensor:
-    """Windows of CONTEXT + 1 bytes, evenly spread over the held-out text: shape (windows, CONTEXT + 1)."""
+    """Windows of CONTEXT + 1 bytes, evenly spread over the test text: shape (windows, CONTEXT + 1)."""
     starts = torch.linspace(0, len(text) - CONTEXT - 1, HELD_OUT_WINDOWS).long()
     return text[starts.unsqueeze(1) + torch.arange(CONTEXT + 1)]
 

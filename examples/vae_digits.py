@@ -1,9 +1,9 @@
-"""A variational autoencoder of handwritten digits, with and without free bits, and what each latent dimension carries.
+"""A variational autoencoder of handwritten digits, with and without free bits, and the KL of each latent dimension.
 
-scikit-learn's digits: 1797 images of 8 by 8 pixels of 0 to 16; 297 are held out. The decoder gives each pixel a
-Binomial(16, p), so that the numbers below are the evidence lower bound (ELBO) of the images as they are. Two models
-differ in the free bits alone: they begin with the same weights and see the same batches.
-Run it with `python examples/vae_digits.py`; it takes about half a minute.
+scikit-learn's digits are 1797 images of 8 by 8 pixels of 0 to 16; 297 are for testing. The decoder gives each pixel a
+Binomial(16, p), so the ELBO is the evidence lower bound of the original images. The two models differ only in the free
+bits: they start with the same weights and see the same batches. Run it with `python examples/vae_digits.py`; it takes
+about half a minute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the variational examples share: their file of results, and the style of their pictures."""
+"""Common parts of the variational examples: their file of results, and the style of their pictures."""
 
 from __future__ import annotations
 

@@ -300,6 +300,27 @@ def test_the_page_in_the_documentation_is_made_of_the_committed_results() -> Non
         assert render.PAGE.with_suffix("").joinpath(f"{name}.svg").exists()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "numerics",
+        "sweep",
+        "coverage",
+        "estimators",
+        "compatibility",
+        "benchmarks",
+        "parallel_cost",
+        "fitting",
+    ],
+)
+def test_a_page_of_evidence_begins_with_its_answer(name: str) -> None:
+    _, answer, *_ = (ROOT / "docs" / f"{name}.md").read_text().split("\n\n")
+    positions = [answer.index(part) for part in ("Measured:", "Result:", "Conclusion:")]
+    assert positions[0] == 0
+    assert positions == sorted(positions)
+    assert len(answer.splitlines()) <= 5
+
+
 def test_the_page_of_estimators_is_made_of_the_committed_results() -> None:
     render = script("render_samples")
     assert render.PAGE.read_text() == render.page(SCRIPTS / "results")

@@ -1,4 +1,4 @@
-"""Execute the notebooks of this folder in place, so that what they show is what comes out now.
+"""Execute the notebooks of this folder in place, so that they show the current output.
 
 Run it with `python examples/notebooks/execute.py`; it needs nbclient and ipykernel.
 """
