@@ -85,11 +85,11 @@ draws, fewer are.
 * **`density_ratio`.** Assumption: one of the classifiers has the form of log p / q, and the same for every component.
   The upper limit is infinite as for `histogram`, and if many of P's draws have larger scores than all of Q's. If the
   scores cannot exceed such a bound, value and lower limit are the ones of the scores, a lower bound of KL.
-* **`from_density`, `log_ratio`.** Assumption: under P, log p / q has the fitted tail of its largest values (generalized
-  Pareto, with a shape that is larger by its standard error). The upper limit is infinite if that tail may have no mean,
-  and if the draws contradict themselves: an upper limit below 0, or a mean of q / p significantly above
-  1. The categories of a known Q need no assumption: one without draws of P has the smallest probability of these under
-     Q, and under P the largest that is not significant.
+* **`from_density`, `log_ratio`.** Assumption: under P, log p / q has the fitted tail of its largest values
+  (generalized Pareto, with a shape that is larger by its standard error). The upper limit is infinite if that tail may
+  have no mean, and if the draws contradict themselves: an upper limit below 0, or a mean of q / p that exceeds 1
+  significantly. The categories of a known Q need no assumption: one without draws of P has the smallest probability of
+  these under Q, and under P the largest that is not significant.
 * **`variational_estimate`.** The upper limit is always infinite: a critic's bound is a lower one.
 
 With clusters, all standard errors use independent clusters of any size, with Student's t. Vectors with dependent

@@ -122,7 +122,7 @@ def main() -> None:
                 values.setdefault((amount * CONTEXT, way), []).append(cross_entropy(student, unseen))
             print(f"{amount * CONTEXT:,} bytes, {way}: {time.perf_counter() - started:.0f} s", flush=True)
     about = {
-        "measure": "held-out cross-entropy, nats per byte (lower is better)",
+        "measure": "test cross-entropy, nats per byte (lower is better)",
         "unit": "bytes of text",
         "seeds": seeds,
         "ways": WAYS,

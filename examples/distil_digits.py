@@ -148,7 +148,7 @@ def main() -> None:
             values.setdefault(key, []).append(value)
         print(f"seed {seed}: teacher {teacher:.1f} %, {time.perf_counter() - started:.0f} s", flush=True)
     about = {
-        "measure": "held-out accuracy, percent (higher is better)",
+        "measure": "test accuracy, percent (higher is better)",
         "unit": "labels",
         "seeds": seeds,
         "ways": WAYS,
