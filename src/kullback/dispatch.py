@@ -126,9 +126,8 @@ def kl_divergence(
 
 _DEFAULTS = cast("dict[str, Any]", kl_divergence.__kwdefaults__)
 _METHOD, _ATOL, _MAX_EVALUATIONS, _DRAWS = map(_DEFAULTS.get, ("method", "atol", "max_evaluations", "draws"))
-_DEFAULT_OPTIONS = SolveOptions(
-    wants_error=False, try_native=False
-)  # the kernels have already declined the pair
+# The kernels have already declined the pair.
+_DEFAULT_OPTIONS = SolveOptions(wants_error=False, try_native=False)
 
 
 def divergence(
@@ -292,7 +291,7 @@ def _options(
     return SolveOptions(method, rtol, atol, counts[0], counts[1], generator, wants_error)
 
 
-# The estimators are imported only for draws: most calls have none, and the import takes as long as all the others.
+# Functions import the estimators, only for draws: it takes as long as all other imports, and most calls have no draws.
 
 
 def _check_estimator(call: str, method: object) -> None:
@@ -303,10 +302,7 @@ def _check_estimator(call: str, method: object) -> None:
         raise invalid_value(
             call,
             "method",
-            wanted="one of "
-            + ", ".join(map(repr, METHODS))
-            + " and, for draws, "
-            + ", ".join(map(repr, SAMPLE_METHODS[1:])),
+            wanted=f"one of {', '.join(map(repr, METHODS))} and, for draws, {', '.join(map(repr, SAMPLE_METHODS[1:]))}",
             got=safe_repr(method),
             instead="method='auto', which uses the most exact rule available",
         )
@@ -326,25 +322,29 @@ def _answer(
     p, q = _operands(call, p, q)
     if isinstance(p, Distribution) and isinstance(q, Distribution):
         answer = between_distributions(call, p, q, kind, options)
-    elif isinstance(p, Samples) or isinstance(q, Samples) or _are_drawn(p, q, options.method):
+    elif isinstance(p, Samples) or isinstance(q, Samples) or _are_samples_of_categories(p, q, options.method):
         from kullback.estimators.choose_estimator import estimate_from_samples
 
         answer = estimate_from_samples(
             call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
         )
-    elif isinstance(p, Representation) and isinstance(q, Representation) and _adds(p, q, options.method):
+    elif (
+        isinstance(p, Representation)
+        and isinstance(q, Representation)
+        and _sums_over_classes(p, q, options.method)
+    ):
         answer = Estimate(row_divergence(kind, *_comparable(call, p, q), exact=exact), None, "summation")
     else:
         raise _no_rule(call, p, q, options.method)
     return answer if unit == 1 else _in_units(answer, unit)
 
 
-def _are_drawn(p: object, q: object, method: str) -> bool:
+def _are_samples_of_categories(p: object, q: object, method: str) -> bool:
     """Return whether both sides are `Counts` and the method is an estimator for samples of categories."""
     return isinstance(p, Counts) and isinstance(q, Counts) and method not in (*METHODS, _PLUGIN)
 
 
-def _adds(p: Representation, q: Representation, method: str) -> bool:
+def _sums_over_classes(p: Representation, q: Representation, method: str) -> bool:
     """Return whether a method sums over classes, as the plug-in estimate from counts also does."""
     return method in _FINITE_METHODS or (
         method == _PLUGIN and (isinstance(p, Counts) or isinstance(q, Counts))
@@ -377,7 +377,7 @@ def _operand(call: str, argument: str, x: object) -> Any:
     """Return an operand, converted from SciPy to torch if necessary; raise for any other type."""
     if not isinstance(x, Representation | Samples | Distribution):
         if not is_frozen(x):
-            raise _bare(call, argument, x)
+            raise _not_a_distribution(call, argument, x)
         x = to_torch(call, argument, x)
     return with_ordinary_tensors(call, argument, x) if isinstance(x, Distribution) else x
 
@@ -445,7 +445,7 @@ def _sum(a: Estimate, b: Estimate) -> Estimate:
     return Estimate(a.value + b.value, error, method, notes=notes, standard_error=standard_error)
 
 
-def _bare(call: str, argument: str, operand: object) -> ArgumentTypeError:
+def _not_a_distribution(call: str, argument: str, operand: object) -> ArgumentTypeError:
     """Return the error for a bare tensor, or for another object that is not a distribution."""
     wrap = "wrap it: Logits(x), LogProbs(x), Probs(x), Counts(x) or Samples(x)"
     if isinstance(operand, Tensor):

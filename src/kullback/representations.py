@@ -179,12 +179,12 @@ class Representation(ABC):
                 instead="find where the NaN arises",
             )
 
-    def _no_infinity(self, x: Tensor, which: str, bad: Tensor) -> None:
+    def _no_infinity(self, wanted: str, bad: Tensor) -> None:
         if bool(bad.any()):
             raise invalid_value(
                 self._call,
                 "x",
-                wanted=which,
+                wanted=wanted,
                 got=f"infinities ({first_of(bad)})",
                 instead="find where they arise; a class that is masked out has logit -inf, never +inf",
             )
@@ -250,7 +250,7 @@ class Logits(Representation):
         if math.isfinite(peaks.sum(dtype=accurate_dtype(x.device)).item()) or bool(peaks.isfinite().all()):
             return
         self._no_nan(x)
-        self._no_infinity(x, "scores below +inf", x == torch.inf)
+        self._no_infinity("scores below +inf", x == torch.inf)
         self._some_mass((x == -torch.inf).all(self.dim), "only -inf")
 
 
@@ -284,7 +284,7 @@ class LogProbs(Representation):
 
     def _check(self, x: Tensor) -> None:
         self._no_nan(x)
-        self._no_infinity(x, "log-probabilities, at most 0", x == torch.inf)
+        self._no_infinity("log-probabilities, at most 0", x == torch.inf)
         sums = torch.logsumexp(upcast(x), self.dim).exp()
         self._sums_to_one(sums, "Logits(x) if these are scores, or LogProbs(x.log_softmax(dim))")
 
@@ -451,7 +451,7 @@ class Counts(Representation):
     def _check(self, x: Tensor) -> None:
         if x.is_floating_point():
             self._no_nan(x)
-            self._no_infinity(x, "finite counts", x.isinf())
+            self._no_infinity("finite counts", x.isinf())
         if bool((x < 0).any()):
             raise invalid_value(
                 self._call,

@@ -173,6 +173,7 @@ def test_weights_are_those_of_the_examples():
     weight = torch.tensor([3.0, 1.0])
     expected = (0.75 * TRUTH[0] + 0.25 * TRUTH[1]).double()
     close(kl_per_dimension(Normal(LOC, SCALE), weight=weight), expected)
+    close(kl_per_dimension(Normal(LOC, SCALE), mask=torch.tensor([False, True])), TRUTH[1].double())
     close(KLRegularizer()(Normal(LOC, SCALE), weight=weight), expected.sum())
 
 

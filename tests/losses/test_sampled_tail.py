@@ -157,6 +157,9 @@ def test_dtypes_shapes_and_blocks(dtype: torch.dtype) -> None:
     values = sampled_tail_divergence(KL(), teacher, student)
     assert values.shape == (2, 70)
     assert values.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    wide = sampled_tail_divergence(KL(), teacher, student.detach(), dtype=torch.float64)
+    assert wide.dtype == torch.float64
+    assert torch.equal(wide.to(values.dtype), values.detach())
     q = student.detach().double().log_softmax(-1).requires_grad_()
 
     def log_ratios(log_p: Tensor, indices: Tensor) -> Tensor:

@@ -46,8 +46,6 @@ __all__ = [
     "stirling_remainder",
     "trigamma",
     "trigamma_decrease",
-    "trigamma_minus_inverse",
-    "with_derivatives_of",
     "within_floats",
 ]
 

@@ -30,7 +30,6 @@ __all__ = [
     "is_own",
     "order_of",
     "own_terms",
-    "pair_of_ratio",
     "power_of",
     "without_subclass",
 ]

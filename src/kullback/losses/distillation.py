@@ -407,7 +407,7 @@ def linear_distillation_loss(
     for i in range(0, len(tensors), 3):  # the hidden states; stored log-probabilities are rows already
         tensors[i] = tensors[i].reshape(positions.shape.numel(), tensors[i].shape[-1])
     inspected = [x for x in inspected if x is not None]
-    is_chunked = _are_ordinary(inspected)
+    is_chunked = _fit_chunks(inspected)
     operation = HeadRows(
         student_head,
         teacher_head,
@@ -545,7 +545,7 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
             )
 
 
-def _are_ordinary(tensors: list[Tensor]) -> bool:
+def _fit_chunks(tensors: list[Tensor]) -> bool:
     """Return whether the chunked pass accepts these tensors: they have values and no forward-mode tangent."""
     if not can_inspect_all(tensors):
         return False

@@ -19,6 +19,7 @@ from kullback.representations import SUM_TOLERANCE
 __all__ = ["DivergenceBounds", "top_k_divergence_bounds"]
 
 _CALL = "top_k_divergence_bounds"
+Range = tuple[Tensor, Tensor]  # lower and upper limits of numbers that rounding makes uncertain
 _PADDING_P, _PADDING_Q = -1, 1 << 62  # equal to no class, nor to each other
 
 
@@ -168,9 +169,11 @@ def _bounds(
     only_p, only_q = p.among(~in_both), q.among(~q_in_both)  # A and B
     p_a, q_b = _masses(only_p), _masses(only_q)
 
-    same = _least(kind, common_p, common_q).sum(-1)
-    merged = _least_of_masses(kind, _sum(p_a, (p.least, p.most)), _sum(q_b, (q.least, q.most)))
-    apart = _least_of_masses(kind, p_a, (q.least, q.most)) + _least_of_masses(kind, (p.least, p.most), q_b)
+    same = _smallest_terms(kind, common_p, common_q).sum(-1)
+    merged = _smallest_of_masses(kind, _range_sum(p_a, (p.least, p.most)), _range_sum(q_b, (q.least, q.most)))
+    apart = _smallest_of_masses(kind, p_a, (q.least, q.most)) + _smallest_of_masses(
+        kind, (p.least, p.most), q_b
+    )
     complete = torch.zeros_like(in_both[:, 0])
     if classes is not None:
         listed = (p.indices != _PADDING_P).sum(-1) + ((q.indices != _PADDING_Q) & ~q_in_both).sum(-1)
@@ -178,27 +181,26 @@ def _bounds(
     holds = complete | (p_a[0] * q_b[0] > p.most * q.most)
     lower = same + torch.where(holds, torch.maximum(apart, merged), merged)
 
-    same = _largest(kind, common_p, common_q).sum(-1)
+    same = _largest_terms(kind, common_p, common_q).sum(-1)
     one, nothing = torch.zeros_like(same), torch.full_like(same, -torch.inf)
     upper = (
         same + _terms(kind, (p_a[1] + p.most).log(), nothing) + _terms(kind, nothing, (q_b[1] + q.most).log())
     )
     if classes is not None:
         # No class is unlisted, so the mass outside P's list is on classes of B, and the mass outside Q's on A.
-        exact = same + _most(kind, only_q, p, swap=False) + _most(kind, only_p, q, swap=True)
+        exact = (
+            same + _largest_split(kind, only_q, p, swap=False) + _largest_split(kind, only_p, q, swap=True)
+        )
         upper = torch.where(complete, torch.minimum(exact, upper), upper)
     upper = torch.minimum(upper, _terms(kind, one, nothing) + _terms(kind, nothing, one))
     return lower, torch.maximum(lower, upper)
-
-
-Range = tuple[Tensor, Tensor]
 
 
 def _masses(logs: Range) -> Range:
     return logs[0].exp().sum(-1), logs[1].exp().sum(-1)
 
 
-def _sum(a: Range, b: Range) -> Range:
+def _range_sum(a: Range, b: Range) -> Range:
     return a[0] + b[0], a[1] + b[1]
 
 
@@ -210,7 +212,7 @@ def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
     return kind.terms(FinitePair(log_p.exp(), log_q.exp(), ratio, lambda: (log_p, log_q)))
 
 
-def _least(kind: Divergence, p: Range, q: Range) -> Tensor:
+def _smallest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
     """Return the smallest terms for logarithms in these ranges: 0 if the ranges overlap, else from the nearest ends.
 
     For a fixed q, the term falls as p approaches q, and for a fixed p as q approaches p.
@@ -221,16 +223,16 @@ def _least(kind: Divergence, p: Range, q: Range) -> Tensor:
     return torch.where(above | below, _terms(kind, nearest_p, nearest_q), 0)
 
 
-def _least_of_masses(kind: Divergence, p: Range, q: Range) -> Tensor:
-    return _least(kind, (p[0].log(), p[1].log()), (q[0].log(), q[1].log()))
+def _smallest_of_masses(kind: Divergence, p: Range, q: Range) -> Tensor:
+    return _smallest_terms(kind, (p[0].log(), p[1].log()), (q[0].log(), q[1].log()))
 
 
-def _largest(kind: Divergence, p: Range, q: Range) -> Tensor:
+def _largest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
     """Return the largest terms for logarithms in these ranges, which are at the farthest ends."""
     return torch.maximum(_terms(kind, p[1], q[0]), _terms(kind, p[0], q[1]))
 
 
-def _most(kind: Divergence, listed: Range, other: _ListedClasses, *, swap: bool) -> Tensor:
+def _largest_split(kind: Divergence, listed: Range, other: _ListedClasses, *, swap: bool) -> Tensor:
     """Return the largest sum of terms over the classes of one list, for any split of the other's unlisted mass on them.
 
     The sum is convex in the split, so it is largest when all of the mass is on one class.
@@ -241,7 +243,7 @@ def _most(kind: Divergence, listed: Range, other: _ListedClasses, *, swap: bool)
     rest = torch.where(infinite, 0, none).sum(-1, keepdim=True) - torch.where(infinite, 0, none)
     alone = infinite.sum(-1, keepdim=True) - infinite.long() == 0
     low, high = (x.log().unsqueeze(-1).expand_as(nothing) for x in (other.least, other.most))
-    all_of_it = _largest(kind, *((listed, (low, high)) if swap else ((low, high), listed)))
+    all_of_it = _largest_terms(kind, *((listed, (low, high)) if swap else ((low, high), listed)))
     totals = torch.where(alone, all_of_it + rest, torch.inf)
     totals = torch.where(listed[1] == -torch.inf, -torch.inf, totals)
     return torch.where((listed[1] == -torch.inf).all(-1), 0, totals.amax(-1))

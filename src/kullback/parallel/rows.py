@@ -28,7 +28,7 @@ from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, 
 __all__ = ["ShardedRows", "log_sums", "merged_log_sums"]
 
 
-class State(NamedTuple):
+class SweepResults(NamedTuple):
     """Results of the forward sweep. The values and sums are the same on all ranks."""
 
     p: Normalizer
@@ -66,7 +66,7 @@ class ShardedRows(NamedTuple):
     labels: HardLabels | None = None
     inplace: bool = False
 
-    def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor, State]:
+    def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor, SweepResults]:
         """Return the value of each row, the same on every rank, as a row operation."""
         state = self.sweep(p, q, self.needed, self.labels)
         return state.values().to(self.dtype), state
@@ -102,7 +102,7 @@ class ShardedRows(NamedTuple):
 
     def sweep(
         self, p: Tensor, q: Tensor, needed: tuple[bool, bool], labels: HardLabels | None = None
-    ) -> State:
+    ) -> SweepResults:
         """Compute the values, and the sums that the needed gradients require. It makes two collectives."""
         sums = [log_sums(x, self.temperature) for x in (p, q)]
         if labels is not None:
@@ -125,13 +125,13 @@ class ShardedRows(NamedTuple):
                 parts.append(rule.local(pair, tops))
             local = torch.cat(parts)
         numbers = self.ranks.gather(local) if rule.gathers else self.ranks.sum(local)
-        return State(of_p, of_q, rule.merge(numbers, needed), mixed)
+        return SweepResults(of_p, of_q, rule.merge(numbers, needed), mixed)
 
     def side_gradients(
         self,
         p: Tensor,
         q: Tensor,
-        state: State,
+        state: SweepResults,
         weights: Tensor | None,
         wanted: Sequence[bool],
         inplace: Sequence[bool],

@@ -1,1 +1,1 @@
-"""The parts that results share: an estimate and a gate's verdict."""
+"""The parts that results share: an estimate, a value with its error, and a gate's verdict."""
