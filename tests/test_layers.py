@@ -27,9 +27,8 @@ LAYERS = {
     "kullback": (
         {"errors"},
         {"common"},
-        {"results"},
         {"generators", "representations"},
-        {"io", "kernels", "samples"},
+        {"io", "kernels", "results", "samples"},
         {"parallel"},
         {"estimators", "pairs"},
         {"dispatch"},

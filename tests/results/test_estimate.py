@@ -9,6 +9,7 @@ import torch
 
 import kullback
 from kullback import Estimate, Logits, Probs, Samples, kl_estimate
+from kullback.generators.divergence import NAMED
 
 plt = pytest.importorskip("matplotlib.pyplot")
 CARETUPBASE = pytest.importorskip("matplotlib.lines").CARETUPBASE
@@ -150,3 +151,22 @@ def test_a_right_call_and_one_that_raises():
     assert any("Nothing to object to." in text for text in right.texts)
     wrong = kullback.diagnose(q, torch.zeros(3, 7), reduction="sum")
     assert wrong.raises in " ".join(Cells(wrong._repr_html_()).texts)
+
+
+def test_a_kind_of_your_own_has_its_name_and_its_unit():
+    """Its terms have no limits where a mass is 0, and their f has a slope at 1."""
+
+    class Neyman(kullback.Divergence):
+        short_name, logarithmic = "neyman", False
+
+        def terms(self, pair):
+            return pair.q**2 / pair.p - pair.q
+
+        def derivatives(self, pair):
+            return -(pair.q**2) / pair.p, 2 * pair.q**2 / pair.p - pair.q
+
+    try:
+        estimate = kl_estimate(Probs([0.5, 0.5]), Probs([0.25, 0.75]), kind=Neyman())
+        assert str(estimate).startswith("neyman = 0.25 (off by")
+    finally:
+        del NAMED["neyman"]

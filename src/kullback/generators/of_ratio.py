@@ -115,6 +115,10 @@ class OwnTerms(OfRatio):
         return repr(self.kind)
 
     @property
+    def name(self) -> str:
+        return self.kind.name
+
+    @property
     def logarithmic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.kind.logarithmic
 

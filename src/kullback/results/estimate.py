@@ -14,6 +14,7 @@ from kullback.common.display import html_table
 from kullback.common.optional import load
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type
+from kullback.generators.divergence import NAMED
 
 __all__ = ["Estimate", "sentence_of", "table_of"]
 
@@ -30,8 +31,6 @@ _KINDS = {
     "chi2": "chi-squared divergence",
     "alpha": "alpha divergence",
 }
-# Kinds without a logarithm have no unit.
-_PURE = ("tv", "hellinger", "chi2", "alpha")
 _UNITS: dict[float | None, str] = {None: "nats", 2: "bits", 10: "hartleys"}
 
 
@@ -143,11 +142,9 @@ def sentence_of(estimate: Estimate) -> str:
     name = _KINDS.get(word, estimate.kind) + (
         f" ({', '.join(parameters)})" if parameters and word in _KINDS else ""
     )
-    unit = (
-        ""
-        if word in _PURE
-        else " " + _UNITS.get(estimate.base, f"in base {estimate.base:g}" if estimate.base else "")
-    )
+    unit = " " + _UNITS.get(estimate.base, f"in base {estimate.base:g}" if estimate.base else "")
+    if word in NAMED and not NAMED[word].logarithmic:
+        unit = ""
     value = estimate.value.detach().double()
     if value.numel() == 1:
         sentence = f"{name} = {float(value):.4g}{unit}{_doubt(estimate)}"
