@@ -137,12 +137,12 @@ class _Piece:
         high = high if high is None else torch.where(self.exists, high, 1.0)
         return Line(Coordinate(low, high), self.center, self.width)
 
-    def breaks(self, densities: _Both, fixed: _Both, lower: Tensor, upper: Tensor) -> list[Break]:
+    def breaks(self, densities: _Both, lower: Tensor, upper: Tensor) -> list[Break]:
         """Return the breaks of the densities on this piece."""
         line = self.line(*self.ends(*densities))
 
         def log_densities(v: Tensor) -> tuple[Tensor, Tensor]:
-            log_p, log_q, _ = self.log_densities(*fixed, v)
+            log_p, log_q, _ = self.log_densities(*self.fixed, v)
             return log_p, log_q
 
         return find_breaks(densities, line, log_densities, lower, upper)
@@ -238,7 +238,7 @@ def integrate_divergence(
     pieces: list[_Piece] = []
     parts: list[Panels] = []
     measures: list[Callable[[Tensor, Tensor], Panels]] = []
-    diverges, unseen = torch.zeros(2, *batch_shape, dtype=torch.bool, device="cpu")
+    diverges, fails = torch.zeros(2, *batch_shape, dtype=torch.bool, device="cpu")
     rest = torch.zeros(batch_shape, dtype=torch.float64, device="cpu")
     with torch.no_grad():
         places = [
@@ -250,16 +250,15 @@ def integrate_divergence(
             if not bool(exists.any()):
                 continue
             piece, breakpoints = _placed(share, number, *fixed[share], Coordinate(low, high), exists)
-            first = _first_panels(piece, *fixed[share], breakpoints, terms)
+            first = _first_panels(piece, breakpoints, terms)
 
             def measure(lower: Tensor, upper: Tensor, piece: _Piece = piece) -> Panels:
-                both = fixed[piece.share]
-                return Panels(lower, upper, _measured(piece, both, lower, upper, terms, len(fixed) > 1))
+                return Panels(lower, upper, _measured(piece, lower, upper, terms, len(fixed) > 1))
 
             pieces.append(piece)
             parts.append(measure(*_edges(first, piece.line(low, high), terms)))
             measures.append(measure)
-            diverges, unseen, rest = diverges | first.diverges, unseen | first.is_lost, rest + first.rest
+            diverges, fails, rest = diverges | first.diverges, fails | first.underflows, rest + first.rest
 
         # The derivatives of a share in its own unit are much smaller than its value, so they have a separate error.
         in_units = [k for k, piece in enumerate(pieces) if piece.share < len(fixed) - 1]
@@ -281,33 +280,33 @@ def integrate_divergence(
         refine(parts, measures, assess, target.max_evaluations * len(fixed))
         for corner in terms.corners:
             parts[:] = [
-                measure(*_cut_at_crossings(piece, *fixed[piece.share], part.lower, part.upper, corner.at))
+                measure(*_cut_at_crossings(piece, part.lower, part.upper, corner.at))
                 for piece, part, measure in zip(pieces, parts, measures, strict=True)
             ]
         _, error, _, rounding = _sums(parts)
-        unseen = unseen | ((slope_error(parts) > _LARGEST_OF_SLOPES) & has_gradient)
-        error = torch.where(unseen, torch.inf, SAFETY * error + rounding + rest)
+        fails = fails | ((slope_error(parts) > _LARGEST_OF_SLOPES) & has_gradient)
+        error = torch.where(fails, torch.inf, SAFETY * error + rounding + rest)
 
     def log_masses(density_p: Density, density_q: Density, needed: _Needed) -> tuple[Tensor, Tensor]:
-        return _log_masses(pieces, parts, shares(density_p, density_q), fixed, needed)
+        return _log_masses(pieces, parts, shares(density_p, density_q), needed)
 
     def second_order(log_p: Tensor, log_q: Tensor) -> Tensor:
-        return torch.where(diverges, 0, _of_breaks(pieces, parts, tracked, fixed, terms, (log_p, log_q)))
+        return torch.where(diverges, 0, _of_breaks(pieces, parts, tracked, terms, (log_p, log_q)))
 
     return _integral(p, q, terms, log_masses, error, diverges, second_order)
 
 
 def _log_masses(
-    pieces: list[_Piece], parts: list[Panels], tracked: list[_Both], all_fixed: list[_Both], needed: _Needed
+    pieces: list[_Piece], parts: list[Panels], tracked: list[_Both], needed: _Needed
 ) -> tuple[Tensor, Tensor]:
     """Return the logarithms of the masses at all nodes; jumps of the densities move the nodes."""
     logs: list[tuple[Tensor, Tensor]] = []
     start = 0
     for piece, part in zip(pieces, parts, strict=True):
         lower, upper = part.lower, part.upper
-        densities, fixed = tracked[piece.share], all_fixed[piece.share]
+        densities = tracked[piece.share]
         if needed is not None:
-            breaks = piece.breaks(densities, fixed, lower, upper)
+            breaks = piece.breaks(densities, lower, upper)
             lower, upper = moving(lower, breaks), moving(upper, breaks)
         v, half = panel_nodes(lower, upper)
         log_half = torch.where(half > 0, torch.log(torch.where(half > 0, half, 1)), -torch.inf)
@@ -324,36 +323,35 @@ def _of_breaks(
     pieces: list[_Piece],
     parts: list[Panels],
     tracked: list[_Both],
-    all_fixed: list[_Both],
     terms: DivergenceTerms,
     logs: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Return 0 with the second derivatives that the corners of the densities and of the terms contribute."""
     total = torch.zeros(logs[0].shape[:-1], dtype=torch.float64, device="cpu")
     for piece, part in zip(pieces, parts, strict=True):
-        densities, fixed = tracked[piece.share], all_fixed[piece.share]
+        densities = tracked[piece.share]
 
-        def derivatives(place: Tensor, piece: _Piece = piece, fixed: _Both = fixed) -> tuple[Tensor, Tensor]:
+        def derivatives(place: Tensor, piece: _Piece = piece) -> tuple[Tensor, Tensor]:
             # The derivatives at an additional node whose mass is negligible.
-            at = (log - _FEW for log in piece.log_densities(*fixed, place)[:2])
+            at = (log - _FEW for log in piece.log_densities(*piece.fixed, place)[:2])
             more = (torch.cat(both, -1) for both in zip(logs, at, strict=True))
             by_p, by_q = (by[..., -1:] * math.exp(_FEW) for by in terms.derivatives(*more))
             return by_p, by_q
 
-        total = total + corner_terms(piece.breaks(densities, fixed, part.lower, part.upper), derivatives)
+        total = total + corner_terms(piece.breaks(densities, part.lower, part.upper), derivatives)
         for corner in terms.corners:
-            total = total + _of_crossings(piece, densities, fixed, part, corner)
+            total = total + _of_crossings(piece, densities, part, corner)
     return total
 
 
-def _of_crossings(piece: _Piece, densities: _Both, fixed: _Both, part: Panels, corner: Corner) -> Tensor:
+def _of_crossings(piece: _Piece, densities: _Both, part: Panels, corner: Corner) -> Tensor:
     """Return 0 with the second derivatives from the crossings of a corner of the terms; see `corner_terms`.
 
     If log p - log q has the slope s at a crossing, these are p / s times the change of f' times the square of the
     derivative of log p - log q.
     """
     v = panel_nodes(part.lower, part.upper)[0].flatten(-2).sort(-1).values
-    d = _log_ratio(piece, fixed, v) - corner.at
+    d = _log_ratio(piece, piece.fixed, v) - corner.at
     is_reliable = (d.abs() > _SAME) & d.isfinite()  # at a crossing rounding decides the sign
     last = torch.where(is_reliable, torch.arange(d.shape[-1], device=d.device), 0).cummax(-1).values
     last = torch.cat([torch.zeros_like(last[..., :1]), last[..., :-1]], -1)
@@ -363,11 +361,12 @@ def _of_crossings(piece: _Piece, densities: _Both, fixed: _Both, part: Panels, c
         return torch.zeros((), dtype=torch.float64, device="cpu")
     index = crosses.to(torch.uint8).topk(count, dim=-1).indices
     low, high = v.gather(-1, last.gather(-1, index)), v.gather(-1, index)
-    place = _bisected(piece, fixed, low, high, d.gather(-1, index) > 0, corner.at)
+    place = _bisected(piece, low, high, d.gather(-1, index) > 0, corner.at)
     step = 1e-4 * (high - low)
-    ends = (_log_ratio(piece, fixed, place + side * step) for side in (1, -1))
+    ends = (_log_ratio(piece, piece.fixed, place + side * step) for side in (1, -1))
     slope = ((next(ends) - next(ends)) / (2 * step)).abs()
-    size = corner.change * torch.exp(piece.log_densities(*fixed, place)[0]) / torch.where(slope > 0, slope, 1)
+    log_p, _, _ = piece.log_densities(*piece.fixed, place)
+    size = corner.change * torch.exp(log_p) / torch.where(slope > 0, slope, 1)
     size = torch.where(crosses.gather(-1, index) & (slope > 0) & size.isfinite(), size, 0)
     moves = _log_ratio(piece, densities, place)
     moves = torch.where(size > 0, moves - moves.detach(), 0)
@@ -414,46 +413,45 @@ class _FirstPanels(NamedTuple):
     lower: Tensor
     upper: Tensor
     diverges: Tensor
-    is_lost: Tensor
+    underflows: Tensor
     rest: Tensor
     """The approximate integral of the terms beyond the last points at which float64 can represent the densities."""
 
 
-def _first_panels(
-    piece: _Piece, p: Density, q: Density, breakpoints: list[Tensor], terms: DivergenceTerms
-) -> _FirstPanels:
+def _first_panels(piece: _Piece, breakpoints: list[Tensor], terms: DivergenceTerms) -> _FirstPanels:
+    p, q = piece.fixed
     growth = terms.growth
     v = scan_points(breakpoints)
-    log_p, log_q, known = _known_logs(piece, (p, q), v, growth)
-    ends_inside = known & (torch.maximum(log_p, log_q) > -torch.inf)
-    if not growth.is_bounded and not bool(ends_inside.all()):
-        # The scan may be far too coarse near the last point where the densities are known.
-        v = _with_points_to_the_end(piece, (p, q), v, ends_inside, growth)
-        log_p, log_q, known = _known_logs(piece, (p, q), v, growth)
+    log_p, log_q, has_terms = _scanned(piece, v, growth)
+    if not growth.is_bounded and not bool(has_terms.all()):
+        # The scan may be far too coarse near the last point that has terms.
+        v = _with_points_to_the_end(piece, v, has_terms, growth)
+        log_p, log_q, has_terms = _scanned(piece, v, growth)
     either = torch.maximum(log_p, log_q)
-    there = known & (either > -torch.inf)
-    log_size = torch.where(there, terms.log_size(log_p, log_q), -torch.inf)
-    diverges = runs_away(log_size, there) | runs_away(log_size.flip(-1), there.flip(-1))
+    log_size = torch.where(has_terms, terms.log_size(log_p, log_q), -torch.inf)
+    diverges = runs_away(log_size, has_terms) | runs_away(log_size.flip(-1), has_terms.flip(-1))
     if bool(diverges.any()):  # possibly by rounding far out
         diverges = diverges & (not growth.is_bounded) & ~is_divergence_finite(p, q, growth).squeeze(-1)
     log_size = torch.where(diverges.unsqueeze(-1), either, log_size)
     kept = either_matters(log_size, either)
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
-    lost = (not terms.is_own) & (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1) & ~diverges
+    underflows = (
+        (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1) & ~diverges & (not terms.is_own)
+    )
     if not (p.is_splittable() and q.is_splittable()):  # their densities are extrapolated far out
-        lost, diverges = lost | diverges, torch.zeros_like(diverges)
+        underflows, diverges = underflows | diverges, torch.zeros_like(diverges)
     start, stop = span(v, kept)
     rest = torch.zeros_like(diverges, dtype=v.dtype)
-    if not growth.is_bounded and not bool(there.all()):
-        lower, rest_below = _beyond(v.flip(-1), there.flip(-1), log_size.flip(-1))
-        upper, rest_above = _beyond(v, there, log_size)
-        cut = ~diverges.unsqueeze(-1) & there.any(-1, keepdim=True)
+    if not growth.is_bounded and not bool(has_terms.all()):
+        lower, rest_below = _beyond(v.flip(-1), has_terms.flip(-1), log_size.flip(-1))
+        upper, rest_above = _beyond(v, has_terms, log_size)
+        cut = ~diverges.unsqueeze(-1) & has_terms.any(-1, keepdim=True)
         start = torch.where(cut, torch.maximum(start, lower), start)
         stop = torch.where(cut, torch.minimum(stop, upper), stop)
         rest = torch.where(cut, rest_below + rest_above, 0).squeeze(-1)
     for corner in terms.corners:
-        breakpoints = [*breakpoints, _crossings(piece, (p, q), v, log_p > log_q + corner.at, corner.at)]
-    return _FirstPanels(*first_edges(start, stop, breakpoints, _FIRST_PANELS), diverges, lost, rest)
+        breakpoints = [*breakpoints, _crossings(piece, v, log_p > log_q + corner.at, corner.at)]
+    return _FirstPanels(*first_edges(start, stop, breakpoints, _FIRST_PANELS), diverges, underflows, rest)
 
 
 def _edges(first: _FirstPanels, line: Line, terms: DivergenceTerms) -> tuple[Tensor, Tensor]:
@@ -461,35 +459,35 @@ def _edges(first: _FirstPanels, line: Line, terms: DivergenceTerms) -> tuple[Ten
     return edges if terms.beyond is None else out_to_ends(line, *edges)
 
 
-def _known_logs(piece: _Piece, densities: _Both, v: Tensor, growth: Growth) -> tuple[Tensor, Tensor, Tensor]:
+def _scanned(piece: _Piece, v: Tensor, growth: Growth) -> tuple[Tensor, Tensor, Tensor]:
     """Return both logarithms, and where they give the terms: not where an underflow would make the terms infinite."""
-    log_p, log_q, _ = piece.log_densities(*densities, v)
+    log_p, log_q, _ = piece.log_densities(*piece.fixed, v)
     both = (log_p > -torch.inf).any(-1, keepdim=True) & (log_q > -torch.inf).any(-1, keepdim=True)
-    return log_p, log_q, ~(_is_lost(log_p, log_q, growth) & both)
+    is_finite = ~(_is_infinite(log_p, log_q, growth) & both)
+    return log_p, log_q, is_finite & (torch.maximum(log_p, log_q) > -torch.inf)
 
 
-def _is_lost(log_p: Tensor, log_q: Tensor, growth: Growth) -> Tensor:
+def _is_infinite(log_p: Tensor, log_q: Tensor, growth: Growth) -> Tensor:
+    """Return where a density of 0 makes the terms infinite."""
     some_p, some_q = log_p > -torch.inf, log_q > -torch.inf
-    lost = torch.zeros_like(some_p)
+    infinite = torch.zeros_like(some_p)
     if growth.far.limit == math.inf:
-        lost = lost | (some_p & ~some_q)
-    return lost | (some_q & ~some_p) if growth.near.limit == math.inf else lost
+        infinite = infinite | (some_p & ~some_q)
+    return infinite | (some_q & ~some_p) if growth.near.limit == math.inf else infinite
 
 
-def _with_points_to_the_end(
-    piece: _Piece, densities: _Both, v: Tensor, known: Tensor, growth: Growth
-) -> Tensor:
-    """Add points to a scan, on both sides, from the last point with known terms to the place where they end."""
+def _with_points_to_the_end(piece: _Piece, v: Tensor, has_terms: Tensor, growth: Growth) -> Tensor:
+    """Add points to a scan, on both sides, from the last point that has terms to the place where they end."""
     count = v.shape[-1]
-    ordered, known_at = (torch.stack([x, x.flip(-1)], -2) for x in (v, known))
-    last = count - 1 - known_at.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+    ordered, has_terms = (torch.stack([x, x.flip(-1)], -2) for x in (v, has_terms))
+    last = count - 1 - has_terms.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
     inner, outer = (ordered.gather(-1, (last + k).clamp(max=count - 1)).squeeze(-1) for k in (0, 1))
 
-    def is_known(x: Tensor) -> Tensor:
-        log_p, log_q, _ = piece.log_densities(*densities, x)
-        return (torch.maximum(log_p, log_q) > -torch.inf) & ~_is_lost(log_p, log_q, growth)
+    def is_inside(x: Tensor) -> Tensor:
+        log_p, log_q, _ = piece.log_densities(*piece.fixed, x)
+        return (torch.maximum(log_p, log_q) > -torch.inf) & ~_is_infinite(log_p, log_q, growth)
 
-    end, _ = last_where(is_known, inner, outer)
+    end, _ = last_where(is_inside, inner, outer)
     steps = torch.linspace(0, 1, 26, dtype=v.dtype, device=v.device)[1:]
     apart = (end - inner).abs() > 1e-9 * inner.abs()
     more = inner.unsqueeze(-1) + (end - inner).unsqueeze(-1) * steps
@@ -497,9 +495,9 @@ def _with_points_to_the_end(
     return torch.cat([v, more.flatten(-2)], -1).sort(-1).values
 
 
-def _beyond(v: Tensor, there: Tensor, log_size: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last point at which the terms are known, and the approximate integral of the terms beyond it."""
-    last = there.shape[-1] - 1 - there.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+def _beyond(v: Tensor, has_terms: Tensor, log_size: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the last point that has terms, and the approximate integral of the terms beyond it."""
+    last = has_terms.shape[-1] - 1 - has_terms.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
     before = (last - 12).clamp(min=0)
     end, size = v.gather(-1, last), log_size.gather(-1, last)
     fall = (log_size.gather(-1, before) - size) / (end - v.gather(-1, before)).abs().clamp(min=1e-300)
@@ -507,21 +505,20 @@ def _beyond(v: Tensor, there: Tensor, log_size: Tensor) -> tuple[Tensor, Tensor]
     return end, torch.where(matters, 2 * torch.exp(size) / torch.where(fall > 0, fall, 1), 0)
 
 
-def _crossings(piece: _Piece, densities: _Both, v: Tensor, above: Tensor, level: float) -> Tensor:
+def _crossings(piece: _Piece, v: Tensor, above: Tensor, level: float) -> Tensor:
     """Return where log p - log q crosses a level between points of a grid, by bisection; unused ones are arbitrary."""
     changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
     index = changes.topk(min(_CROSSINGS, int(changes.sum(-1).max())), dim=-1).indices
     ends = v.gather(-1, index), v.gather(-1, index + 1)
-    return _bisected(piece, densities, *ends, ~above.gather(-1, index), level)
+    return _bisected(piece, *ends, ~above.gather(-1, index), level)
 
 
-def _cut_at_crossings(
-    piece: _Piece, p: Density, q: Density, lower: Tensor, upper: Tensor, level: float
-) -> tuple[Tensor, Tensor]:
+def _cut_at_crossings(piece: _Piece, lower: Tensor, upper: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """Cut the panels where log p - log q crosses a level between their nodes: there the terms have a corner."""
     v, _ = panel_nodes(lower, upper)
     v = torch.cat([lower.unsqueeze(-1), v.sort(-1).values, upper.unsqueeze(-1)], -1)
-    log_p, log_q, _ = (x.unflatten(-1, v.shape[-2:]) for x in piece.log_densities(p, q, v.flatten(-2)))
+    logs = piece.log_densities(*piece.fixed, v.flatten(-2))
+    log_p, log_q, _ = (x.unflatten(-1, v.shape[-2:]) for x in logs)
     above = log_p > log_q + level
     changes = above[..., 1:] != above[..., :-1]
     count = int(changes.any(-1).sum(-1).max())
@@ -534,38 +531,34 @@ def _cut_at_crossings(
         for x in (v.gather(-1, place), v.gather(-1, place + 1), above.gather(-1, place))
     )
     ends = upper.gather(-1, panel)
-    cut = torch.where(
-        changes.any(-1).gather(-1, panel), _bisected(piece, (p, q), before, after, ~first, level), ends
-    )
+    cut = torch.where(changes.any(-1).gather(-1, panel), _bisected(piece, before, after, ~first, level), ends)
     return torch.cat([lower, cut], -1), torch.cat([upper.scatter(-1, panel, cut), ends], -1)
 
 
-def _bisected(
-    piece: _Piece, densities: _Both, lower: Tensor, upper: Tensor, rises: Tensor, level: float
-) -> Tensor:
+def _bisected(piece: _Piece, lower: Tensor, upper: Tensor, rises: Tensor, level: float) -> Tensor:
     """Return where log p - log q crosses a level between two points, at which it `rises` or falls."""
 
     def is_left(v: Tensor) -> Tensor:
         at_points = rises.repeat_interleave(v.shape[-1] // rises.shape[-1], -1)
-        return (_log_ratio(piece, densities, v) > level) != at_points
+        return (_log_ratio(piece, piece.fixed, v) > level) != at_points
 
     return last_where(is_left, lower, upper)[1]
 
 
 def _measured(
-    piece: _Piece, both: _Both, lower: Tensor, upper: Tensor, terms: DivergenceTerms, with_slopes: bool
+    piece: _Piece, lower: Tensor, upper: Tensor, terms: DivergenceTerms, with_slopes: bool
 ) -> tuple[Tensor, ...]:
     """Return the integral of the terms over panels, its error, the error of both masses, and the rounding error.
 
     With slopes, also the errors and the sizes of the integrals of the derivatives by log p and by log q.
     """
     v, half = panel_nodes(lower, upper)
-    logs = piece.log_densities(*both, v.flatten(-2))
+    logs = piece.log_densities(*piece.fixed, v.flatten(-2))
     log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in logs)
     f = terms.terms(log_p, log_q)
     values, errors = integrate_panels(f, half)
     for corner in terms.corners:  # both rules may miss a corner at a crossing
-        at_ends = piece.log_densities(*both, torch.cat([lower, upper], -1))
+        at_ends = piece.log_densities(*piece.fixed, torch.cat([lower, upper], -1))
         d = torch.cat([log_p - log_q, torch.stack((at_ends[0] - at_ends[1]).chunk(2, -1), -1)], -1)
         crosses = (d > corner.at + _SAME).any(-1) & (d < corner.at - _SAME).any(-1)
         errors = torch.where(crosses, torch.maximum(errors, _OF_A_CORNER * values), errors)
