@@ -233,11 +233,11 @@ def _power_diverges_at(
     end_p: Tensor | None, end_q: Tensor | None, tail: Tail, other: Tail, alpha: float, factor: Tensor | float
 ) -> Tensor | None:
     """Return where the integral of p^alpha q^(1 - alpha), for an order above 1, diverges at an end of P."""
-    together = _same_end(end_p, end_q)
-    diverges = None if together is None else _outgrows(tail, other, alpha, factor) & together
+    same_end = _same_end(end_p, end_q)
+    diverges = None if same_end is None else _outgrows(tail, other, alpha, factor) & same_end
     if end_p is None:
         return diverges
-    inside = end_p.isfinite() if together is None else end_p.isfinite() & ~together
+    inside = end_p.isfinite() if same_end is None else end_p.isfinite() & ~same_end
     return _any(
         diverges, inside & _outgrows(tail, Tail.of_power(1.0), alpha, factor)
     )  # where q is positive and finite
@@ -279,8 +279,8 @@ def is_divergence_finite(p: Density, q: Density, growth: Growth) -> Tensor:
             (first.low(), second.low(), first.lower_tail(), second.lower_tail()),
             (first.high(), second.high(), first.upper_tail(), second.upper_tail()),
         ):
-            together = _same_end(end_p, end_q)
-            if together is None or not 0 < end.rate < math.inf:
+            same_end = _same_end(end_p, end_q)
+            if same_end is None or not 0 < end.rate < math.inf:
                 return torch.zeros_like(result)
-            result = result & together & (_order(tail, other, 1 + end.rate) > 0)
+            result = result & same_end & (_order(tail, other, 1 + end.rate) > 0)
     return result

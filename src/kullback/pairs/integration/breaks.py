@@ -71,7 +71,7 @@ def find_breaks(
             apart = distances > _SAME_PLACE * (1 + fixed.abs())
             step = _STEP * torch.where(apart, distances, torch.inf).amin(-1, keepdim=True)
             level, slope = zip(
-                *(_beside(log_densities, side, fixed, sign * step) for sign in (-1, 1)), strict=True
+                *(_one_sided(log_densities, side, fixed, sign * step) for sign in (-1, 1)), strict=True
             )
             change = level[1] - level[0]
             jumps = ~(change.abs() <= _JUMP * (1 + level[0].abs())) & inside
@@ -88,7 +88,7 @@ def _place(point: Tensor, line: Line, inside: Tensor) -> Tensor:
     return line.v(Coordinate(low, high).of(torch.where(inside, point, 0.5)))
 
 
-def _beside(log_densities: LogDensities, side: int, place: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+def _one_sided(log_densities: LogDensities, side: int, place: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logarithm of a density and its slope at a place, extrapolated from three steps to one side."""
     at = place + step * torch.tensor([1.0, 2.0, 3.0], dtype=step.dtype, device=step.device)
     first, second, third = log_densities(at)[side].split(1, -1)

@@ -36,8 +36,8 @@ class DivergenceTerms(NamedTuple):
 
     kind: Divergence
     beyond: int | None = None
-    """The side, 0 for P and 1 for Q, that may have mass beyond the other's support, next to a shared end. Its
-    derivatives leave out the multiple of the mass that they have there."""
+    """The side, 0 for P and 1 for Q, that may have mass beyond the other's support, next to a shared end. The
+    derivatives by this mass leave out its multiple that they have beyond the other's support."""
 
     @property
     def order(self) -> float:
@@ -226,9 +226,9 @@ def with_derivatives(
     # derivatives along the step. Radau's rule for this mean is exact to the third derivatives.
     fixed = log_p.detach(), log_q.detach()
     steps = [torch.where(x.isfinite(), y - x, 0) for x, y in zip(fixed, (log_p, log_q), strict=True)]
-    there = derivatives(*fixed)
-    on_the_way = derivatives(*(x + 2 / 3 * step for x, step in zip(fixed, steps, strict=True)))
-    for by, by_ahead, step in zip(there, on_the_way, steps, strict=True):
+    at_fixed = derivatives(*fixed)
+    ahead = derivatives(*(x + 2 / 3 * step for x, step in zip(fixed, steps, strict=True)))
+    for by, by_ahead, step in zip(at_fixed, ahead, steps, strict=True):
         value = value + (step * (by + 3 * by_ahead) / 4).sum(-1)
     return value
 

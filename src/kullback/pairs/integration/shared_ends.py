@@ -50,7 +50,7 @@ def shared_ends(p: Density, q: Density, kind: Divergence) -> SharedEnds | None:
     """Return densities with the derivatives by shared ends; None if no parameter moves a shared end."""
     fixed_p, fixed_q = p.detached(), q.detached()
     growth = growth_of(kind)
-    is_smaller = growth.near.limit == math.inf > growth.far.limit
+    q_is_smaller = growth.near.limit == math.inf > growth.far.limit
     elements = torch.zeros(1, dtype=torch.bool, device="cpu")
     fixed, follows_p, follows_q = [elements, elements], [elements, elements], [elements, elements]
     least = [torch.full((), NEAREST, dtype=torch.float64, device="cpu")] * 2
@@ -64,13 +64,13 @@ def shared_ends(p: Density, q: Density, kind: Divergence) -> SharedEnds | None:
             continue
         power_p, power_q = _power(at_p), _power(at_q)
         shared = (a.detach() == b.detach()) & b.detach().isfinite() & ~(power_p.isnan() | power_q.isnan())
-        if is_smaller:
-            of_q, of_p = _kept_ends(power_q, power_p, kind, is_smaller)
+        if q_is_smaller:
+            of_q, of_p = _kept_ends(power_q, power_p, kind, q_is_smaller)
         else:
-            of_p, of_q = _kept_ends(power_p, power_q, kind, is_smaller)
+            of_p, of_q = _kept_ends(power_p, power_q, kind, q_is_smaller)
         is_finite = not growth.near.limit == growth.far.limit == math.inf
         follows_p[side], follows_q[side] = shared & of_p & is_finite, shared & of_q & is_finite
-        is_flat = (power_p if is_smaller else power_q) == 1
+        is_flat = (power_p if q_is_smaller else power_q) == 1
         flat = math.log(_FLAT) + torch.minimum(*(_log_size(d, side) for d in (fixed_p, fixed_q)))
         least[side] = torch.where(is_flat, flat.clamp(min=NEAREST), NEAREST)
         fixed[side] = shared & ~(follows_p[side] | follows_q[side])
@@ -78,7 +78,7 @@ def shared_ends(p: Density, q: Density, kind: Divergence) -> SharedEnds | None:
     if not bool(elements.any()):
         return None
     p, q = _with_fixed_ends(p, *fixed), _with_fixed_ends(q, *fixed)
-    terms = DivergenceTerms(kind, 0 if is_smaller else 1)
+    terms = DivergenceTerms(kind, 0 if q_is_smaller else 1)
     new_p, new_q = _following(p, q, follows_q, least), _following(q, p, follows_p, least)
     return SharedEnds(new_p, new_q, terms, elements)
 
@@ -101,14 +101,14 @@ def _power(tail: Tail) -> Tensor:
     )
 
 
-def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, is_smaller: bool) -> tuple[Tensor, Tensor]:
+def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, q_is_smaller: bool) -> tuple[Tensor, Tensor]:
     """Return where the nodes keep their distance from the inner end, and where from the outer end; else neither.
 
     At the distance d, the inner density is about d^(a - 1) and the outer one d^(b - 1). If the outer end moves, the
     integrand of the derivative is d^(s a + (1 - s) b - 2), with an order s of the kind. If b is 1, the derivative of
     the outer density is bounded.
     """
-    near, far = _orders(kind, is_smaller)
+    near, far = _orders(kind, q_is_smaller)
     order = torch.where(inner > outer, near, torch.where(inner < outer, far, 0.0))
     of_inner = torch.where(order == 0, 0, order * inner)
     of_outer = torch.where(order == 1, 0, (1 - order) * outer)
@@ -119,7 +119,7 @@ def _kept_ends(inner: Tensor, outer: Tensor, kind: Divergence, is_smaller: bool)
     return (outer == 1) | (is_finite & ~is_steep), is_finite & is_steep & (inner > 1)
 
 
-def _orders(kind: Divergence, is_smaller: bool) -> tuple[float, float]:
+def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
     """Return s for a derivative by log q of about p^s q^(1 - s), where p / q goes to 0 and to infinity.
 
     Multiples of q are left out; s is infinite for a derivative of 0. If Q's support is the smaller one, P and Q are
@@ -127,14 +127,14 @@ def _orders(kind: Divergence, is_smaller: bool) -> tuple[float, float]:
     """
     order = order_of(kind)
     if order is not None:
-        return (1 - order, 1 - order) if is_smaller else (order, order)
+        return (1 - order, 1 - order) if q_is_smaller else (order, order)
     near, far = (_rate(kind, sign) for sign in (-1, 1))
     logs = [torch.tensor([x], dtype=torch.float64, device="cpu") for x in (-_NEARER, 0.0)]
-    if is_smaller:
+    if q_is_smaller:
         logs.reverse()
-    side = 0 if is_smaller else 1
+    side = 0 if q_is_smaller else 1
     is_zero = kind.additive and bool(DivergenceTerms(kind, side).derivatives(*logs)[side] == 0)
-    return math.inf if is_zero else 1 - (far if is_smaller else near), near if is_smaller else far
+    return math.inf if is_zero else 1 - (far if q_is_smaller else near), near if q_is_smaller else far
 
 
 def _rate(kind: Divergence, sign: int) -> float:

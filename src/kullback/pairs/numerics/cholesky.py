@@ -138,7 +138,10 @@ def _lower_half(x: Tensor) -> Tensor:
 
 
 def _residual(matrix: Tensor, root: Tensor) -> Tensor:
-    """Return matrix - root root^T to twice the precision, by splitting off leading digits whose products are exact."""
+    """Return matrix - root root^T to twice the precision, by splitting off leading digits whose products are exact.
+
+    Error-free transformations of matrix multiplication (Ozaki, Ogita, Oishi and Rump, 2012)
+    """
     size = root.shape[-1]
     digits = torch.finfo(root.dtype).bits - (12 if root.dtype == torch.float64 else 9) + 1
     kept = (digits - size.bit_length()) // 2 - 1
