@@ -9,14 +9,22 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor
 
 from kullback.common.dtypes import accurate_dtype, upcast
-from kullback.common.inputs import as_tensor, check_flag, is_fake, number_from, split_labels, whole_from
+from kullback.common.inputs import (
+    as_tensor,
+    can_inspect,
+    check_flag,
+    first_of,
+    number_from,
+    split_labels,
+    whole_from,
+)
 from kullback.common.words import RepresentationName
 from kullback.errors import invalid_type, invalid_value, safe_repr
 
@@ -27,40 +35,11 @@ __all__ = [
     "Logits",
     "Probs",
     "Representation",
-    "can_inspect",
-    "can_inspect_all",
-    "first_of",
 ]
-
-# torch has no public function that detects the batched tensors of vmap and of batched gradients.
-_functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
-_is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
-_is_legacy_batch: Callable[[Tensor], bool] = _functorch.is_legacy_batchedtensor
 
 # The tolerance for the sum of a row: the rounding error of a softmax over a large vocabulary in each dtype.
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 _WIDE = (torch.float32, torch.float64)
-
-
-def can_inspect(x: Tensor) -> bool:
-    """Return whether Python can read the values of `x`: not while compiling, under ``vmap``, or if it has none."""
-    return can_inspect_all((x,))
-
-
-def can_inspect_all(tensors: Iterable[Tensor]) -> bool:
-    """Return whether Python can read the values of all tensors."""
-    if torch.compiler.is_compiling():
-        return False
-    for x in tensors:
-        if x.is_meta or (type(x) is not Tensor and is_fake(x)) or _is_wrapped(x) or _is_legacy_batch(x):
-            return False
-    return True
-
-
-def first_of(mask: Tensor) -> str:
-    """Describe the true entries of a mask: their number and the first index."""
-    index = tuple(int(i) for i in mask.nonzero()[0])
-    return f"{int(mask.sum())} of {mask.numel()}, the first at index {index}"
 
 
 class Representation(ABC):

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import as_tensor, check_independent, is_fake
+from kullback.common.inputs import as_tensor, can_inspect, check_independent, first_of, is_fake
 from kullback.errors import invalid_type, invalid_value
-from kullback.representations import can_inspect, first_of
 
 __all__ = ["Samples"]
 

@@ -1,4 +1,4 @@
-"""Conversion of arrays, lists and labeled counts to tensors, and checks of common arguments."""
+"""Conversion of arrays, lists and labeled counts to tensors, and checks of tensors and of common arguments."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ __all__ = [
     "are_logits",
     "are_ordinary",
     "as_tensor",
+    "can_inspect",
+    "can_inspect_all",
     "check_callback",
     "check_confidence",
     "check_dense",
@@ -28,6 +30,7 @@ __all__ = [
     "check_generator",
     "check_independent",
     "dense",
+    "first_of",
     "is_fake",
     "is_integer",
     "number_from",
@@ -36,6 +39,11 @@ __all__ = [
     "tensor_remedy",
     "whole_from",
 ]
+
+# torch has no public function that detects the batched tensors of vmap and of batched gradients.
+_functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
+_is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
+_is_legacy_batch: Callable[[Tensor], bool] = _functorch.is_legacy_batchedtensor
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -302,6 +310,27 @@ def is_fake(x: Tensor) -> bool:
         return False
     fake = sys.modules.get("torch._subclasses.fake_tensor")
     return fake is not None and isinstance(x, fake.FakeTensor)
+
+
+def can_inspect(x: Tensor) -> bool:
+    """Return whether Python can read the values of `x`: not while compiling, under ``vmap``, or if it has none."""
+    return can_inspect_all((x,))
+
+
+def can_inspect_all(tensors: Iterable[Tensor]) -> bool:
+    """Return whether Python can read the values of all tensors."""
+    if torch.compiler.is_compiling():
+        return False
+    for x in tensors:
+        if x.is_meta or (type(x) is not Tensor and is_fake(x)) or _is_wrapped(x) or _is_legacy_batch(x):
+            return False
+    return True
+
+
+def first_of(mask: Tensor) -> str:
+    """Describe the true entries of a mask: their number and the first index."""
+    index = tuple(int(i) for i in mask.nonzero()[0])
+    return f"{int(mask.sum())} of {mask.numel()}, the first at index {index}"
 
 
 def split_labels(x: object) -> tuple[tuple[Hashable, ...] | None, object]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.findings import Finding
-from kullback.common.inputs import as_tensor
+from kullback.common.inputs import as_tensor, can_inspect
 from kullback.diagnosis.call_checks import findings_of
 from kullback.diagnosis.case import Case
 from kullback.diagnosis.diagnosis_result import Diagnosis, TensorSummary, conclude
@@ -14,7 +14,6 @@ from kullback.diagnosis.suggestion import Suggestion, suggest
 from kullback.diagnosis.values import RowValues
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.losses.reduction import check_reduction
-from kullback.representations import can_inspect
 
 __all__ = ["Diagnosis", "Finding", "RowValues", "Suggestion", "TensorSummary", "diagnose"]
 

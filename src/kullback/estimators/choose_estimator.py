@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch.distributions import Categorical, Distribution
 
+from kullback.common.inputs import first_of
 from kullback.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -39,7 +40,7 @@ from kullback.estimators.known_density import from_density
 from kullback.estimators.lattice import as_categories
 from kullback.estimators.sample_checks import check_confidence, check_samples
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, behaves_as
-from kullback.representations import Counts, Representation, first_of
+from kullback.representations import Counts, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 

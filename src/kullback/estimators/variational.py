@@ -17,6 +17,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from kullback.common.inputs import can_inspect, first_of
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.estimators.draws import (
     clusters_in,
@@ -27,7 +28,6 @@ from kullback.estimators.draws import (
 )
 from kullback.estimators.normal_interval import quantile_of, standard_normal_quantile
 from kullback.estimators.sample_checks import check_confidence, check_samples
-from kullback.representations import can_inspect, first_of
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from kullback.common.inputs import can_inspect
 from kullback.kernels.native import terms
-from kullback.representations import can_inspect
 
 __all__ = ["kl_terms", "reference_terms"]
 

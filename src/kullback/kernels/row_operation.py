@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import accurate_dtype
+from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.errors import invalid_value
-from kullback.representations import can_inspect, can_inspect_all
 
 __all__ = [
     "Gradients",

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
+from kullback.common.inputs import can_inspect_all
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import cross_entropy_gradient, cross_entropy_of_block
 from kullback.kernels.native import native_selected as native
 from kullback.kernels.reference import origin_of
 from kullback.kernels.row_operation import Gradients, transformable
-from kullback.representations import can_inspect_all
 
 __all__ = ["SelectedClasses"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from kullback.common.inputs import recordable
+from kullback.common.inputs import can_inspect_all, recordable
 from kullback.generators import Divergence
 from kullback.kernels import reference
 from kullback.kernels.backends import backend_for
@@ -17,7 +17,7 @@ from kullback.kernels.native import native_rows
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Gradients, RowTotal, RowValueFunction, overwritten
-from kullback.representations import Representation, can_inspect_all
+from kullback.representations import Representation
 
 __all__ = [
     "FastRows",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kullback.common.dtypes import accurate_dtype
-from kullback.common.inputs import check_flag, recordable
+from kullback.common.inputs import can_inspect, can_inspect_all, check_flag, recordable
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
@@ -33,7 +33,6 @@ from kullback.losses.teachers import LogitTeacher, PartialTeacher, check_any_cla
 from kullback.parallel.collectives import Ranks
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.shards import Sides, has_dtensor
-from kullback.representations import can_inspect, can_inspect_all
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

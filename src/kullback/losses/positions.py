@@ -9,12 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import check_dense, dense, is_integer, number_from, recordable, tensor_remedy
+from kullback.common.inputs import (
+    can_inspect,
+    check_dense,
+    dense,
+    first_of,
+    is_integer,
+    number_from,
+    recordable,
+    tensor_remedy,
+)
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.kernels.label_terms import HardLabels
 from kullback.losses.reduction import Reduction
 from kullback.losses.settings import LossSettings
-from kullback.representations import can_inspect, first_of
 
 __all__ = ["Positions", "position_weights", "positions_of", "warn_of_empty_mask"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
-from kullback.common.inputs import check_dense, is_integer, whole_from
+from kullback.common.inputs import can_inspect, check_dense, first_of, is_integer, whole_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import KL, Divergence, FinitePair
 from kullback.io import ReferenceBlock
@@ -26,7 +26,7 @@ from kullback.losses.teachers import (
     check_partial_teacher,
 )
 from kullback.losses.top_k import TopK
-from kullback.representations import SUM_TOLERANCE, can_inspect, first_of
+from kullback.representations import SUM_TOLERANCE
 
 __all__ = ["SampledTail", "sampled_tail_divergence"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
-from kullback.common.inputs import are_logits, check_dense, recordable, tensor_remedy
+from kullback.common.inputs import are_logits, can_inspect, check_dense, recordable, tensor_remedy
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import Divergence, FinitePair
@@ -26,7 +26,6 @@ from kullback.losses.settings import LossSettings, check_classes, check_temperat
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard, ShardedClasses
 from kullback.parallel.shards import Sides
-from kullback.representations import can_inspect
 
 __all__ = [
     "LogitTeacher",

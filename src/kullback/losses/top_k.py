@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
-from kullback.common.inputs import all_recordable, check_dense, is_integer
+from kullback.common.inputs import all_recordable, can_inspect_all, check_dense, is_integer
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence
 from kullback.kernels import RowDivergence, logit_divergence
@@ -22,7 +22,7 @@ from kullback.losses.teachers import (
     WeightedTerms,
     check_partial_teacher,
 )
-from kullback.representations import SUM_TOLERANCE, can_inspect_all
+from kullback.representations import SUM_TOLERANCE
 
 __all__ = ["Tail", "TopK", "top_k_divergence"]
 

@@ -16,12 +16,12 @@ from torch.distributions import (
 from torch.distributions.transforms import Transform
 
 from kullback.common.dtypes import tensor_of, upcast
+from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.errors import invalid_value, no_rule
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.image import Ends, ends_after, steps_of
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
-from kullback.representations import can_inspect, can_inspect_all
 
 __all__ = ["check_domains", "check_integrable"]
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, MixtureSameFamily
 
+from kullback.common.inputs import can_inspect_all
 from kullback.common.special import LARGEST_EXPONENT
 from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, no_rule, safe_repr
 from kullback.generators import KL, Divergence, Renyi, behaves_as
@@ -48,7 +49,6 @@ from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import check_comparable, is_infinite
 from kullback.pairs.torch_registry import ThirdPartyRule
-from kullback.representations import can_inspect_all
 from kullback.results.estimate import Estimate
 
 __all__ = ["estimate"]

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kullback.common.dtypes import accurate_dtype
+from kullback.common.inputs import can_inspect
 from kullback.errors import KullbackError, invalid_type, invalid_value
-from kullback.representations import can_inspect
 
 __all__ = ["Ranks", "agree", "check_first_derivative", "pattern", "stacked"]
 

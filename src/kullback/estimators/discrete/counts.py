@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.inputs import can_inspect
 from kullback.errors import invalid_value
 from kullback.estimators.discrete import point
 from kullback.estimators.discrete.measures import KNOWN
@@ -22,7 +23,7 @@ from kullback.estimators.draws import (
 )
 from kullback.estimators.normal_interval import standard_normal_quantile
 from kullback.estimators.sample_checks import check_samples
-from kullback.representations import Counts, Representation, can_inspect
+from kullback.representations import Counts, Representation
 from kullback.samples import Samples
 
 __all__ = [

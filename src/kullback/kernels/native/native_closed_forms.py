@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.inputs import can_inspect
 from kullback.kernels.codes import Outcome
-from kullback.representations import can_inspect
 
 __all__ = ["Form", "GradientFunction", "Parameters", "divergence", "required_gradients"]
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
+from kullback.common.inputs import can_inspect
 from kullback.kernels.native import library
 from kullback.kernels.native.native_rows import DTYPES
-from kullback.representations import can_inspect
 
 __all__ = ["compute", "gradients", "kl_of_weights", "serves"]
 

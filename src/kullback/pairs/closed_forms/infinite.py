@@ -26,10 +26,10 @@ from torch.distributions import (
     Uniform,
 )
 
+from kullback.common.inputs import can_inspect
 from kullback.pairs.native_forms import ATTRIBUTES, CHOICE, Reader, Shortcut, reader_of
 from kullback.pairs.registry import shortcut
 from kullback.pairs.torch_registry import TypePair
-from kullback.representations import can_inspect
 
 __all__ = ["ALWAYS_INFINITE"]
 

@@ -21,7 +21,7 @@ from torch.distributions import (
 )
 
 from kullback.common.dtypes import upcast
-from kullback.common.inputs import recordable
+from kullback.common.inputs import can_inspect, recordable
 from kullback.common.special import bregman_by_quadrature, itakura_saito
 from kullback.kernels.native.native_closed_forms import (
     Form,
@@ -45,7 +45,6 @@ from kullback.pairs.numerics.cholesky import (
 from kullback.pairs.numerics.parameters import MATRICES, matrix_of
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import closed_form
-from kullback.representations import can_inspect
 
 __all__ = [
     "LARGE_MATRIX",

@@ -35,6 +35,7 @@ from torch.distributions import (
 )
 
 from kullback.common.dtypes import upcast
+from kullback.common.inputs import can_inspect
 from kullback.common.special import LARGEST_EXPONENT, log1pmx, log_ratio
 from kullback.pairs.closed_forms.dirichlet import concentrations, dirichlet_divergence
 from kullback.pairs.closed_forms.multivariate_normal import moments, rounding_error
@@ -42,7 +43,6 @@ from kullback.pairs.closed_forms.positive import gamma_divergence, shape_and_rat
 from kullback.pairs.numerics.bernoulli import generalized_kl
 from kullback.pairs.numerics.cholesky import mixed_with_one, relative, whitened
 from kullback.pairs.overrides import overrides_density
-from kullback.representations import can_inspect
 
 __all__ = ["renyi_in_closed_form"]
 

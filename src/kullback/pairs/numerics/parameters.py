@@ -9,9 +9,9 @@ from torch.distributions import Categorical, Distribution, OneHotCategorical
 from torch.distributions.utils import probs_to_logits
 
 from kullback.common.dtypes import upcast
+from kullback.common.inputs import can_inspect
 from kullback.common.special import safe_log
 from kullback.pairs.overrides import overrides_density
-from kullback.representations import can_inspect
 
 __all__ = [
     "MATRICES",

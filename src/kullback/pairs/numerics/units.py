@@ -31,9 +31,9 @@ from torch.distributions import (
     Weibull,
 )
 
+from kullback.common.inputs import can_inspect
 from kullback.pairs.numerics.parameters import dtype_of, matrix_of
 from kullback.pairs.overrides import overrides_density
-from kullback.representations import can_inspect
 
 __all__ = ["in_common_unit"]
 
