@@ -165,7 +165,7 @@ def _elements(density: Density, elements: Tensor) -> Density:
 
 
 def _in_rounds(p: Density, q: Density, kind: Divergence, size: int, options: SolveOptions) -> Integral:
-    """Give all elements of a block few nodes, those that need more the maximum, and a few that still do it alone."""
+    """Give all elements few nodes, and the maximum to elements that need more; a few elements are repeated alone."""
 
     def computed(elements: Tensor, options: SolveOptions) -> Integral:
         return _compute(_elements(p, elements), _elements(q, elements), kind, elements.shape, options)
@@ -185,7 +185,7 @@ def _in_rounds(p: Density, q: Density, kind: Divergence, size: int, options: Sol
     short = (~enough).nonzero().squeeze(-1)
     if short.numel() and options.max_evaluations > _FIRST_EVALUATIONS:
         result = replaced(short)
-        if size > 1:  # an element is not refused for what the others of its batch need
+        if size > 1:  # an element does not fail because others of its batch need panels
             refused = (
                 ~options.is_accepted(result.value.detach(), result.error) & result.value.detach().isfinite()
             )

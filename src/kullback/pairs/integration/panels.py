@@ -52,7 +52,7 @@ NEAREST = -345.0
 """The square of the inverse of a distance with this logarithm is a float."""
 SAFETY = 4.0
 """The reported error is this many times the estimate: on some panels the rules agree by chance."""
-# The panels from an end of those that matter for the value to the end of the line.
+# The number of panels between the end of the line and the nearest panel that matters for the value.
 _OUTER_PANELS = 24
 _SPLITS = 4
 # The precision of `last_where` in bits, and the most intervals that it cuts into four parts at once.
