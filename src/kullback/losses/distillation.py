@@ -16,8 +16,8 @@ from kullback.generators import KL, Divergence
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
 from kullback.kernels.row_operation import RowTotal, RowValueFunction
 from kullback.losses.head import (
-    CALL,
-    NAMES,
+    HEAD_CALL,
+    HEAD_TENSORS,
     Head,
     HeadRows,
     StoredTeacher,
@@ -361,7 +361,9 @@ def linear_distillation_loss(
     tensors: list[Any] = [student, student_weight, student_bias, teacher, teacher_weight, teacher_bias]
     ranks = None
     if group is not None or has_dtensor(tensors):
-        tensors, ranks = local_tensors(CALL, dict(zip(NAMES, tensors, strict=True)), (None, 0, 0) * 2, group)
+        tensors, ranks = local_tensors(
+            HEAD_CALL, dict(zip(HEAD_TENSORS, tensors, strict=True)), (None, 0, 0) * 2, group
+        )
         student = tensors[0]
     settings = LossSettings(
         kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
@@ -370,10 +372,10 @@ def linear_distillation_loss(
     stored = teacher if isinstance(teacher, PartialTeacher) else None
 
     def check() -> tuple[Positions, HeadSettings, bool]:
-        checked, checked_heads = settings.checked(CALL), of_heads.checked(CALL)
+        checked, checked_heads = settings.checked(HEAD_CALL), of_heads.checked(HEAD_CALL)
         overflows = may_overflow(checked.kind)
         dtype = check_heads(tensors, stored, checked)
-        positions = positions_of(CALL, checked, student, dtype, mask, weight, labels, normalizer)
+        positions = positions_of(HEAD_CALL, checked, student, dtype, mask, weight, labels, normalizer)
         return positions, checked_heads, overflows
 
     sides = None
@@ -397,7 +399,7 @@ def linear_distillation_loss(
     teacher_head = Head(softcaps[1], scales[1], float32_logits)
     inspected = [*tensors, weights, None if mixed is None else mixed.classes]
     if stored is not None:
-        stored.check_indices(CALL, n_classes)
+        stored.check_indices(HEAD_CALL, n_classes)
         rows = stored.rows(settings.kind, n_classes, temperature, accurate_dtype(student.device))
         tensors.append(rows.log_probs)
         inspected += [rows.log_probs, rows.indices]
@@ -467,8 +469,10 @@ def _agreed_sides(
     learn = tensors if stored is None else [*tensors[:3], stored.kept_log_probs]
     same = of_heads._asdict()
     same["student_weight gradients that are required"] = [requires_gradient(x) for x in learn]
-    own = {name: len(x) for name, x in zip(NAMES[1::3], tensors[1::3], strict=True) if x is not None}
-    numbers = numbers_of_ranks(positions, ranks, dict(zip(NAMES, tensors, strict=True)), same=same, own=own)
+    own = {name: len(x) for name, x in zip(HEAD_TENSORS[1::3], tensors[1::3], strict=True) if x is not None}
+    numbers = numbers_of_ranks(
+        positions, ranks, dict(zip(HEAD_TENSORS, tensors, strict=True)), same=same, own=own
+    )
     settings, of_teacher = positions.settings, numbers.get("teacher_weight")
     return Sides.between(
         ranks,
@@ -484,7 +488,7 @@ def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is
     """Add the shards of the group's ranks to `operation`."""
     if not is_chunked:
         raise invalid_type(
-            CALL,
+            HEAD_CALL,
             "group",
             wanted="tensors with values, outside torch.compile, torch.func and forward-mode differentiation",
             got="others",
@@ -557,14 +561,14 @@ def _same_vocabulary(tensors: list[Any], settings: LossSettings) -> list[Any]:
     classes, vocabulary = settings.classes, settings.vocabulary
     sizes = [x.shape[0] for x in tensors[1::3] if x is not None]
     if 0 in sizes:
-        check_any_class(CALL, NAMES[1::3][sizes.index(0)], 0)
+        check_any_class(HEAD_CALL, HEAD_TENSORS[1::3][sizes.index(0)], 0)
     if classes is not None:
-        shared = check_classes(CALL, classes, min(sizes))
+        shared = check_classes(HEAD_CALL, classes, min(sizes))
     elif min(sizes) == max(sizes) or vocabulary == "mask":
         return tensors
     elif vocabulary == "error":
         raise invalid_value(
-            CALL,
+            HEAD_CALL,
             "student_weight",
             wanted=f"as many classes as teacher_weight, {sizes[1]}",
             got=f"{sizes[0]}",

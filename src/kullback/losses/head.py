@@ -25,8 +25,8 @@ from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
 
 __all__ = [
-    "CALL",
-    "NAMES",
+    "HEAD_CALL",
+    "HEAD_TENSORS",
     "Head",
     "HeadRows",
     "StoredTeacher",
@@ -35,8 +35,8 @@ __all__ = [
     "may_overflow",
 ]
 
-CALL = "linear_distillation_loss"
-NAMES = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
+HEAD_CALL = "linear_distillation_loss"
+HEAD_TENSORS = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
 
 # The smallest number of rows in a chunk: each chunk reads the head, and reads and writes its gradient. Several threads
 # need more, because they synchronize some hundred times in each chunk's products. Half precision doubles the number,
@@ -260,7 +260,7 @@ class HeadRows(NamedTuple):
 
 def _hidden_states(tensors: Sequence[Any]) -> Sequence[int]:
     """Return the places of the hidden states: of both sides, or of the student only if the teacher is stored."""
-    return (0, 3) if len(tensors) == len(NAMES) else (0,)
+    return (0, 3) if len(tensors) == len(HEAD_TENSORS) else (0,)
 
 
 @remembered
@@ -551,14 +551,14 @@ def check_heads(tensors: Sequence[Any], stored: PartialTeacher | None, settings:
     """Return the dtype of the loss; raise unless hidden states, weights and biases of both sides fit together.
 
     Arguments:
-        tensors: the arguments called `NAMES`.
+        tensors: the arguments called `HEAD_TENSORS`.
         stored: the teacher, if it is stored and has no head.
         settings: the settings of the loss.
     """
     sides = list(tensors if stored is None else tensors[:3])
     present = [x for x in sides if x is not None]
     are_plain = are_logits(*present)
-    for name, x, ndim in zip(NAMES, sides, (None, 2, 1) * 2, strict=False):
+    for name, x, ndim in zip(HEAD_TENSORS, sides, (None, 2, 1) * 2, strict=False):
         if (x is not None or ndim != 1) and not (are_plain and x is not None and ndim in (None, x.ndim)):
             _check_tensor(name, x, ndim)
     student = tensors[0]
@@ -567,39 +567,39 @@ def check_heads(tensors: Sequence[Any], stored: PartialTeacher | None, settings:
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     teacher = tensors[3]
     if stored is not None:
-        for name, x in zip(NAMES[4:], tensors[4:], strict=True):
+        for name, x in zip(HEAD_TENSORS[4:], tensors[4:], strict=True):
             if x is not None:
                 wanted, instead = f"none with a {type(stored).__name__}, which has no head", f"{name}=None"
-                raise invalid_value(CALL, name, wanted=wanted, got=type(x).__name__, instead=instead)
-        stored.check_settings(CALL, settings.kind, settings.temperature)
+                raise invalid_value(HEAD_CALL, name, wanted=wanted, got=type(x).__name__, instead=instead)
+        stored.check_settings(HEAD_CALL, settings.kind, settings.temperature)
         teacher, dtype = stored.kept_indices, stored.result_dtype(dtype)
     else:
         _check_head("teacher", *tensors[3:])
     if student.shape[:-1] != teacher.shape[:-1]:
-        check_positions(CALL, student, teacher, "", last="hidden size", rows="hidden states")
-    for name, x in zip(NAMES, [*sides[:3], teacher, *sides[4:]], strict=False):
+        check_positions(HEAD_CALL, student, teacher, "", last="hidden size", rows="hidden states")
+    for name, x in zip(HEAD_TENSORS, [*sides[:3], teacher, *sides[4:]], strict=False):
         if x is not None and x.device != student.device:
             wanted, got = f"a tensor on {student.device}, where the student is", f"one on {x.device}"
             raise invalid_value(
-                CALL, name, wanted=wanted, got=got, instead=f"{name}={name}.to(student.device)"
+                HEAD_CALL, name, wanted=wanted, got=got, instead=f"{name}={name}.to(student.device)"
             )
     return dtype
 
 
 def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
     if isinstance(x, Tensor):
-        check_dense(CALL, name, x)
+        check_dense(HEAD_CALL, name, x)
     if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
         return
     remedy = f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
     if name == "teacher" and isinstance(x, list | tuple):
         remedy = (
-            f"sum({CALL}(student=student, student_weight=student_weight, teacher=h, teacher_weight=w) for h, w in "
+            f"sum({HEAD_CALL}(student=student, student_weight=student_weight, teacher=h, teacher_weight=w) for h, w in "
             "zip(teacher, teacher_weight)) / len(teacher), with a head for each"
         )
     shape = {None: "(..., hidden size)", 1: "(classes,)", 2: "(classes, hidden size)"}[ndim]
     raise invalid_type(
-        CALL,
+        HEAD_CALL,
         name,
         wanted=f"a floating-point tensor, shape {shape}",
         got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
@@ -610,7 +610,7 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
 def _check_head(side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if weight.shape[1] != hidden.shape[-1]:
         raise invalid_value(
-            CALL,
+            HEAD_CALL,
             f"{side}_weight",
             wanted=f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})",
             got=f"shape {tuple(weight.shape)}",
@@ -618,7 +618,7 @@ def _check_head(side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) 
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise invalid_value(
-            CALL,
+            HEAD_CALL,
             f"{side}_bias",
             wanted=f"a number for each class, shape ({weight.shape[0]},)",
             got=f"shape {tuple(bias.shape)}",
@@ -628,7 +628,7 @@ def _check_head(side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) 
     for name, x in ((f"{side}_weight", weight), (f"{side}_bias", bias)):
         if x is not None and x.dtype != hidden.dtype and not autocast:
             raise invalid_type(
-                CALL,
+                HEAD_CALL,
                 name,
                 wanted=f"dtype {hidden.dtype}, the dtype of {side}",
                 got=f"dtype {x.dtype}",
