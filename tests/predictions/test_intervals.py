@@ -311,6 +311,6 @@ def test_equal_predictions_pass_a_gate():
 
 def test_the_page_of_coverage_names_what_an_end_assumes():
     text = (Path(__file__).parents[2] / "docs" / "coverage.md").read_text(encoding="utf-8")
-    assert "What a finite end assumes" in text
+    assert "Assumptions of a finite end" in text
     for reason in ("few units", "few nonzero units", "heavy tail"):
         assert reason in text
