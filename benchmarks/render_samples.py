@@ -54,7 +54,7 @@ from a region without draws of Q. **Bold** marks a peer that is significantly be
 """
 
 ASSUMPTIONS = """\
-## What an interval assumes
+## Assumptions of an interval
 
 Draws prove a lower limit: P = Q cannot explain them. They prove no upper limit, because Q could be arbitrarily small
 where P has a little mass and Q has no draws. So a finite upper limit rests on an assumption. It is given only if the
