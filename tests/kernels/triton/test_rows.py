@@ -48,9 +48,10 @@ def test_kullback_needs_no_triton() -> None:
 import sys
 import torch
 before = "triton" in sys.modules
-from kullback import KL, optional
+from kullback import KL
+from kullback.common import optional
 from kullback.kernels import RowDivergence, value_and_gradient
-from kullback.kernels.triton import rows
+from kullback.kernels.triton import triton_rows as rows
 assert ("triton" in sys.modules) == before, "importing kullback imports triton"
 find = optional.find_spec
 optional.find_spec = lambda name: None if name == "triton" else find(name)
