@@ -76,7 +76,10 @@ def _gamma_entropy(a: Tensor) -> Tensor:
 
 
 def _of_gamma(d: Gamma | Exponential) -> LogMoments:
-    a, rate = shape_and_rate(d)
+    return _gamma_moments(*shape_and_rate(d))
+
+
+def _gamma_moments(a: Tensor, rate: Tensor) -> LogMoments:
     return GammaProduct(
         _gamma_entropy(a), -torch.log(rate), (Factor(a),), Exact((a, rate), (torch.ones_like(a), a))
     )
@@ -100,7 +103,10 @@ def _of_weibull(d: Weibull) -> LogMoments:
 
 
 def _of_half_normal(d: HalfNormal) -> LogMoments:
-    scale = upcast(d.scale)
+    return _half_normal_moments(upcast(d.scale))
+
+
+def _half_normal_moments(scale: Tensor) -> LogMoments:
     half = torch.full_like(scale, 0.5)
     entropy = torch.full_like(scale, (math.log(math.pi) + 1 + EULER_GAMMA) / 2)
     mean = scale, torch.full_like(scale, math.sqrt(math.pi / 2))
@@ -297,7 +303,7 @@ def kl_gamma_gumbel(p: Gamma | Exponential, q: Gumbel) -> Tensor:
     """Return log s + E z + E e^-z - H(X), where E e^(-x / s) = (1 + 1 / (r s))^-a."""
     (a, rate), loc, scale = shape_and_rate(p), upcast(q.loc), upcast(q.scale)
     unit = torch.ones_like(rate) / rate / scale
-    return _to_gumbel(_of_gamma(p), loc, scale, a * unit, -a * torch.log1p(unit))
+    return _to_gumbel(_gamma_moments(a, rate), loc, scale, a * unit, -a * torch.log1p(unit))
 
 
 @closed_form(HalfNormal, Gumbel)
@@ -306,7 +312,7 @@ def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
     loc, scale, scale_p = upcast(q.loc), upcast(q.scale), upcast(p.scale)
     t = scale_p / scale * math.sqrt(0.5)
     mean = t * (2 / math.sqrt(math.pi))
-    return _to_gumbel(_of_half_normal(p), loc, scale, mean, torch.log(torch.special.erfcx(t)))
+    return _to_gumbel(_half_normal_moments(scale_p), loc, scale, mean, torch.log(torch.special.erfcx(t)))
 
 
 def _to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_decay: Tensor) -> Tensor:
