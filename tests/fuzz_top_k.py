@@ -28,8 +28,6 @@ def write_seeds(folder: Path) -> list[Path]:
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, responses)))
     for suffix in (".jsonl", ".parquet"):
         datasets.store(datasets.axolotl_rows(), folder / f"axolotl{suffix}")
-    for name, config in datasets.CONFIGS.items():
-        datasets.write(folder / f"packed {name}", config, [2, 3])
     values, indices = torch.randn(2, 4, 20, generator=torch.Generator().manual_seed(0)).topk(3)
     log_probs = values - 9
     from safetensors.torch import save_file

@@ -27,7 +27,7 @@ CHAT_TEMPLATE = (
 @cache
 def text() -> str:
     """Some thousand words of English."""
-    return (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    return (REPOSITORY / "tests" / "data" / "words.txt").read_text(encoding="utf-8")
 
 
 def make_tokenizer(*, adds_bos: bool = True, tokens: int = TOKENS) -> Any:
