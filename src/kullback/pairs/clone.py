@@ -200,9 +200,13 @@ def with_dimension(d: Distribution, axis: int) -> Any:
 
 
 def parts_of(*distributions: Distribution) -> list[Any]:
-    """Return distributions and the distributions inside them."""
-    inner = ([x for x in vars(d).values() if isinstance(x, Distribution)] for d in distributions)
-    return [part for d, parts in zip(distributions, inner, strict=True) for part in (d, *parts_of(*parts))]
+    """Return distributions and, after them, the distributions inside them."""
+    parts = list(distributions)
+    for part in parts:  # the list grows meanwhile
+        for value in vars(part).values():
+            if isinstance(value, Distribution):
+                parts.append(value)  # noqa: PERF401 - a comprehension is one more call
+    return parts
 
 
 def _unsqueezed(owner: Any, name: str, x: Tensor, batch: torch.Size, place: int) -> Tensor:

@@ -151,9 +151,9 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
 
 def _parameters(d: Distribution) -> list[_Parameter]:
     """Return the parameters with their owners and names, also from the distributions inside."""
-    return [
-        (part, name, x)
-        for part in parts_of(d)
-        for name, x in vars(part).items()
-        if isinstance(x, Tensor) and x.is_floating_point()
-    ]
+    parameters: list[_Parameter] = []
+    for part in parts_of(d):
+        for name, x in vars(part).items():
+            if isinstance(x, Tensor) and x.is_floating_point():
+                parameters.append((part, name, x))
+    return parameters
