@@ -203,7 +203,7 @@ def test_draws_on_a_line_in_the_plane():
     for flat in (np.hstack([x, 2 * x]), np.hstack([x, np.ones_like(x)])):
         estimate = estimated(flat, q)
         assert float(estimate.value) == math.inf
-        assert "fewer dimensions" in estimate.notes[0]
+        assert "fewer than 2 dimensions" in estimate.notes[0]
 
 
 def test_a_generator_gives_the_same_number_and_leaves_the_global_one():
