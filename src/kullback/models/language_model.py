@@ -101,14 +101,21 @@ class LanguageModel(Closes, ABC):
         Raises:
             ModelError: it has none, or does not take the conversation.
         """
-        raise ModelError(
+        raise self._without_template()
+
+    def chat_encode(self, text: str) -> list[int]:
+        """Return the tokens of `chat_text`'s text, with special tokens written as text.
+
+        Raises:
+            ModelError: it has no template.
+        """
+        raise self._without_template()
+
+    def _without_template(self) -> ModelError:
+        return ModelError(
             f"{printable(self.name)}: wanted a model with a chat template; got one without; score the whole text "
             "(--score all)"
         )
-
-    def chat_encode(self, text: str) -> list[int]:
-        """Return the tokens of `chat_text`'s text, with special tokens written as text."""
-        raise NotImplementedError
 
     def chat_tokens(
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, reply_follows: bool

@@ -92,7 +92,7 @@ def read_texts(path: Path) -> Text:
 def _document(path: Path, number: int, line: str) -> Document:
     def wrong(got: str) -> FileError:
         return FileError(
-            f"text = {path}: wanted {WANTED} in every line; got {got} in line {number}; mend that line"
+            f"text = {path}: wanted {WANTED} in every line; got {got} in line {number}; correct that line"
         )
 
     if len(line) > LONGEST_LINE:

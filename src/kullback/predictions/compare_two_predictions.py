@@ -111,9 +111,9 @@ def compare_predictions(
         generator: the source of these draws; by default one with a fixed seed.
         block_bytes: the most that a block of either side may take in memory, but at least 32767 elements or one row.
         progress: called with the rows done and the rows in all (None where it is not known before the end).
-        resume: a file that holds the finished blocks: a run that was stopped goes on from it, and gives the same
-            result as one that was not. It is removed at the end, whoever made it, also an empty file that was there
-            before. Of a group, rank 0 reads and writes it; the number of ranks may change.
+        resume: a file that keeps the finished blocks. A run that was stopped continues from it and gives the same
+            result as an uninterrupted run. The file is removed at the end, even if it was there before and empty. In a
+            group, rank 0 reads and writes it; the number of ranks may change.
         group: a process group of the CPU whose ranks all make this call: each measures some blocks of rows, and all
             return the same, to the last digit what one process returns.
 

@@ -39,7 +39,7 @@ MOST_BARS = 60
 
 
 def draw(fit: Fit) -> Figure:
-    """Draw target and fit, if they have one or two dimensions, beside the history."""
+    """Draw target and fit, if they have one or two dimensions, next to the history."""
     style, figures = (load(f"matplotlib.{module}", "fit(...).plot()") for module in ("style", "figure"))
     colors = {name: value for name, value in STYLE.items() if not isinstance(value, str) or value[:1] != "#"}
     with style.context(["default", {**colors, "axes.edgecolor": INK, "grid.color": FAINT}]):
