@@ -678,6 +678,13 @@ def test_infinities_keep_their_names_in_json():
     assert found["values"]["sum"] == "Infinity"
 
 
+def test_the_flat_dict_has_only_numbers():
+    found = diagnose(torch.tensor([[0.0, -math.inf]]), torch.tensor([[0.5, 0.5]])).to_dict(flat=True)
+    assert found["kl_target_input/mean"] == found["values/sum"] == math.inf
+    assert found["ok"] == 0
+    assert {type(number) for number in found.values()} <= {int, float}
+
+
 def test_arrays_and_lists_are_read_too():
     assert diagnose(LOG_Q.numpy(), P.tolist(), reduction="batchmean").codes == ()
 

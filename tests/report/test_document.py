@@ -101,6 +101,48 @@ def test_every_medium_shows_every_subject_and_its_gates(result: Any) -> None:
     assert f"{first.rows[0][0]}".replace("||", "‖") in html.render_table(result).replace("&#39;", "'")
 
 
+def leaf(fields: Any, path: str) -> Any:
+    """The value in nested dicts and lists whose keys, names and places are the parts of a path."""
+    for part in path.split("/"):
+        if isinstance(fields, dict):
+            fields = fields[part]
+        elif part.isdecimal():
+            fields = fields[int(part)]
+        elif part in ("lower", "upper"):
+            fields = fields[part == "upper"]
+        else:
+            (fields,) = [
+                each for each in fields if part in (each.get("name"), each.get("model", {}).get("name"))
+            ]
+    (fields,) = fields if isinstance(fields, list) else [fields]
+    return fields
+
+
+def test_flat_numbers_of_every_subject_are_those_of_its_json(result: Any) -> None:
+    numbers, fields = json.to_dict(result, GATES, flat=True), json.to_dict(result, GATES)
+    assert numbers["gates/passed"] == 0
+    for path, number in numbers.items():
+        assert type(number) in (int, float)
+        assert float(number) == float(leaf(fields, path))  # "Infinity" of JSON is a float's text
+
+
+MAIN_NUMBERS = {
+    "predictions": "divergences/kl_pq/mean",
+    "models": "candidates/near/comparison/divergences/kl_pq/mean",
+    "tables": "columns/x/psi/value",
+    "fit": "numbers/value",
+    "estimate": "numbers/high",
+    "test": "numbers/p_value",
+}
+
+
+@pytest.mark.parametrize("subject", MAIN_NUMBERS)
+def test_a_result_has_its_main_number_in_its_flat_dict(subject: str) -> None:
+    result = SUBJECTS[subject]()
+    assert MAIN_NUMBERS[subject] in result.to_dict(flat=True)
+    assert result.to_dict() == standard_json.loads(result.to_json())
+
+
 def test_names_of_a_subject_from_outside_are_escaped() -> None:
     assert "The &lt;coin&gt;" in html.render(Coin(1, 2))
     assert "The <coin>" in printed(Coin(1, 2))

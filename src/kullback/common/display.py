@@ -42,6 +42,24 @@ class Shown:
         """Return strict JSON with a versioned schema, described in `kullback.report`."""
         return str(self._report("json").dumps(self))
 
+    def to_dict(self, *, flat: bool = False) -> dict[str, Any]:
+        """Return the fields of `to_json` as dicts, lists, strings and finite numbers.
+
+        Arguments:
+            flat: return only the numbers, in one dict. A name is a path, such as ``"divergences/kl_pq/mean"`` or
+                ``"columns/age/psi/interval/upper"``. True and False become 1 and 0. Infinities and NaN stay floats.
+                None, strings and lists of rows without names are left out. Weights & Biases, MLflow and TensorBoard
+                log such a dict.
+
+        Example:
+            >>> from torch.distributions import Normal
+            >>> from kullback import kl_estimate
+            >>> estimate = kl_estimate(Normal(0.0, 1.0), Normal(1.0, 1.0))
+            >>> estimate.to_dict(flat=True)["numbers/value"]
+            0.5
+        """
+        return self._report("json").to_dict(self, flat=flat)
+
     def to_pandas(self) -> DataFrame:
         """Return the main numbers as a pandas DataFrame.
 

@@ -1,14 +1,13 @@
-"""The dtypes of kullback's computations, and numbers in strict JSON."""
+"""The dtypes of kullback's computations."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["accurate_dtype", "json_safe", "tensor_of", "upcast"]
+__all__ = ["accurate_dtype", "tensor_of", "upcast"]
 
 
 def accurate_dtype(device: torch.device) -> torch.dtype:
@@ -43,19 +42,3 @@ def upcast(x: Tensor) -> Tensor:
     return (
         x.float() if x.device.type == "mps" else x.double()
     )  # as `accurate_dtype`, without the cost of a call
-
-
-def json_safe(value: Any) -> Any:
-    """Replace NaN and infinities by strings and tuples by lists, at any depth.
-
-    Example:
-        >>> json_safe({"value": (1.5, float("inf"))})
-        {'value': [1.5, 'Infinity']}
-    """
-    if isinstance(value, dict):
-        return {key: json_safe(item) for key, item in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(item) for item in cast("list[Any]", value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value

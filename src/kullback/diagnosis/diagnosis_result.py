@@ -8,8 +8,8 @@ from html import escape
 from typing import Any
 
 from kullback.common.display import html_table
-from kullback.common.dtypes import json_safe
 from kullback.common.findings import Finding
+from kullback.common.plain_values import flat_numbers, json_safe
 from kullback.diagnosis.case import Case
 from kullback.diagnosis.reading import Reading
 from kullback.diagnosis.suggestion import Suggestion
@@ -101,12 +101,16 @@ class Diagnosis:
         """The codes of the findings."""
         return tuple(finding.code for finding in self.findings)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, flat: bool = False) -> dict[str, Any]:
         """Return all attributes as dicts, lists, strings and finite numbers, ready for `json.dumps`.
 
         Infinities and NaN, which JSON lacks, become ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``.
+
+        Arguments:
+            flat: return only the numbers, with names such as ``"kl_target_input/mean"``, as `Estimate.to_dict` does.
         """
-        return json_safe({**asdict(self), "ok": self.ok, "codes": self.codes})
+        fields = {**asdict(self), "ok": self.ok, "codes": self.codes}
+        return flat_numbers(fields) if flat else json_safe(fields)
 
     def __repr__(self) -> str:
         kl = self.kl_target_input

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from kullback.common.display import html_table
+from kullback.common.display import Shown, html_table
 from kullback.common.inputs import whole_from
 from kullback.common.optional import load
 from kullback.common.short_repr import ShortRepr
@@ -75,7 +75,7 @@ WEIGHTS = {
 
 
 @dataclass(frozen=True, repr=False)
-class TwoSampleTest(ShortRepr):
+class TwoSampleTest(ShortRepr, Shown):
     """The result of `two_sample_test`.
 
     Attributes:

@@ -101,7 +101,8 @@ class Candidate(ShortRepr):
 class ModelComparison(Shown):
     """The result of `compare_models`.
 
-    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json` and `to_pandas` write it.
+    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json`, `to_dict`
+    and `to_pandas` write it.
 
     Attributes:
         base: the base's name and origin.

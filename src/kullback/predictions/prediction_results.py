@@ -218,7 +218,8 @@ class Segment:
 class Comparison(Shown):
     """The result of `compare_predictions`.
 
-    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json` and `to_pandas` write it.
+    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json`, `to_dict`
+    and `to_pandas` write it.
 
     Attributes:
         p_name: the path of P, or the shape of its tensor.

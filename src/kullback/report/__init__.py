@@ -8,6 +8,7 @@
 | `html.render_table(result)` | its main tables, for notebooks | jinja2 |
 | `markdown.render(result, verdicts)` | a short summary | |
 | `json.dumps(result, verdicts)`, `json.to_dict(result, verdicts)` | strict JSON of a fixed schema | |
+| `json.to_dict(result, verdicts, flat=True)` | its numbers under names such as ``divergences/kl_pq/mean`` | |
 | `frame.to_pandas(result, verdicts)` | the exact numbers | pandas |
 | `check_writable(path)`, `write(path, text)` | a complete file or none | |
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kullback.common.dtypes import json_safe
+from kullback.common.plain_values import flat_numbers, json_safe
 from kullback.report.document import Findings, Table
 from kullback.report.subjects import document
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["dumps", "to_dict"]
 
 
-def to_dict(result: Any, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
+def to_dict(result: Any, verdicts: Sequence[Verdict] = (), *, flat: bool = False) -> dict[str, Any]:
     """Return a result as dicts, lists, strings and finite numbers, which `json.dumps` writes with ``allow_nan=False``.
 
     Arguments:
         result: a result, or its document.
         verdicts: the limits that you asked for.
+        flat: return only the numbers, in one dict, as `flat_numbers` names them.
 
     Example:
         >>> import torch
@@ -39,9 +40,13 @@ def to_dict(result: Any, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
         >>> found = to_dict(compare_predictions(Probs(p), Probs(q)))
         >>> found["schema"], found["divergences"]["kl_pq"]["maximum"], found["infinite"]["kl_pq"]
         ('kullback.predictions/3', 'Infinity', 1)
+        >>> to_dict(compare_predictions(Probs(p), Probs(q)), flat=True)["divergences/kl_pq/maximum"]
+        inf
     """
     page = document(result, verdicts)
     fields = _plain(page) if page.fields is None else page.fields()
+    if flat:
+        return flat_numbers(_gates(page.verdicts) | fields)
     first = {name: fields.pop(name) for name in ("schema", "unit") if name in fields}
     return first | json_safe(_gates(page.verdicts) | fields)
 

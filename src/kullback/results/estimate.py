@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kullback.common.display import html_table
+from kullback.common.display import Shown, html_table
 from kullback.common.optional import load
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type
@@ -35,7 +35,7 @@ _UNITS: dict[float | None, str] = {None: "nats", 2: "bits", 10: "hartleys"}
 
 
 @dataclass(frozen=True, repr=False)
-class Estimate(ShortRepr):
+class Estimate(ShortRepr, Shown):
     """A divergence, its method, and an error bound or standard error.
 
     Arguments:
@@ -55,7 +55,8 @@ class Estimate(ShortRepr):
         base: the base of its logarithm; None for nats.
         confidence: the coverage probability of the interval; None if unknown.
 
-    `print` writes one line, `float` returns the value, and ``f"{estimate:.3f}"`` formats the value.
+    `print` writes one line, `float` returns the value, and ``f"{estimate:.3f}"`` formats the value. `to_html`,
+    `to_json`, `to_dict` and `to_pandas` write it as other results.
 
     Example:
         >>> import torch

@@ -193,7 +193,8 @@ NOT_COMPARED = ("column-missing", "column-skipped", "type-changed", "group-skipp
 class TableComparison(Shown):
     """The comparison of two tables, made by `kullback.compare_tables`.
 
-    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json` and `to_pandas` write it.
+    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json`, `to_dict`
+    and `to_pandas` write it.
     ``found["column"]`` is the comparison of a column, and ``found["a", "b"]`` the comparison of columns together.
 
     Attributes:
