@@ -33,6 +33,7 @@ PAGES = [
     ROOT / "docs" / "why.md",
     ROOT / "docs" / "cheatsheet.md",
     ROOT / "docs" / "pictures.md",
+    ROOT / "docs" / "integrations.md",
     *sorted((ROOT / "docs" / "migrate").glob("*.md")),
     ROOT / "docs" / "tables.md",
     ROOT / "docs" / "reference_files.md",
@@ -122,13 +123,16 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> click.Command:
     return kullback
 
 
-# The trainers warn of much, such as of too few workers.
+# The trainers warn of much, such as of too few workers, and the monitors of their own dependencies.
 QUIET = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[QUIET] if page.name == "trainers.md" else []) for page in PAGES],
+    [
+        pytest.param(page, marks=[QUIET] if page.name in ("trainers.md", "integrations.md") else [])
+        for page in PAGES
+    ],
     ids=[page.relative_to(ROOT).as_posix() for page in PAGES],
 )
 def test_examples_of_a_page_run_and_print_what_it_says(page: Path, command: click.Command) -> None:

@@ -33,7 +33,7 @@ LAYERS = {
         {"estimators", "pairs"},
         {"dispatch"},
         {"losses"},
-        {"diagnosis", "fitting", "functional", "metrics", "nn", "policy", "predictions", "tables"},
+        {"diagnosis", "fitting", "functional", "metrics", "nn", "policy", "predictions", "tables", "testing"},
         {"models"},
         {"report"},
         {"cli", "integrations"},

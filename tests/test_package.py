@@ -29,6 +29,7 @@ PUBLIC_MODULES = (
     "kullback.estimators",
     "kullback.tables",
     "kullback.policy",
+    "kullback.testing",
     "kullback.integrations.modelopt",
     "kullback.integrations.nemo",
     "kullback.integrations.torchtune",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         nn,
         policy,
         tables,
+        testing,
     )
     from kullback.diagnosis import diagnose
     from kullback.dispatch import divergence, kl_divergence, kl_estimate
@@ -99,6 +100,7 @@ __all__ = [
     "record_reference",
     "register_kl",
     "tables",
+    "testing",
     "two_sample_test",
     "uninstall",
 ]

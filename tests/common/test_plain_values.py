@@ -24,7 +24,7 @@ INF = math.inf
         ({"value": [None]}, {}),
         ({"value": [0.5, None, 2]}, {"value/0": 0.5, "value/2": 2}),
         ({"columns": [{"name": "x", "psi": 1}, {"name": "y", "psi": 2}]}, {"columns/x/psi": 1, "columns/y/psi": 2}),
-        ({"joint": [{"columns": ("x", "y"), "psi": 1}]}, {"joint/x, y/psi": 1}),
+        ({"joint": [{"columns": ("x", "y"), "psi": 1}]}, {"joint/x,y/psi": 1}),
         ({"candidates": [{"model": {"name": "q4"}, "kl": 1}]}, {"candidates/q4/kl": 1}),
         ({"batches": [{"q_name": "a", "n": 1}, {"q_name": "a", "n": 2}]}, {"batches/0/n": 1, "batches/1/n": 2}),
         ({"worst": [{"row": 1, "kl": 0.5}], "bins": [{"label": "a", "p": 1.0}]}, {}),

@@ -73,6 +73,6 @@ def _name(item: Any) -> str | None:
         case {"name": str(name)} | {"model": {"name": str(name)}} | {"q_name": str(name)}:
             return name
         case {"columns": [str(), *_] as names}:
-            return ", ".join(cast("list[str]", names))
+            return ",".join(cast("list[str]", names))
         case _:
             return None

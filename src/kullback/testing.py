@@ -1,0 +1,112 @@
+"""Assertions about distributions for the tests of your code."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kullback.common.inputs import number_from
+from kullback.dispatch import kl_estimate
+from kullback.errors import invalid_value, safe_repr
+from kullback.results.estimate import Estimate
+
+__all__ = ["assert_close_distributions"]
+
+
+def assert_close_distributions(p: Any, q: Any, *, below: float, **options: Any) -> None:
+    r"""Assert that the divergence from P to Q is below a limit, and print the verdict.
+
+    .. math:: KL(P \| Q) = E_P[\log p - \log q] < \text{below}
+
+    There are three verdicts. The divergence is "below" the limit if its upper bound is: the upper limit of the
+    confidence interval of draws and counts, or the value plus the bound on its numerical error. It is "not below" if
+    its lower bound reaches the limit. Otherwise the data "cannot tell". Only the first passes; so a small sample cannot
+    pass by chance. A rule that states no error, such as one from `register_kl`, counts as exact.
+
+    Arguments:
+        p: P, as in `kl_estimate`: a distribution, `Logits`, `Probs` or another wrapper, `Counts`, or `Samples`.
+        q: Q, likewise. Every element of a batch has to be below the limit.
+        below: the limit, in nats unless you pass ``base``.
+        options: options of `kl_estimate`, such as ``kind="js:0.5"``, ``base=2``, ``confidence=0.99`` or ``generator``.
+
+    Raises:
+        AssertionError: the divergence is not below the limit, or the data cannot tell.
+        ArgumentValueError: `below` is not a positive number.
+        ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_estimate`.
+
+    Gradient:
+        none.
+
+    Example:
+        >>> from torch.distributions import Laplace, Normal
+        >>> from kullback.testing import assert_close_distributions
+        >>> assert_close_distributions(Normal(0.0, 1.0), Laplace(0.0, 1.0), below=0.1)
+        below 0.1: KL = 0.07209 nats (off by ... at most), closed form
+        >>> assert_close_distributions(Normal(0.0, 1.0), Laplace(0.0, 1.0), below=0.05)
+        Traceback (most recent call last):
+            ...
+        AssertionError: not below 0.05: KL = 0.07209 nats (off by ... at most), closed form
+
+    References:
+        Testing Statistical Hypotheses of Equivalence and Noninferiority (Wellek, 2010)
+    """
+    __tracebackhide__ = True  # pytest shows the line of the test
+    limit = number_from(below)
+    if not limit > 0:
+        raise invalid_value(
+            "assert_close_distributions",
+            "below",
+            wanted="a positive number",
+            got=safe_repr(below),
+            instead="below=0.01, the largest divergence in nats that you accept",
+        )
+    estimate = kl_estimate(p, q, **options)
+    lower, upper = _bounds(estimate)
+    is_above, is_below = lower >= limit, upper < limit
+    if is_below.numel() > 0 and bool(is_below.all()):
+        print(f"below {limit:g}: {estimate}")  # noqa: T201 - the verdict, which pytest shows with -s
+        return
+    outcome = f"not below {limit:g}" if bool(is_above.any()) else f"cannot tell whether below {limit:g}"
+    sentences = [f"{outcome}: {estimate}", *_elements(estimate, is_above, is_below)]
+    if not bool(is_above.any()):
+        sentences.append(_advice(estimate, upper))
+    raise AssertionError(". ".join([*sentences, *(note.removesuffix(".") for note in estimate.notes)]))
+
+
+def _bounds(estimate: Estimate) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest value that each element may have; NaN if it is not known."""
+    value = estimate.value.detach()
+    if estimate.interval is not None:
+        return estimate.interval
+    if estimate.error is not None:
+        return value - estimate.error, value + estimate.error
+    if estimate.n is None and estimate.standard_error is None:
+        return value, value
+    unknown = torch.full_like(value, math.nan)
+    return unknown, unknown
+
+
+def _elements(estimate: Estimate, is_above: Tensor, is_below: Tensor) -> list[str]:
+    """Return how many elements of a batch fail, and the first of them."""
+    failing = is_above if bool(is_above.any()) else ~is_below
+    if failing.numel() <= 1:
+        return []
+    index = tuple(int(i) for i in failing.nonzero()[0])
+    count = int(failing.sum())
+    return [
+        f"{count} of {failing.numel()} elements, first [{', '.join(map(str, index))}] = {estimate.value[index]:.4g}"
+    ]
+
+
+def _advice(estimate: Estimate, upper: Tensor) -> str:
+    if upper.numel() == 0:
+        return "There are no rows"
+    if bool(upper.isnan().any()):
+        advice = "There is no interval"
+        if estimate.method == "monte_carlo":
+            advice += ". Write: Samples(p.sample((n,))) for P, which has one"
+        return advice
+    return "The limit is inside the interval. More draws make it narrower"
