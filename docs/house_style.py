@@ -15,6 +15,8 @@ from typing import Any
 from griffe import Extension, Object
 from latex2mathml.converter import convert
 
+import kullback
+
 INLINE = re.compile(r":math:`([^`]+)`")
 BLOCK = re.compile(r"^( *)\.\. math:: *(.*(?:\n+\1 +.*)*)$", re.MULTILINE)
 EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
@@ -52,7 +54,8 @@ def block_formula(source: str, *_: Any, **__: Any) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """mkdocs hook: code of language `math` is a formula, inline and in fences."""
+    """mkdocs hook: the site has the version in its name; code of language `math` is a formula."""
+    config["site_name"] = f"kullback {kullback.__version__}"
     extensions = config["mdx_configs"]
     inline = {"name": "math", "class": "math", "format": inline_formula}
     block = {"name": "math", "class": "math", "format": block_formula}

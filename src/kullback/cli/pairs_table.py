@@ -104,7 +104,7 @@ def page(entries: list[Entry]) -> str:
         + ", ".join(f"`{kind.__name__}`" for kind in WRAPPERS)
         + " depend on their parts; the entries are for `Normal` parts.",
         "",
-        "| Rule | Pairs | What it is |",
+        "| Rule | Pairs | Description |",
         "| --- | ---: | --- |",
         *(
             f"| {_name(rule)} | {counts[rule]} | {meaning} |"
