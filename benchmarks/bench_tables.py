@@ -5,11 +5,13 @@ Each measurement runs in a process of its own. Its time includes reading the fil
     python benchmarks/bench_tables.py                    # to 10⁷ rows: needs 15 GB of disk for a while
     python benchmarks/bench_tables.py --rows 100000
     python benchmarks/bench_tables.py --peers FOLDER     # where `pip install --target FOLDER evidently` has put it
+    python benchmarks/bench_tables.py --engines after    # every engine on the same 10⁷ rows, under this name
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -25,10 +27,12 @@ from rich.console import Console
 from rich.table import Table
 
 RESULT = Path(__file__).parent / "results" / "tables.json"
+ENGINES_RESULT = RESULT.with_name("table_engines.json")
 SCHEMA = "kullback.tables/1"
 COLUMNS = 100
 SIZES = (100_000, 1_000_000, 10_000_000)
 EVIDENTLY_ROWS = 1_000_000  # it holds both tables in memory as pandas
+ENGINE_TYPES = ("float",) * 5 + ("integer", "string", "datetime", "boolean")
 LIMIT_SECONDS, LIMIT_MIB, LEAST_RATIO = 60.0, 2000.0, 10.0
 
 
@@ -64,13 +68,95 @@ def evidently(before: str, after: str) -> Callable[[], object]:
 STEPS = {"profile of one table": profile, "comparison": compare, "Evidently": evidently}
 
 
+def with_pyarrow(path: str) -> object:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(path)
+
+
+def with_pandas(path: str) -> object:
+    import pandas as pd
+
+    return pd.read_parquet(path, dtype_backend="pyarrow")
+
+
+def with_polars(path: str) -> object:
+    import polars as pl
+
+    return pl.read_parquet(path)
+
+
+def with_lazy_polars(path: str) -> object:
+    import polars as pl
+
+    return pl.scan_parquet(path)
+
+
+def with_duckdb(path: str) -> object:
+    import duckdb
+
+    return duckdb.read_parquet(path)
+
+
+def with_dask(path: str) -> object:
+    import dask.dataframe as dd
+
+    return dd.read_parquet(path, split_row_groups=10)
+
+
+def with_ibis(path: str) -> object:
+    import ibis
+
+    return ibis.duckdb.connect().read_parquet(path)
+
+
+def with_spark(path: str) -> object:
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session.read.parquet(path)
+
+
+ENGINES: dict[str, Callable[[str], object]] = {
+    "a Parquet file": lambda path: path,
+    "DuckDB": with_duckdb,
+    "PyArrow": with_pyarrow,
+    "pandas": with_pandas,
+    "Polars": with_polars,
+    "Polars, lazy": with_lazy_polars,
+    "Dask": with_dask,
+    "Ibis on DuckDB": with_ibis,
+    "PySpark": with_spark,
+}
+
+
+def engine_step(name: str) -> Callable[[str, str], Callable[[], object]]:
+    """A step that profiles the table of an engine, which is opened before the clock starts."""
+
+    def step(path: str, _: str) -> Callable[[], object]:
+        from kullback.tables import profile_table
+
+        frame = ENGINES[name](path)
+        return lambda: profile_table(frame)
+
+    return step
+
+
+STEPS |= {f"engine {name}": engine_step(name) for name in ENGINES}
+
+
 def measured(step: str, before: Path, after: Path, peers: Path | None) -> dict[str, float] | None:
     """Seconds, CPU seconds and peak memory of a step in a process of its own; None where its package is missing."""
     environment = dict(os.environ)
     if peers is not None and step == "Evidently":
         environment["PYTHONPATH"] = str(peers)
     command = [sys.executable, "-W", "ignore", __file__, "--step", step, str(before), str(after)]
-    done = subprocess.run(command, capture_output=True, env=environment, check=False, text=True)
+    done = subprocess.run(
+        command, capture_output=True, env=environment, check=False, text=True, start_new_session=True
+    )
     if done.returncode != 0:
         if "No module named 'evidently'" in done.stderr:
             return None
@@ -80,20 +166,49 @@ def measured(step: str, before: Path, after: Path, peers: Path | None) -> dict[s
 
 def run_step(step: str, before: str, after: str) -> None:
     run = STEPS[step](before, after)
-    started, cpu = time.perf_counter(), time.process_time()
+    started, cpu = time.perf_counter(), session_seconds()
     run()
-    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    seconds, cpu = time.perf_counter() - started, session_seconds() - cpu
     used = resource.getrusage(resource.RUSAGE_SELF)
     peak = used.ru_maxrss / (1024 * 1024 if sys.platform == "darwin" else 1024)
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "peak_mib": peak}))
 
 
-def measure_size(rows: int, folder: Path, peers: Path | None) -> dict[str, Any]:
+def session_seconds() -> float:
+    """CPU seconds of all processes of this session, Spark's too; without /proc, of this process alone."""
+    if not Path("/proc/self/stat").exists():
+        return time.process_time()
+    session, ticks = str(os.getsid(0)), 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            # Fields 6 and 14 to 17 of proc(5): the session, and the times of the process and its ended children.
+            ticks += sum(map(int, fields[11:15])) if fields[3] == session else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def measure_engines(label: str, rows: int, folder: Path, names: list[str]) -> dict[str, Any]:
+    """The measurements so far, and under a label the ones of each engine on the same table."""
     from table_data import write_table
+    from timing import machine
+
+    path = folder / "table.parquet"
+    write_table(path, rows, ENGINE_TYPES, seed=0)
+    document = json.loads(ENGINES_RESULT.read_text()) if ENGINES_RESULT.exists() else {}
+    runs = document.get("runs", {}) | {label: {}}
+    for name in names:
+        runs[label][name] = measured(f"engine {name}", path, path, None)
+        load = os.getloadavg()[0]
+        print(name, runs[label][name], f"load {load:.1f}", flush=True)
+    return {"schema": SCHEMA, "machine": machine(), "rows": rows, "columns": len(ENGINE_TYPES), "runs": runs}
+
+
+def measure_size(rows: int, folder: Path, peers: Path | None) -> dict[str, Any]:
+    from table_data import types_of, write_table
 
     before, after = folder / "before.parquet", folder / "after.parquet"
-    write_table(before, rows, COLUMNS, seed=0)
-    write_table(after, rows, COLUMNS, seed=1, shift=0.1)
+    write_table(before, rows, types_of(COLUMNS), seed=0)
+    write_table(after, rows, types_of(COLUMNS), seed=1, shift=0.1)
     size = before.stat().st_size
     steps = [step for step in STEPS if step != "Evidently" or rows <= EVIDENTLY_ROWS]
     found = {step: measured(step, before, after, peers) for step in steps}
@@ -140,10 +255,20 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where to put the files; default: the temporary directory")
     parser.add_argument("--peers", type=Path, help="a folder with the packages to compare with")
     parser.add_argument("--quick", action="store_true", help="1000 rows, only to see that it runs")
+    parser.add_argument("--engines", help="the name of this version: measure every engine instead")
+    parser.add_argument("--engine", action="append", help="only this engine; may be given several times")
     parser.add_argument("--step", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
         run_step(*options.step)
+        return
+    if options.engines:
+        rows = 1000 if options.quick else (options.rows or SIZES)[-1]
+        with tempfile.TemporaryDirectory(dir=options.dir) as folder:
+            names = options.engine or list(ENGINES)
+            document = measure_engines(options.engines, rows, Path(folder), names)
+        if not options.quick and not options.rows:
+            ENGINES_RESULT.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
         return
     from timing import machine
 

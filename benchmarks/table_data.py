@@ -9,7 +9,7 @@ twelve integers, six strings, one a date and time and one boolean. `shift` moves
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,10 +53,14 @@ def column(
     return pa.array(generator.random(rows) < 0.3 + shift / 10)
 
 
-def pieces(rows: int, columns: int, *, shift: float = 0.0, seed: int = 0) -> Iterator[pa.Table]:
+def types_of(columns: int) -> list[str]:
+    """The types of so many columns, in the proportions of `TYPES`."""
+    return [TYPES[number * len(TYPES) // columns] for number in range(columns)]
+
+
+def pieces(rows: int, types: Sequence[str], *, shift: float = 0.0, seed: int = 0) -> Iterator[pa.Table]:
     """The table in pieces of `ROWS_AT_ONCE` rows; the same seed and shift give the same table."""
     generator = np.random.default_rng(seed)
-    types = [TYPES[number * len(TYPES) // columns] for number in range(columns)]
     for start in range(0, rows, ROWS_AT_ONCE):
         length = min(ROWS_AT_ONCE, rows - start)
         arrays = [
@@ -65,10 +69,10 @@ def pieces(rows: int, columns: int, *, shift: float = 0.0, seed: int = 0) -> Ite
         yield pa.table(arrays, names=[f"{column_type}_{number}" for number, column_type in enumerate(types)])
 
 
-def write_table(path: Path, rows: int, columns: int, *, shift: float = 0.0, seed: int = 0) -> None:
+def write_table(path: Path, rows: int, types: Sequence[str], *, shift: float = 0.0, seed: int = 0) -> None:
     """Write the table to one Parquet file with row groups of `ROWS_AT_ONCE` rows."""
     writer = None
-    for piece in pieces(rows, columns, shift=shift, seed=seed):
+    for piece in pieces(rows, types, shift=shift, seed=seed):
         writer = writer or pq.ParquetWriter(path, piece.schema, compression="snappy")
         writer.write_table(piece)
     if writer is not None:
@@ -85,4 +89,4 @@ if __name__ == "__main__":
     parser.add_argument("--shift", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    write_table(given.path, given.rows, given.columns, shift=given.shift, seed=given.seed)
+    write_table(given.path, given.rows, types_of(given.columns), shift=given.shift, seed=given.seed)

@@ -115,6 +115,13 @@ def as_ibis(table: pa.Table) -> Any:
     return connection.create_table("copy", without_dictionaries(table))
 
 
+def as_ibis_on_polars(table: pa.Table) -> Any:
+    """A table of an engine of Ibis other than DuckDB."""
+    import ibis
+
+    return ibis.polars.connect().create_table("copy", without_dictionaries(table))
+
+
 def as_spark(table: pa.Table, session: Any) -> Any:
     return session.createDataFrame(without_dictionaries(table)).repartition(3)
 
@@ -133,4 +140,5 @@ HERE: dict[str, Callable[[pa.Table], Any]] = {
     "duckdb": as_duckdb,
     "dask": as_dask,
     "ibis": as_ibis,
+    "ibis on polars": as_ibis_on_polars,
 }

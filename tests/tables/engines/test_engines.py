@@ -1,14 +1,22 @@
-"""Every engine counts the same, exactly: eight sorts of table, files, and clusters of Dask and Spark."""
+"""Every engine counts the same, exactly: nine sorts of table, files, and clusters of Dask and Spark."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+from functools import partial
 
 import pytest
+from pyspark import cloudpickle
 
+from kullback.errors import ArgumentValueError
 from kullback.tables import choose_bins, contingency_tables, profile_table
+from kullback.tables.engines import spark_table
+from kullback.tables.engines.batches import BatchTable
+from kullback.tables.engines.engine import ColumnSpec
+from kullback.tables.engines.in_memory import ArrowTable
 from tests.tables.frames import HERE, as_dask, as_spark, mixed_table
 
 pytestmark = [
@@ -107,4 +115,44 @@ def test_a_dask_cluster_counts_the_same(cluster, table, profile, bins):
 
 @pytest.mark.slow
 def test_spark_counts_the_same(spark, table, profile, bins):
-    assert_all_counts_equal(as_spark(table, spark), table, profile, bins)
+    frame = as_spark(table, spark)
+    assert_all_counts_equal(frame, table, profile, bins)
+    with pytest.raises(
+        ArgumentValueError, match=r"weights=.*: wanted a column of finite numbers .* in 'normal'"
+    ):
+        profile_table(frame, columns=["atom"], weights="normal")
+    lists = spark.createDataFrame([([1, 2],), ([3],)], "numbers array<int>")
+    assert profile_table(lists).rows == 2
+
+
+WORKER = """
+import pickle, sys
+import pyarrow as pa
+sys.modules |= dict.fromkeys(("kullback", "torch", "narwhals"))  # importing them is an error
+work, table = pickle.load(sys.stdin.buffer)
+(batch,) = work(iter(table.to_batches(max_chunksize=100)))
+sys.stdout.buffer.write(batch.column(0)[0].as_py())
+"""
+
+
+@pytest.mark.parametrize("weights", [None, "a weight", "normal"])
+def test_a_spark_worker_needs_pyarrow_and_numpy_alone(weights, table, profile):
+    """Spark's functions run where neither this package nor PyTorch can be imported, and count the same."""
+    names = [name for name in table.column_names if name != "category"]
+    fields = [ArrowTable(table).fields[name] for name in names]
+    specs = [
+        ColumnSpec(each.name, column.column_type, column.center, each.integer)
+        for each in fields
+        for column in [profile.columns[each.name]]
+        if each.name != weights
+    ]
+    work = partial(spark_table._counted, fields=fields, work=BatchTable.count, arguments=(specs, weights))
+    with spark_table._sent_to_workers():
+        sent = cloudpickle.dumps((work, table.select(names)))
+    done = subprocess.run([sys.executable, "-c", WORKER], input=sent, capture_output=True, check=False)
+    assert not done.returncode, done.stderr.decode()
+    if weights == "normal":
+        with pytest.raises(ArgumentValueError, match="in 'normal'"):
+            spark_table._unpacked(done.stdout)
+    else:
+        assert spark_table._unpacked(done.stdout) == ArrowTable(table).count(specs, weights)

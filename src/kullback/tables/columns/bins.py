@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -59,11 +58,6 @@ class Bins(ShortRepr):
     def gridded(self) -> bool:
         """Whether the bins are intervals of numbers."""
         return self.column_type in GRIDDED
-
-    @cached_property
-    def category_bins(self) -> dict[str, int]:
-        """The bin of each category."""
-        return {name: index for index, name in enumerate(self.categories)}
 
     def __len__(self) -> int:
         return len(self.labels)

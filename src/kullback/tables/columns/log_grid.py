@@ -7,13 +7,7 @@ With center :math:`c`, a number :math:`x` at a distance :math:`a = |x - c| = 2^e
 so each octave has 32 buckets of equal width, 1.6 to 3.1 % of the distance, and :math:`b` grows with :math:`x`. Bucket
 0 contains the center itself and all numbers less than :math:`2^{-1022}` (the smallest normal number) away from it.
 
-The grid is made of powers of two so that every engine finds the same bucket for the same number, exactly:
-
-* in memory, the bucket of a float64 is its upper 17 bits, no logarithm taken;
-* in SQL, :math:`e` is the floor of a logarithm, whose last digit differs between engines near a power of two. Then
-  :math:`m` comes out just below 1 or at 2, and the formula continues into the neighboring octave's bucket, which is
-  the right one. The division by :math:`2^e` is exact.
-
+The grid is made of powers of two: the bucket of a float64 is its upper 17 bits, exactly and without a logarithm.
 Integers up to 63 away from the center have buckets of their own.
 """
 

@@ -3,8 +3,6 @@
 A word is a run of letters; every byte of a character outside ASCII counts as a letter, and case matters. Digits,
 punctuation and the order of words do not count. No word is stored, so the counts have a fixed size and add up over the
 parts of a table.
-
-Spark's workers may not have this package and get this module by value: it needs NumPy alone.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "EXACT_OFFSET",
     "category_codes",
+    "characters_of",
     "integer_offsets",
     "integers_of",
     "lengths_of",
@@ -65,6 +65,11 @@ def integer_offsets(values: NDArray[np.int64] | NDArray[np.uint64], center: int)
 def lengths_of(array: Any) -> Any:
     """Return the number of characters of each string."""
     return _compute("utf8_length", strings_of(array))
+
+
+def characters_of(array: Any) -> int:
+    """Return the number of characters of all strings together."""
+    return _compute("sum", lengths_of(array)).as_py() or 0
 
 
 def strings_of(array: Any) -> Any:

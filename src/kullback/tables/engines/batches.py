@@ -6,7 +6,7 @@ import math
 import os
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from kullback.tables.engines.joint_counts import JointCounter
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
 
-__all__ = ["BATCH_ROWS", "BatchTable", "counter_for"]
+__all__ = ["BATCH_ROWS", "BatchTable", "counter_for", "each_once"]
 
 BATCH_ROWS = 1 << 16
 WAITING = 4
@@ -53,7 +53,7 @@ class BatchTable(Table):
         return TableCounts(columns, total.rows, total.weight, total.squares)
 
     def _read(self, counters: Mapping[str, Counter], total: WeightCounter, weights: str | None) -> None:
-        names = _each_once([*counters, *([weights] if weights is not None else [])])
+        names = each_once([*counters, *([weights] if weights is not None else [])])
         threads = max(1, min(8, os.cpu_count() or 1))
         with ThreadPoolExecutor(threads) as pool:
             waiting: deque[Future[None]] = deque()
@@ -117,7 +117,7 @@ class BatchTable(Table):
     ) -> dict[tuple[str, ...], JointCounts]:
         """Return the weight of every combination of bins that occurs, for each key."""
         counter = JointCounter(bins, keys)
-        names = _each_once([*(name for key in keys for name in key), *([weights] if weights else [])])
+        names = each_once([*(name for key in keys for name in key), *([weights] if weights else [])])
         for _, batch in self.batches(names):
             counter.add(batch, None if weights is None else weights_of(weights, batch[weights]))
         return counter.counts
@@ -132,7 +132,8 @@ def counter_for(spec: ColumnSpec) -> Counter:
     return GridCounter(spec.column_type, spec.center, integer=spec.integer, words=spec.words)
 
 
-def _each_once(names: Sequence[str]) -> list[str]:
+def each_once(names: Iterable[str]) -> list[str]:
+    """Return names in order, without repetitions."""
     return list(dict.fromkeys(names))
 
 

@@ -10,7 +10,8 @@ from kullback.common.optional import load
 from kullback.tables.engines.dask_table import DaskTable
 from kullback.tables.engines.engine import Caller
 from kullback.tables.engines.in_memory import ArrowTable, PandasTable, not_a_table
-from kullback.tables.engines.streamed_tables import DuckTable, FileTable, PolarsTable
+from kullback.tables.engines.spark_table import SparkTable
+from kullback.tables.engines.streamed_tables import DuckTable, FileTable, IbisTable, PolarsTable
 
 if TYPE_CHECKING:
     from kullback.tables.engines.engine import Table
@@ -45,8 +46,10 @@ def _through_narwhals(nw: Any, native: Any, caller: Caller) -> Table:
         frame = nw.from_native(native)
     except TypeError:
         raise not_a_table(native, caller) from None
+    if frame.implementation.is_ibis():
+        return IbisTable(frame, caller)
+    if frame.implementation.is_pyspark() or frame.implementation.is_pyspark_connect():
+        return SparkTable(frame, caller)
     if isinstance(frame, nw.LazyFrame):
-        from kullback.tables.engines.narwhals_lazy import LazyTable
-
-        return LazyTable(frame, caller)
+        return ArrowTable(frame.collect("pyarrow").to_native(), caller)
     return ArrowTable(frame.to_arrow(), caller)  # Modin, cuDF: in memory too

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kullback.tables.columns.bins import Bins
 
-__all__ = ["JointCounter", "bins_of", "special_bins", "unknown_category"]
+__all__ = ["JointCounter"]
 
 
 class JointCounter:
@@ -38,7 +38,7 @@ class JointCounter:
     def _coded(self, name: str, array: Any) -> tuple[NDArray[np.int64], list[Any] | None]:
         """Return a code for each row and, for a column without bins, the values of the codes."""
         if name in self.bins:
-            return bins_of(array, self.bins[name], name), None
+            return _bins_of(array, self.bins[name], name), None
         encoded = array.dictionary_encode(null_encoding="encode")
         return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
 
@@ -63,26 +63,26 @@ def _add_key(
         counts[combination] = counts.get(combination, 0.0) + weight
 
 
-def bins_of(array: Any, bins: Bins, name: str = "") -> NDArray[np.int64]:
+def _bins_of(array: Any, bins: Bins, name: str = "") -> NDArray[np.int64]:
     """Return the bin of every value of an Arrow array."""
     found = np.full(len(array), -1, np.int64)
     missing = array.is_null().to_numpy(zero_copy_only=False)
     present = array.drop_null() if array.null_count else array
     found[~missing] = _bins_of_numbers(present, bins) if bins.gridded else _bins_of_categories(present, bins)
     if missing.any():
-        found[missing] = special_bins(bins).get("missing", -1)
+        found[missing] = _special_bins(bins).get("missing", -1)
     if (found < 0).any():
-        raise unknown_category(name)
+        raise _unknown_category(name)
     return found
 
 
-def special_bins(bins: Bins) -> dict[str, int]:
+def _special_bins(bins: Bins) -> dict[str, int]:
     """Return the bins of missing values, NaN and the infinities, by label."""
     first = len(bins) - len(bins.specials)
     return {label: first + index for index, label in enumerate(bins.specials)}
 
 
-def unknown_category(name: str) -> ArgumentValueError:
+def _unknown_category(name: str) -> ArgumentValueError:
     """Return the error for a value that is in no bin."""
     return invalid_value(
         "contingency_tables",
@@ -108,7 +108,7 @@ def _bins_of_numbers(array: Any, bins: Bins) -> NDArray[np.int64]:
         ("-infinity", values == -np.inf),
         ("infinity", values == np.inf),
     ):
-        found[which] = special_bins(bins).get(label, -1)
+        found[which] = _special_bins(bins).get(label, -1)
     return found
 
 

@@ -13,12 +13,12 @@ from typing import Any
 from kullback.common.files import matched
 from kullback.common.optional import load
 from kullback.errors import LONGEST_NAME, FileError, printable
-from kullback.tables.columns.types import Field, arrow_field
+from kullback.tables.columns.types import Field, arrow_field, narwhals_field
 from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
 from kullback.tables.engines.engine import Caller
 from kullback.tables.engines.in_memory import ArrowTable, distinct_names
 
-__all__ = ["DuckTable", "FileTable", "PolarsTable"]
+__all__ = ["DuckTable", "FileTable", "IbisTable", "PolarsTable"]
 
 MEMORY_LIMIT = "500MB"
 FORMATS = {
@@ -151,6 +151,36 @@ class PolarsTable(BatchTable):
 
     def in_order(self, names: Sequence[str], rows: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield from ArrowTable(self.frame.select(list(names)).head(rows).collect().to_arrow()).batches(names)
+
+
+class IbisTable(BatchTable):
+    """A table of Ibis, computed as a stream by its engine."""
+
+    def __init__(self, frame: Any, caller: Caller | None = None) -> None:
+        schema = frame.collect_schema()
+        distinct_names(list(schema), caller)
+        self.fields = {name: narwhals_field(name, dtype) for name, dtype in schema.items()}
+        self.table = frame.to_native()
+
+    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        if not names:
+            yield self.table.count().to_pyarrow().as_py(), {}
+            return
+        for batch in _ibis_batches(self.table.select(*names)):
+            yield batch.num_rows, dict(zip(names, batch.columns, strict=True))
+
+    def first_rows(self, names: Sequence[str], rows: int) -> None:
+        """Return None: the rows of an Ibis table have no order."""
+
+
+def _ibis_batches(table: Any) -> Iterator[Any]:
+    """Return a table of Ibis as Arrow batches."""
+    backend = table.get_backend()
+    if backend.name != "duckdb":
+        return iter(table.to_pyarrow_batches(chunk_size=BATCH_ROWS))
+    # Ibis 12 streams by a method that DuckDB 2 no longer has. Reading no row registers tables in memory.
+    table.limit(0).to_pyarrow()
+    return iter(_reader(backend.con.sql(backend.compile(table)), BATCH_ROWS))
 
 
 def _reader(relation: Any, rows: int) -> Any:
