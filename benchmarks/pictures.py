@@ -1,17 +1,23 @@
-"""Draw the pictures of README and of docs/pictures.md.
+"""Draw the pictures of README, docs/pictures.md and docs/gallery.md.
 
     python benchmarks/pictures.py
 
 The text is real: `examples/data` has the next-byte logits of a small model before and after its weights are rounded to
-int8. The times and memory are the committed results of `make bench`.
+int8. The times and memory are the committed results of `make bench`. The code of the gallery is read from its page.
 """
 
 from __future__ import annotations
 
+import doctest
 import json
+import os
+import shutil
+from contextlib import chdir
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.colors import LinearSegmentedColormap
@@ -175,6 +181,35 @@ def draw_support(path: Path) -> None:
         axes.set(title="the shaded mass of P makes KL(P || Q) infinite", yticks=[0], ylim=(0, 1.2))
 
 
+def draw_gallery(page: Path, folder: Path) -> None:
+    """Run the code of a page, and store its drawings and the first screens of its HTML pages."""
+    from playwright.sync_api import sync_playwright
+
+    os.environ["SOURCE_DATE_EPOCH"] = "0"  # no date in the drawings
+    names: dict[str, Any] = {"__name__": "__main__"}
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    with (
+        TemporaryDirectory() as place,
+        chdir(place),
+        mpl.rc_context(
+            {"svg.fonttype": "none", "svg.hashsalt": "kullback", "figure.constrained_layout.use": True}
+        ),
+        sync_playwright() as playwright,
+    ):
+        Path("examples").symlink_to(ROOT / "examples")
+        for example in doctest.DocTestParser().get_examples(page.read_text(encoding="utf-8")):
+            exec(compile(example.source, page.name, "single"), names)  # noqa: S102 - the code of the page
+        for drawing in Path().glob("*.svg"):
+            lines = [line.rstrip() for line in drawing.read_text(encoding="utf-8").splitlines()]
+            (folder / drawing.name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        browser = playwright.chromium.launch(executable_path=chromium)
+        screen = browser.new_page(viewport={"width": 1100, "height": 720})
+        for file in Path().glob("*.html"):
+            screen.goto(file.resolve().as_uri())
+            screen.screenshot(path=folder / f"{file.stem}.png")
+        browser.close()
+
+
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     draw_direction(IMAGES / "direction.svg")
@@ -182,3 +217,4 @@ if __name__ == "__main__":
     draw_support(IMAGES / "support.svg")
     draw_text(IMAGES / "text.png")
     draw_speed(IMAGES / "speed.svg")
+    draw_gallery(ROOT / "docs" / "gallery.md", IMAGES)

@@ -33,6 +33,7 @@ PAGES = [
     ROOT / "docs" / "why.md",
     ROOT / "docs" / "cheatsheet.md",
     ROOT / "docs" / "pictures.md",
+    ROOT / "docs" / "gallery.md",
     ROOT / "docs" / "integrations.md",
     *sorted((ROOT / "docs" / "migrate").glob("*.md")),
     ROOT / "docs" / "tables.md",
