@@ -629,7 +629,7 @@ def test_bad_csv_files_are_named_by_column_and_line(text: str, message: str, tmp
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-@pytest.mark.parametrize("header", ["", "a,b\n", '"0","1"\n', "\ufeffa,b\n"])
+@pytest.mark.parametrize("header", ["", "a,b\n", '"0","1"\n', "\ufeffa,b\n", 'a,"b\nc"\n'])
 def test_csv_files_with_and_without_a_header_hold_the_same_rows(
     header: str, ending: str, tmp_path: Path
 ) -> None:

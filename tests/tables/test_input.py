@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -281,6 +282,46 @@ def test_files_that_are_not_there_or_unknown_or_empty(tmp_path):
     }.items():
         with pytest.raises(FileError, match=message):
             profile_table(tmp_path / name)
+
+
+def compressed(text, path):
+    data = text.encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data)
+    elif path.suffix == ".zst":
+        data = pa.compress(data, "zstd", asbytes=True)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz", "t.csv.zst"])
+def test_a_csv_file_without_names_is_refused_and_numbers_in_quotation_marks_are_names(name, tmp_path):
+    """Else its first row would become names of columns, silently."""
+    text = "2019,2020\n5,7\n6,8\n".replace(",", "\t" if ".tsv" in name else ",")
+    compressed(text, tmp_path / name)
+    with pytest.raises(FileError, match=rf"{name}: wanted a first line with the names .*; got numbers alone"):
+        profile_table(tmp_path / name)
+    compressed(text.replace("2019", '"2019"').replace("2020", '"2020"'), tmp_path / name)
+    columns = profile_table(tmp_path / name).columns
+    assert {key: (each.minimum, each.maximum) for key, each in columns.items()} == {
+        "2019": (5, 6),
+        "2020": (7, 8),
+    }
+
+
+def test_of_several_csv_files_each_needs_names(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "b.csv").write_text("3,4\n5,6\n")
+    with pytest.raises(FileError, match=r"b\.csv: wanted a first line with the names"):
+        profile_table(tmp_path / "*.csv")
+    (tmp_path / "b.csv").write_text("x,y\n3,4\n5,6\n")
+    assert profile_table(tmp_path / "*.csv").rows == 3
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.csv.zst"])
+def test_an_uneven_line_is_named_in_compressed_files_too(name, tmp_path):
+    compressed("x,y\n" + "1,2\n" * 50 + "3\n", tmp_path / name)
+    with pytest.raises(FileError, match=rf"line 52 of {name} has 1 fields, the header 2"):
+        profile_table(tmp_path / name)
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from io import BufferedReader, TextIOWrapper
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
@@ -17,32 +19,70 @@ from kullback.io.reader import Reader, regroup
 from kullback.io.source_files import FileReference, refuse_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from kullback.errors import FileError
 
-__all__ = ["CsvReader", "csv_table", "header_of", "is_whole"]
+__all__ = ["CsvHeader", "CsvReader", "csv_table", "header_of", "is_whole", "open_text"]
 
 TEXT_BLOCK = 1 << 20
 WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
 
 
-def header_of(ref: FileReference) -> tuple[list[str], bool]:
-    """Return the names of the columns, and whether the first line holds them: it does unless it is all numbers."""
+class CsvHeader(NamedTuple):
+    """The columns of a CSV file.
+
+    Attributes:
+        names: their names; c0, c1, ... where the file has none.
+        lines: how many lines hold the names; 0 where the first line is data.
+        delimiter: the character between two fields.
+    """
+
+    names: list[str]
+    lines: int
+    delimiter: str
+
+
+def header_of(ref: FileReference, delimiters: str = ",") -> CsvHeader:
+    """Return the header: the first line, unless it is all numbers without quotation marks.
+
+    Arguments:
+        ref: the file.
+        delimiters: the characters that may be between fields; the most frequent one of the first line is.
+    """
+    with open_text(ref) as text:
+        first = text.readline()
+        delimiter = max(delimiters, key=first.count)
+        lines = csv.reader(chain([first], text), delimiter=delimiter)
+        try:
+            fields = next(lines, [])
+            "".join(fields).encode()
+        except UnicodeEncodeError:
+            got = "a first line in another encoding"
+            raise ref.error(wanted="text in UTF-8", got=got, instead="convert the file to UTF-8") from None
+        except csv.Error as error:
+            raise ref.truncated(wanted="a CSV file with a first line", got=str(error)) from None
+        if not first.strip():
+            got = "an empty line" if first else "an empty file"
+            raise ref.truncated(wanted="a CSV file with a first line", got=got)
+    if lines.line_num > 1 or '"' in first or not all(map(_is_number, fields)):
+        return CsvHeader(fields, lines.line_num, delimiter)
+    return CsvHeader([f"c{index}" for index in range(len(fields))], 0, delimiter)
+
+
+@contextmanager
+def open_text(ref: FileReference) -> Generator[TextIO]:
+    """Open a file as text, decompressed if its name ends in ``.gz`` or ``.zst``; other bytes than UTF-8 are escaped."""
     with ref.open() as raw:
-        line = _first_line(raw)
-    try:
-        fields = next(csv.reader([line.decode("utf-8-sig")]), [])
-    except UnicodeDecodeError as error:
-        raise ref.error(wanted="text in UTF-8", got=str(error), instead="convert the file to UTF-8") from None
-    if not fields:
-        raise ref.truncated(wanted="a CSV file with a first line", got="an empty line")
-    if '"' in line.decode("utf-8-sig") or not all(map(_is_number, fields)):
-        return fields, True
-    return [f"c{index}" for index in range(len(fields))], False
+        stream: Any = raw
+        if compression := {".gz": "gzip", ".zst": "zstd"}.get(ref.path.suffix):
+            arrow = load("pyarrow", f"reading a {ref.path.suffix} file")
+            stream = arrow.CompressedInputStream(arrow.PythonFile(raw), compression)
+        with TextIOWrapper(BufferedReader(stream), "utf-8-sig", "surrogateescape", newline="") as text:
+            yield text
 
 
-def csv_table(ref: FileReference, header: tuple[list[str], bool], **convert: Any) -> Any:
+def csv_table(ref: FileReference, header: CsvHeader, **convert: Any) -> Any:
     """Read a whole CSV file as an Arrow table.
 
     Arguments:
@@ -51,24 +91,13 @@ def csv_table(ref: FileReference, header: tuple[list[str], bool], **convert: Any
         convert: Arrow's ConvertOptions.
     """
     arrow_csv = load("pyarrow.csv", "reading a .csv file")
-    names, headed = header
     return arrow_csv.read_csv(
         ref.path,
-        read_options=arrow_csv.ReadOptions(column_names=names, skip_rows=int(headed)),
+        read_options=arrow_csv.ReadOptions(column_names=header.names, skip_rows=header.lines),
         # An empty line of a single column is a missing value.
-        parse_options=arrow_csv.ParseOptions(ignore_empty_lines=len(names) > 1),
+        parse_options=arrow_csv.ParseOptions(ignore_empty_lines=len(header.names) > 1),
         convert_options=arrow_csv.ConvertOptions(**convert),
     )
-
-
-def _first_line(raw: Any) -> bytes:
-    pieces: list[bytes] = []
-    while piece := raw.read(TEXT_BLOCK):
-        head, newline, _ = piece.partition(b"\n")
-        pieces.append(head)
-        if newline:
-            break
-    return b"".join(pieces).rstrip(b"\r")
 
 
 def _is_number(text: str) -> bool:
@@ -105,10 +134,10 @@ class CsvReader(Reader):
         self.ref = ref
         self._arrow = load("pyarrow", "reading a .csv file")
         self._csv = load("pyarrow.csv", "reading a .csv file")
-        self._names, self._headed = header_of(ref)
+        self._names, self._header_lines, _ = header_of(ref)
         self.classes = len(self._names)
         self._refuse_doubtful_header()
-        whole = all(map(is_whole, self._first_values(skip=int(self._headed))))
+        whole = all(map(is_whole, self._first_values(skip=int(self._header_lines > 0))))
         self.dtype = torch.int64 if whole and not named else torch.float64
 
     def _refuse_doubtful_header(self) -> None:
@@ -121,11 +150,11 @@ class CsvReader(Reader):
             )
         first, second = self._first_values(skip=0), self._first_values(skip=1)
         seen = ""
-        if not self._headed and first == [str(index) for index in range(self.classes)]:
+        if not self._header_lines and first == [str(index) for index in range(self.classes)]:
             seen = f"0 to {self.classes - 1} in order"
-        elif not self._headed and all(map(is_whole, first)) and not all(map(is_whole, second)):
+        elif not self._header_lines and all(map(is_whole, first)) and not all(map(is_whole, second)):
             seen = "whole numbers above others"
-        elif self._headed and all(map(_is_number, first)) and self._is_quoted(1):
+        elif self._header_lines and all(map(_is_number, first)) and self._is_quoted(1):
             seen = "numbers in quotation marks, as the next line has"
         if seen:
             raise self.ref.error(
@@ -136,12 +165,12 @@ class CsvReader(Reader):
 
     def _is_quoted(self, number: int) -> bool:
         """Return whether a line has quotation marks."""
-        with self.ref.path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
+        with open_text(self.ref) as text:
             return any('"' in line for line in islice(text, number, number + 1))
 
     def _first_values(self, *, skip: int) -> list[str]:
         """Return the fields of the line after the first `skip`."""
-        with self.ref.path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
+        with open_text(self.ref) as text:
             lines = csv.reader(text)
             for _ in range(skip):
                 next(lines, None)
@@ -179,7 +208,7 @@ class CsvReader(Reader):
                     use_threads=False,
                     block_size=max(TEXT_BLOCK, 2 * longest),
                     column_names=self._names,
-                    skip_rows=int(self._headed),
+                    skip_rows=self._header_lines,
                 ),
                 convert_options=self._csv.ConvertOptions(
                     column_types=dict.fromkeys(self._names, column_type), null_values=[], check_utf8=False
@@ -202,10 +231,10 @@ class CsvReader(Reader):
                 "whole numbers, as the first row has",
                 "pass representation= (--as) if these are no counts",
             )
-        with self.ref.path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
+        with open_text(self.ref) as text:
             lines = csv.reader(text)
             for fields in lines:
-                if not fields or (lines.line_num == 1 and self._headed):
+                if not fields or (lines.line_num == self._header_lines):
                     continue
                 if len(fields) != self.classes:
                     return self.ref.error(

@@ -37,8 +37,15 @@ class BatchTable(Table):
     """A table that can be read as Arrow batches, any number of times."""
 
     @abstractmethod
-    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the table in batches: the number of rows and the named columns as Arrow arrays."""
+    def batches(
+        self, names: Sequence[str], first: int | None = None
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the table in batches: the number of rows and the named columns as Arrow arrays.
+
+        Arguments:
+            names: the columns.
+            first: how many rows at least to yield, in the order of the table; all, in any order, by default.
+        """
 
     def count(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
         """Count columns in one reading, and columns of strings with too many bytes in another."""
@@ -97,7 +104,7 @@ class BatchTable(Table):
 
         pieces: list[Mapping[str, Any]] = []
         left = rows
-        for count, batch in self.in_order(names, rows):
+        for count, batch in self.batches(names, rows):
             pieces.append({name: batch[name].slice(0, left) for name in names})
             left -= count
             if left <= 0:
@@ -106,11 +113,6 @@ class BatchTable(Table):
             return {}
         arrays = {name: pa.chunked_array([piece[name] for piece in pieces]) for name in names}
         return {name: pa.concat_arrays(array.chunks) for name, array in arrays.items()}
-
-    def in_order(self, names: Sequence[str], rows: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the table in batches, in its order, at least its first rows."""
-        del rows
-        yield from self.batches(names)
 
     def joint_counts(
         self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None

@@ -21,7 +21,9 @@ class ArrowTable(BatchTable):
         self.table = table
         self.fields = {field.name: arrow_field(field.name, field.type) for field in table.schema}
 
-    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(
+        self, names: Sequence[str], first: int | None = None
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
         for start in range(0, self.table.num_rows, BATCH_ROWS):
             piece = self.table.slice(start, BATCH_ROWS)
             yield piece.num_rows, {name: _one(piece.column(name)) for name in names}
@@ -63,7 +65,9 @@ class PandasTable(BatchTable):
             return Field(name, None, reason=f"objects of {what}{', '.join(types)}")
         return arrow_field(name, self.objects[name].type)
 
-    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(
+        self, names: Sequence[str], first: int | None = None
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
         for start in range(0, len(self.frame), BATCH_ROWS):
             rows = min(BATCH_ROWS, len(self.frame) - start)
             yield rows, {name: self._piece(name, start) for name in names}

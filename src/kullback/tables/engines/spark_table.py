@@ -75,7 +75,9 @@ class _SparkPart(BatchTable):
         self.stream = stream
         self.fields = {field.name: field for field in fields}
 
-    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(
+        self, names: Sequence[str], first: int | None = None
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
         places = {name: place for place, name in enumerate(self.fields)}
         for batch in _regrouped(self.stream):
             yield batch.num_rows, {name: batch.column(places[name]) for name in names}

@@ -7,12 +7,15 @@ import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kullback.common.files import matched
 from kullback.common.optional import load
 from kullback.errors import LONGEST_NAME, FileError, printable
+from kullback.io.csv_text import CsvHeader, header_of, open_text
+from kullback.io.source_files import FileReference
 from kullback.tables.columns.types import Field, arrow_field, narwhals_field
 from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
 from kullback.tables.engines.engine import Caller
@@ -47,14 +50,11 @@ class DuckTable(BatchTable):
             name: arrow_field(name, field.type) for name, field in zip(self.places, schema, strict=True)
         }
 
-    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(
+        self, names: Sequence[str], first: int | None = None
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
         selected = self.relation.select(", ".join(f"#{self.places[name]}" for name in names) or "1")
-        for batch in _reader(selected, BATCH_ROWS):
-            yield batch.num_rows, dict(zip(names, batch.columns, strict=False))
-
-    def in_order(self, names: Sequence[str], rows: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        selected = self.relation.select(", ".join(f"#{self.places[name]}" for name in names) or "1")
-        for batch in _reader(selected.limit(rows), rows):
+        for batch in _reader(selected if first is None else selected.limit(first), first or BATCH_ROWS):
             yield batch.num_rows, dict(zip(names, batch.columns, strict=False))
 
 
@@ -66,12 +66,12 @@ class FileTable(DuckTable):
     """
 
     def __init__(self, path: str, caller: Caller) -> None:
-        self.path = path
-        self.place = f"{caller.argument} = {printable(path)}"
+        self.ref = FileReference(Path(path), caller.argument)
         duckdb = load("duckdb", f"reading {printable(path)}")
         self.errors: tuple[type[Exception], ...] = (duckdb.Error, OSError, ValueError, RuntimeError)
-        self.how = _format(path, self.place)
-        self.files = _files(path, self.place)
+        self.format = _format(self.ref)
+        self.files = _files(self.ref)
+        self.headers: dict[Path, CsvHeader] = {}
         options = {"memory_limit": MEMORY_LIMIT, "preserve_insertion_order": "false"}
         self.connection = duckdb.connect(config=options)
         try:
@@ -80,50 +80,65 @@ class FileTable(DuckTable):
             raise self._unreadable(error) from None
 
     def _open(self) -> Any:
-        files = _escaped(self.files, self.place)
-        if self.how == "parquet":
+        files = _escaped(self.files, self.ref)
+        if self.format == "parquet":
             return self.connection.read_parquet(files)
-        if self.how == "csv":
-            # All rows decide the types: a column must not turn out to hold strings when half of it is counted.
-            options: dict[str, Any] = {"header": True, "quotechar": '"', "sample_size": -1}
-            options["delimiter"] = _delimiter(self.files[0], self.place)
-            try:
-                return self.connection.read_csv(files, **options)
-            except self.errors:
-                # DuckDB takes a line break in the name of a column for the end of the header, unless its checks
-                # are off; then the lines have been counted here.
-                if not _broken_header(self.files[0]) or _uneven_line(self.files, self.place):
-                    raise
-                return self.connection.read_csv(files, strict_mode=False, **options)
-        return _narrowed(self.connection.read_json(files, format="newline_delimited", sample_size=-1))
-
-    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        if self.format == "ndjson":
+            return _narrowed(self.connection.read_json(files, format="newline_delimited", sample_size=-1))
+        self.headers = {path: self._header(path) for path in self.files}
+        # All rows decide the types: a column must not turn out to hold strings when half of it is counted.
+        options: dict[str, Any] = {"header": True, "quotechar": '"', "sample_size": -1}
+        options["delimiter"] = self.headers[self.files[0]].delimiter
         try:
-            yield from super().batches(names)
+            return self.connection.read_csv(files, **options)
+        except self.errors:
+            # DuckDB takes a line break in the name of a column for the end of the header, unless its checks are
+            # off; then the lines have been counted here.
+            if all(header.lines == 1 for header in self.headers.values()) or self._uneven_line():
+                raise
+            return self.connection.read_csv(files, strict_mode=False, **options)
+
+    def _header(self, path: Path) -> CsvHeader:
+        """Return the header of a CSV file; refuse a file without one."""
+        ref = replace(self.ref, path=path)
+        header = header_of(ref, DELIMITERS)
+        if not header.lines:
+            raise ref.error(
+                wanted="a first line with the names of the columns",
+                got="numbers alone",
+                instead="add a line with names, or write names that are numbers in quotation marks",
+            )
+        return header
+
+    def _uneven_line(self) -> str | None:
+        """Describe the first line with more or fewer fields than its header; None without one."""
+        for path, (names, _, delimiter) in self.headers.items():
+            with open_text(replace(self.ref, path=path)) as text:
+                lines = csv.reader(text, delimiter=delimiter)
+                for line in lines:
+                    if line and len(line) != len(names):
+                        fields = f"has {len(line)} fields, the header {len(names)}"
+                        return f"line {lines.line_num} of {path.name} {fields}"
+        return None
+
+    def batches(
+        self, names: Sequence[str], first: int | None = None
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        # Keeping the order of rows costs memory in a whole reading, and little for the first rows.
+        self.connection.execute(f"SET preserve_insertion_order = {first is not None}")
+        try:
+            yield from super().batches(names, first)
         except self.errors as error:
             raise self._unreadable(error) from None
-
-    def in_order(self, names: Sequence[str], rows: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        # Keeping the order of rows costs memory in a whole reading, and little for the first rows.
-        self.connection.execute("SET preserve_insertion_order = true")
-        try:
-            yield from super().in_order(names, rows)
-        finally:
-            self.connection.execute("SET preserve_insertion_order = false")
 
     def _unreadable(self, error: Exception) -> Exception:
         if isinstance(error, FileError):
             return error
         reason = None
-        if self.how == "csv":
-            with suppress(OSError, csv.Error):  # then DuckDB's reason is the one to give
-                reason = _uneven_line(self.files, self.place)
-        reason = reason or " ".join(str(error).split())
-        shown = reason[:LONGEST_REASON] + ("..." if len(reason) > LONGEST_REASON else "")
-        return FileError(
-            f"{self.place}: wanted a {self.how} file; got one that cannot be read ({shown}); the file "
-            "is truncated or damaged: write or copy it again"
-        )
+        with suppress(OSError, csv.Error):  # then DuckDB's reason is the one to give
+            reason = self._uneven_line()
+        reason = printable(reason or " ".join(str(error).split()), LONGEST_REASON)
+        return self.ref.truncated(wanted=f"a {self.format} file", got=f"one that cannot be read ({reason})")
 
 
 class PolarsTable(BatchTable):
@@ -140,17 +155,20 @@ class PolarsTable(BatchTable):
         unknown = {name: Field(name, None, reason="Python objects of any type") for name in objects}
         self.fields = {name: known.get(name) or unknown[name] for name in schema}
 
-    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(
+        self, names: Sequence[str], first: int | None = None
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if not names:
             yield self.frame.collect().height, {}
             return
         selected = self.frame.select(list(names))
         stream = getattr(selected, "collect_batches", None)  # from Polars 1.33 on
-        for piece in stream(chunk_size=BATCH_ROWS) if stream else [selected.collect()]:
+        if first is not None or stream is None:
+            pieces = [(selected if first is None else selected.head(first)).collect()]
+        else:
+            pieces = stream(chunk_size=BATCH_ROWS)
+        for piece in pieces:
             yield from ArrowTable(piece.to_arrow()).batches(names)
-
-    def in_order(self, names: Sequence[str], rows: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        yield from ArrowTable(self.frame.select(list(names)).head(rows).collect().to_arrow()).batches(names)
 
 
 class IbisTable(BatchTable):
@@ -162,7 +180,9 @@ class IbisTable(BatchTable):
         self.fields = {name: narwhals_field(name, dtype) for name, dtype in schema.items()}
         self.table = frame.to_native()
 
-    def batches(self, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(
+        self, names: Sequence[str], first: int | None = None
+    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if not names:
             yield self.table.count().to_pyarrow().as_py(), {}
             return
@@ -212,76 +232,37 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _format(path: str, place: str) -> str:
+def _format(ref: FileReference) -> str:
     """Return the format that the extension names; a compression's extension is ignored."""
-    file_path = Path(path)
-    suffix = Path(file_path.stem).suffix if file_path.suffix in {".gz", ".zst"} else file_path.suffix
-    found = FORMATS.get(suffix.lower())
-    if found is None:
-        raise FileError(
-            f"{place}: wanted one of {', '.join(FORMATS)}; got extension {suffix!r}; rename the file to its "
-            "format's extension, or convert it"
+    suffix = Path(ref.path.stem).suffix if ref.path.suffix in {".gz", ".zst"} else ref.path.suffix
+    if suffix.lower() not in FORMATS:
+        raise ref.error(
+            wanted=f"one of {', '.join(FORMATS)}",
+            got=f"extension {suffix!r}",
+            instead="rename the file to its format's extension, or convert it",
         )
-    return found
+    return FORMATS[suffix.lower()]
 
 
-def _files(path: str, place: str) -> list[Path]:
+def _files(ref: FileReference) -> list[Path]:
     """Return the files of a path, which may have ``*``; each must be there."""
-    found = matched(path)
-    for each in found:
-        which = f"{printable(each, LONGEST_NAME)}, " if found != [Path(path)] else ""
+    files = matched(ref.path)
+    for each in files:
+        which = f"{printable(each, LONGEST_NAME)}, " if files != [ref.path] else ""
         if not each.exists():
             got = "a link to no file" if each.is_symlink() else "no such file"
-            raise FileError(f"{place}: wanted a file; got {which}{got}; check the path")
+            raise ref.error(wanted="a file", got=which + got, instead="check the path")
         if each.is_dir():
-            raise FileError(f"{place}: wanted a file; got {which}a directory; name a file inside it")
+            raise ref.error(wanted="a file", got=f"{which}a directory", instead="name a file inside it")
         if not os.access(each, os.R_OK):
-            raise FileError(
-                f"{place}: wanted a readable file; got {which}no permission; check its permissions"
-            )
-    return found
+            got = f"{which}no permission"
+            raise ref.error(wanted="a readable file", got=got, instead="check its permissions")
+    return files
 
 
-def _escaped(files: Sequence[Path], place: str) -> list[str]:
+def _escaped(files: Sequence[Path], ref: FileReference) -> list[str]:
     """Return the paths such that DuckDB takes none for a pattern (``[``, ``*``, ``?``) or a URL (``file:``)."""
     if bad := next((each for each in map(str, files) if "\\" in each and glob.has_magic(each)), None):
-        raise FileError(  # DuckDB has no way to write these
-            f"{place}: wanted a path without a backslash next to [, * or ?; got {printable(bad, LONGEST_NAME)}; "
-            "rename it"
-        )
+        wanted = "a path without a backslash next to [, * or ?"  # DuckDB has no way to write these
+        raise ref.error(wanted=wanted, got=printable(bad, LONGEST_NAME), instead="rename it")
     return [glob.escape(str(each) if each.is_absolute() else f"./{each}") for each in files]
-
-
-def _uneven_line(files: Sequence[Path], place: str) -> str | None:
-    """Describe the first line of a CSV file that has more or fewer fields than its header; None without one."""
-    for file_path in files:
-        if file_path.suffix in {".gz", ".zst"}:
-            return None
-        with file_path.open(newline="", encoding="utf-8", errors="replace") as file:
-            lines = csv.reader(file, delimiter=_delimiter(files[0], place))
-            fields = len(next(lines, []))
-            for line in lines:
-                if line and len(line) != fields:
-                    return f"line {lines.line_num} of {file_path.name} has {len(line)} fields, the header {fields}"
-    return None
-
-
-def _broken_header(first: Path) -> bool:
-    """Whether the header of a CSV file spans several lines."""
-    if first.suffix in {".gz", ".zst"}:
-        return False
-    with first.open(newline="", encoding="utf-8", errors="replace") as file:
-        lines = csv.reader(file, delimiter=_delimiter(first, ""))
-        next(lines, [])
-        return lines.line_num > 1
-
-
-def _delimiter(first: Path, place: str) -> str:
-    """Return the delimiter of the header; DuckDB may read a damaged file as a single column."""
-    if first.suffix in {".gz", ".zst"}:
-        return "\t" if ".tsv" in first.suffixes else ","
-    with first.open("rb") as file:
-        header = file.readline(1 << 16).decode("utf-8", "replace")
-    if not header.strip():
-        raise FileError(f"{place}: wanted a line with the names of the columns; got an empty file")
-    return max(DELIMITERS, key=header.count)
