@@ -1,4 +1,4 @@
-"""Draw the pictures of README, docs/pictures.md and docs/gallery.md.
+"""Draw the pictures of README and of the documentation.
 
     python benchmarks/pictures.py
 
@@ -22,10 +22,23 @@ import numpy as np
 import torch
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from plots import COLORS, drawing
+from plots import COLORS, GREY, drawing
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
-from kullback import KL, Logits, ReverseKL, fit, kl_divergence
+from kullback import (
+    KL,
+    JensenShannon,
+    Logits,
+    Probs,
+    ReverseKL,
+    Samples,
+    SquaredHellinger,
+    TotalVariation,
+    divergence,
+    fit,
+    kl_divergence,
+    kl_estimate,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -181,6 +194,82 @@ def draw_support(path: Path) -> None:
         axes.set(title="the shaded mass of P makes KL(P || Q) infinite", yticks=[0], ylim=(0, 1.2))
 
 
+def draw_kinds(path: Path) -> None:
+    """Divergences of a coin from a fair coin, by the probability of its first side."""
+    x = torch.linspace(0, 1, 401, dtype=torch.float64)
+    coin, fair = Probs(torch.stack([x, 1 - x], -1)), Probs(torch.full((2,), 0.5, dtype=torch.float64))
+    with drawing(path, 1, 1) as (axes,):
+        for (name, kind), color in zip(
+            {
+                "KL": KL(), "reverse KL": ReverseKL(), "Jensen-Shannon": JensenShannon(),
+                "total variation": TotalVariation(), "squared Hellinger": SquaredHellinger(),
+            }.items(),
+            COLORS.values(),
+            strict=True,
+        ):  # fmt: skip
+            axes.plot(x, divergence(coin, fair, kind), color=color, linewidth=2, label=name)
+        axes.set(xlabel="x", ylim=(0, 1.2), xlim=(0, 1))
+
+
+def draw_bag(path: Path) -> None:
+    """The shares of three colors under P and Q, and the terms of KL."""
+    p = torch.tensor([0.36, 0.48, 0.16])
+    q, place = torch.full((3,), 1 / 3), torch.arange(3)
+    terms = p * (p / q).log()
+    with drawing(path, 2, 2, legend=False) as (shares, sums):
+        for offset, side, color, name in (
+            (-0.2, p, COLORS["torch.compile"], "P"),
+            (0.2, q, COLORS["kullback"], "Q"),
+        ):
+            shares.bar(place + offset, side, 0.38, color=color)
+            shares.text(1.55 + offset, 0.44, name, color=color, size=14, ha="center")
+        shares.set(title="shares", yticks=[0, 0.2, 0.4])
+        sums.bar(place, terms, 0.5, color=[COLORS["kullback"], COLORS["kullback"], COLORS["eager"]])
+        for i, term in enumerate(terms.tolist()):
+            sums.text(i, term + (0.01 if term > 0 else -0.03), f"{term:.4f}", ha="center", color=GREY)
+        sums.set(title=f"p log(p/q): the sum is {float(terms.sum()):.4f}", ylim=(-0.17, 0.21), yticks=[0])
+        for axes in (shares, sums):
+            axes.set_xticks(place, ["red", "green", "blue"])
+
+
+def draw_shards(path: Path) -> None:
+    """Two ways to divide logits among four processes."""
+    colors = [COLORS[name] for name in ("kullback", "torch.compile", "eager", "TRL")]
+    with drawing(path, 2, 2, legend=False) as panels:
+        for axes, title, is_rows in zip(
+            panels, ("positions: normalizer=", "classes: group=, DTensors"), (True, False), strict=True
+        ):
+            for i, color in enumerate(colors):
+                corner, width, height = ((0, 6 - 2 * i), 16, 1.9) if is_rows else ((4 * i, 0), 3.9, 7.9)
+                axes.add_patch(_box(*corner, color, width=width, height=height))
+                center = corner[0] + width / 2, corner[1] + height / 2
+                axes.text(*center, f"process {i}", color="white", ha="center", va="center", size=9)
+            axes.set(
+                xlim=(0, 16),
+                ylim=(0, 8),
+                title=title,
+                xlabel="classes",
+                ylabel="positions",
+                xticks=[],
+                yticks=[],
+            )
+
+
+def draw_data(path: Path) -> None:
+    """The blood pressure of two groups, with the estimate of their divergence."""
+    from sklearn.datasets import load_diabetes
+
+    people = load_diabetes(as_frame=True, scaled=False).data
+    groups = [people[people.sex == sex].bp for sex in (1, 2)]
+    with drawing(path, 1, 1, legend=False) as (axes,):
+        for group, color, name in zip(
+            groups, (COLORS["torch.compile"], COLORS["kullback"]), "PQ", strict=True
+        ):
+            axes.hist(group, bins=np.linspace(60, 140, 21), density=True, color=color, alpha=0.5)
+            axes.text(70 if name == "P" else 125, 0.02, name, color=color, size=14)
+        axes.set(xlabel="blood pressure", yticks=[], title=str(kl_estimate(*map(Samples, groups))))
+
+
 def draw_gallery(page: Path, folder: Path) -> None:
     """Run the code of a page, and store its drawings and the first screens of its HTML pages."""
     from playwright.sync_api import sync_playwright
@@ -215,6 +304,10 @@ if __name__ == "__main__":
     draw_direction(IMAGES / "direction.svg")
     draw_terms(IMAGES / "terms.svg")
     draw_support(IMAGES / "support.svg")
+    draw_kinds(IMAGES / "kinds.svg")
+    draw_bag(IMAGES / "bag.svg")
+    draw_shards(IMAGES / "shards.svg")
+    draw_data(IMAGES / "data.svg")
     draw_text(IMAGES / "text.png")
     draw_speed(IMAGES / "speed.svg")
     draw_gallery(ROOT / "docs" / "gallery.md", IMAGES)

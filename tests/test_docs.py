@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from kullback.common.optional import is_installed
@@ -37,6 +38,7 @@ PAGES = [
     ROOT / "docs" / "integrations.md",
     *sorted((ROOT / "docs" / "migrate").glob("*.md")),
     ROOT / "docs" / "tables.md",
+    ROOT / "docs" / "cli.md",
     ROOT / "docs" / "reference_files.md",
 ]
 FENCE = re.compile(
@@ -142,6 +144,25 @@ def test_examples_of_a_page_run_and_print_what_it_says(page: Path, command: clic
     if session.failures:
         pytest.fail("\n".join(session.failures), pytrace=False)
     assert session.examples, f"{page.name} has no executed example"
+
+
+def pages_of(part: Any) -> Iterator[str]:
+    """The pages of a part of the navigation: a page, or a list of pages and of titles with their pages."""
+    if isinstance(part, str):
+        yield part
+    else:
+        for each in part.values() if isinstance(part, dict) else part:
+            yield from pages_of(each)
+
+
+def test_every_page_to_learn_from_is_run() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    start, guides = (
+        part[name] for part in nav if isinstance(part, dict) for name in part if name in ("Start", "Guides")
+    )
+    pages = {ROOT / "docs" / page for page in pages_of([start, guides])}
+    assert len(pages) > 25
+    assert pages - set(PAGES) == {ROOT / "docs" / "glossary.md"}
 
 
 @pytest.mark.parametrize("language", ["python", "console"])
