@@ -259,13 +259,13 @@ def draw_data(path: Path) -> None:
     """The blood pressure of two groups, with the estimate of their divergence."""
     from sklearn.datasets import load_diabetes
 
-    people = load_diabetes(as_frame=True, scaled=False).data
+    people: Any = load_diabetes(as_frame=True, scaled=False)["data"]
     groups = [people[people.sex == sex].bp for sex in (1, 2)]
     with drawing(path, 1, 1, legend=False) as (axes,):
         for group, color, name in zip(
             groups, (COLORS["torch.compile"], COLORS["kullback"]), "PQ", strict=True
         ):
-            axes.hist(group, bins=np.linspace(60, 140, 21), density=True, color=color, alpha=0.5)
+            axes.hist(group, bins=range(60, 141, 4), density=True, color=color, alpha=0.5)
             axes.text(70 if name == "P" else 125, 0.02, name, color=color, size=14)
         axes.set(xlabel="blood pressure", yticks=[], title=str(kl_estimate(*map(Samples, groups))))
 
