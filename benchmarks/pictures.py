@@ -259,7 +259,8 @@ def draw_data(path: Path) -> None:
     """The blood pressure of two groups, with the estimate of their divergence."""
     from sklearn.datasets import load_diabetes
 
-    people: Any = load_diabetes(as_frame=True, scaled=False)["data"]
+    dataset: Any = load_diabetes(as_frame=True, scaled=False)
+    people = dataset.data
     groups = [people[people.sex == sex].bp for sex in (1, 2)]
     with drawing(path, 1, 1, legend=False) as (axes,):
         for group, color, name in zip(
