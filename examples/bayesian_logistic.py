@@ -6,7 +6,7 @@ the 31 coefficients. The posterior is approximated by the Gaussian Q with the la
     ELBO = sum of E_Q[log p(label | coefficients)] - KL(Q || prior).
 
 The first term needs no draws: under Q each logit is Normal, so it is a sum of integrals in one dimension. The bound is
-therefore a smooth function that L-BFGS brings to its maximum. `--reference` runs the Monte Carlo reference anew
+therefore a smooth function that L-BFGS brings to its maximum. `--reference` runs the Monte Carlo reference again
 (64 chains, seed 0, a minute) and writes results/bayesian_logistic_reference.json, which the comparison reads.
 Run it with `python examples/bayesian_logistic.py`; without `--reference` it takes some seconds.
 """
@@ -209,15 +209,15 @@ def main() -> None:
         "full rank": fit(rows, full_rank=True),
     }
     evidence, error = log_evidence(rows, fits["full rank"], 20_000 if options.quick else 200_000)
-    found = {}
+    comparisons = {}
     for name, q in fits.items():
-        found[name] = compare(q, reference, elbo(q, rows).item())
-        found[name]["kl_to_posterior"] = evidence - found[name]["elbo"]
-        print(name, {key: round(value, 4) for key, value in found[name].items()}, flush=True)
+        comparisons[name] = compare(q, reference, elbo(q, rows).item())
+        comparisons[name]["kl_to_posterior"] = evidence - comparisons[name]["elbo"]
+        print(name, {key: round(value, 4) for key, value in comparisons[name].items()}, flush=True)
     return write(
         options.out,
         "bayesian_logistic",
-        {"log_evidence": evidence, "standard_error": error, "fits": found},
+        {"log_evidence": evidence, "standard_error": error, "fits": comparisons},
         draw=lambda plt: draw(plt, fits, reference),
     )
 

@@ -49,7 +49,7 @@ def exact(p: Tensor, q: Tensor) -> float:
 
 
 def descend(divergence: Callable[[Tensor, Tensor], Tensor], steps: int, *, reverse: bool) -> dict[str, Any]:
-    """The divergence that is said and the true one, before each step."""
+    """The computed divergence and the true one, before each step."""
     p, q = start()
     q.requires_grad_()
     said, true = [], []

@@ -3,8 +3,8 @@
 The teacher is the transformer of train_byte_models.py. The student has a seventh of its parameters and sees
 only the last eight bytes. It is trained in three ways, each with the same initial weights and the same batches:
 
-    hard labels      cross-entropy with the byte that really came next
-    distilled        KL(teacher || student) at temperature 1, the bytes that came next unseen
+    hard labels      cross-entropy with the true next byte
+    distilled        KL(teacher || student) at temperature 1, without the true bytes
     half and half    the mean of both losses
 
 on a short part of the text and on all of it. The teacher has always read all of it. So it has extra information on the

@@ -7,7 +7,7 @@ also have the same batches:
     hard labels                  cross-entropy with the n labels
     teacher of all labels        distilled on the same n images, from a teacher that saw all 1297 labels
     teacher of the same labels   distilled on the same n images, from a teacher that saw these n labels alone
-    ... on all images            the same teacher, on all 1297 images, of which only n ever had a label
+    ... on all images            the same teacher, on all 1297 images; n of them have labels
 
 The second student gets the information of more than n labels, through its teacher. The third gets no more than the
 first, and the fourth also gets unlabeled images. No setting was tuned: one temperature, one learning rate. Run it with
@@ -64,7 +64,7 @@ def new_student() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 
 
-def train(new: Callable[[], nn.Module], images: Tensor, wanted: Tensor, steps: int, seed: int) -> nn.Module:
+def train(new: Callable[[], nn.Module], images: Tensor, targets: Tensor, steps: int, seed: int) -> nn.Module:
     """Train on labels (N,) with cross-entropy, or on a teacher's logits (N, 10) with KL(teacher || student)."""
     torch.manual_seed(seed)
     model = new().train()
@@ -74,10 +74,10 @@ def train(new: Callable[[], nn.Module], images: Tensor, wanted: Tensor, steps: i
     for _ in range(steps):
         batch = torch.randint(len(images), (BATCH,), generator=generator)
         logits = model(images[batch])
-        if wanted.is_floating_point():
-            loss = distil(student=logits, teacher=wanted[batch])
+        if targets.is_floating_point():
+            loss = distil(student=logits, teacher=targets[batch])
         else:
-            loss = F.cross_entropy(logits, wanted[batch])
+            loss = F.cross_entropy(logits, targets[batch])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -112,8 +112,8 @@ def one_seed(seed: int, amounts: tuple[int, ...], steps: int) -> tuple[dict[tupl
     def teacher_of(n: int) -> nn.Module:
         return train(new_teacher, images[:n], labels[:n], steps // 2, seed)
 
-    def student_of(wanted: Tensor, n: int) -> float:
-        return accuracy(train(new_student, images[:n], wanted[:n], steps, seed), *test)
+    def student_of(targets: Tensor, n: int) -> float:
+        return accuracy(train(new_student, images[:n], targets[:n], steps, seed), *test)
 
     best = teacher_of(len(images))
     best_logits = predict(best, images)

@@ -28,13 +28,13 @@ def draw(path: Path) -> None:
     titles = ("KL(to ‖ q) covers all", "KL(q ‖ to) seeks a mode: from 3", "the same from −4")
     kinds = ((KL(), 3.0), (ReverseKL(), 3.0), (ReverseKL(), -4.0))
     for axes, title, (kind, start) in zip(figure.subplots(1, 3, sharey=True), titles, kinds, strict=True):
-        found = fit(Normal(start, 1.0), to=target, kind=kind, starts=1)
+        result = fit(Normal(start, 1.0), to=target, kind=kind, starts=1)
         density = target.log_prob(x).exp().numpy()
         axes.fill_between(x.numpy(), density, color=BLUE, alpha=0.35, linewidth=0, label="to")
         axes.plot(
-            x.numpy(), found.distribution.log_prob(x).exp().numpy(), color=RUST, linewidth=2, label="fit"
+            x.numpy(), result.distribution.log_prob(x).exp().numpy(), color=RUST, linewidth=2, label="fit"
         )
-        axes.set(title=f"{title}\n{float(found.value):.3f} nats", ylim=(0, 0.52))
+        axes.set(title=f"{title}\n{float(result.value):.3f} nats", ylim=(0, 0.52))
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""Policy optimization under a KL constraint: CartPole, where each update may change the policy by so much and no more.
+"""Policy optimization under a KL constraint: CartPole with a limit on the change of each update.
 
 Each iteration plays 8 poles for 128 steps, estimates advantages, and takes 20 gradient steps on the importance-weighted
 advantage. Without a constraint the policy runs away from the one that gathered the data. With it, the loss has a term
@@ -51,12 +51,12 @@ def play(
 
 def advantages(values: Tensor, rewards: Tensor, ended: Tensor) -> Tensor:
     """Generalized advantage estimates; an episode that ended gains nothing more."""
-    found, ahead = torch.zeros_like(rewards), torch.zeros(POLES)
+    estimates, ahead = torch.zeros_like(rewards), torch.zeros(POLES)
     for t in reversed(range(STEPS)):
         goes_on = 1 - ended[t]
         surprise = rewards[t] + DISCOUNT * goes_on * values[t + 1] - values[t]
-        ahead = found[t] = surprise + DISCOUNT * SMOOTHING * goes_on * ahead
-    return found
+        ahead = estimates[t] = surprise + DISCOUNT * SMOOTHING * goes_on * ahead
+    return estimates
 
 
 def train(regularizer: KLRegularizer | None, iterations: int, seed: int) -> dict[str, Any]:

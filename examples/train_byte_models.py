@@ -6,7 +6,7 @@ bytes. Its weights are then rounded to int8, one scale per output channel, and b
 4096 positions of the test text. `kullback compare` reads the files:
 
     float32.npy, int8.npy   logits, float16, shape (4096, 256)
-    labels.npy              the byte that really came next, uint8, shape (4096,)
+    labels.npy              the true next byte, uint8, shape (4096,)
     windows.npy             which window of 128 consecutive bytes a row belongs to, int16, shape (4096,)
 
 Run it with `python examples/train_byte_models.py`; it takes some minutes on two cores.
@@ -99,7 +99,7 @@ def train(model: ByteModel, text: Tensor, steps: int, generator: torch.Generator
 
 
 def rounded_to_int8(weight: Tensor) -> Tensor:
-    """The weight (out, in) as int8 times one scale per output channel would hold it."""
+    """The weight (out, in) after rounding to int8 times one scale per output channel."""
     scale = weight.abs().amax(dim=1, keepdim=True) / 127
     codes = torch.round(weight / scale).to(torch.int8)
     return codes * scale

@@ -1,4 +1,4 @@
-"""Execute the notebooks of this folder in place, so that they show the current output.
+"""Execute the notebooks of this folder, and store their current output.
 
 Run it with `python examples/notebooks/execute.py`; it needs nbclient and ipykernel.
 """
