@@ -29,6 +29,7 @@ SOURCE = re.compile(r"(?:src|href)=\"([^\"]+)\"")
 HEADING = re.compile(r"^#{1,6} +(.+?)(?: *\{[^}]*\})? *#*$", re.MULTILINE)
 NAMED = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 INCLUDED = re.compile(r'^--8<-- "([^"]+)"$', re.MULTILINE)
+OWN = re.compile(r"https://github\.com/kullback/kullback/(?:blob|raw)/main/(.+)")  # files of this repository
 HOST = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+(:\d+)?")
 
 
@@ -56,6 +57,8 @@ def anchors(page: Path) -> set[str]:
 
 def problem(page: Path, target: str) -> str | None:
     """Say what is wrong with a link of a page; None where nothing is."""
+    own = OWN.fullmatch(target)
+    page, target = (ROOT / "README.md", own[1]) if own else (page, target)
     parts = urlsplit(target)
     if parts.scheme:
         well_formed = parts.scheme == "https" and HOST.fullmatch(parts.netloc)
@@ -98,6 +101,9 @@ def test_links_are_seen() -> None:
         ("api/losses.md#kullback.nn.KLRegularizer", None),
         ("https://arxiv.org/abs/1312.6114", None),
         ("https://en.wikipedia.org/wiki/F-divergence_(mathematics)", None),
+        ("https://github.com/kullback/kullback/blob/main/docs/tables.md#watch-for-drift", None),
+        ("https://github.com/kullback/kullback/blob/main/docs/table.md", "does not exist"),
+        ("https://github.com/kullback/kullback/blob/main/docs/tables.md#watch", "has not"),
         ("tutorials.md", "does not exist"),
         ("tutorial.md#ones", "has not"),
         ("#choose-your-giude", "has not"),
