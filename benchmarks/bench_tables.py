@@ -188,14 +188,15 @@ def session_seconds() -> float:
 
 
 def measure_engines(label: str, rows: int, folder: Path, names: list[str]) -> dict[str, Any]:
-    """The measurements so far, and under a label the ones of each engine on the same table."""
+    """The measurements so far, with new ones of the engines on one table under a label."""
     from table_data import write_table
     from timing import machine
 
     path = folder / "table.parquet"
     write_table(path, rows, ENGINE_TYPES, seed=0)
     document = json.loads(ENGINES_RESULT.read_text()) if ENGINES_RESULT.exists() else {}
-    runs = document.get("runs", {}) | {label: {}}
+    runs = document.get("runs", {})
+    runs.setdefault(label, {})
     for name in names:
         runs[label][name] = measured(f"engine {name}", path, path, None)
         load = os.getloadavg()[0]

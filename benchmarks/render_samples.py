@@ -148,6 +148,17 @@ Two Parquet files of 100 columns, most of them numbers, compared column by colum
 include Python, its imports and reading the files.
 """
 
+ENGINES = """\
+### Engines
+
+A profile of 10,000,000 rows and 9 columns: floating-point numbers, integers, words, timestamps and booleans
+(`python benchmarks/bench_tables.py --engines after`). Each engine has its table open before the clock starts; PyArrow,
+pandas and Polars have it in memory, the others read a Parquet file. CPU seconds include Spark's other processes. In the
+version before, Spark and Ibis counted by expressions of narwhals; now they hand over Arrow batches. The other engines
+count by nearly the same code in both versions, so they show the noise. Other programs ran at the same time: compare CPU
+seconds.
+"""
+
 
 def main() -> None:
     PAGE.write_text(page(RESULTS))
@@ -170,6 +181,8 @@ def page(folder: Path) -> str:
         parts.append(speed(document))
     if document := read(folder / "tables.json"):
         parts.append(tables(document))
+    if document := read(folder / "table_engines.json"):
+        parts.append(engines(document))
     return "\n".join(parts)
 
 
@@ -315,6 +328,23 @@ def tables(document: dict[str, Any]) -> str:
         for x in document["targets"]
     ]
     return "\n".join([TABLES, table(headings, body), table(["target", "wanted", "found", "met"], judged)])
+
+
+def engines(document: dict[str, Any]) -> str:
+    runs = document["runs"]
+    body = [
+        [
+            engine,
+            *(
+                f"{x:,.1f}"
+                for run in runs.values()
+                for x in (run[engine]["seconds"], run[engine]["cpu_seconds"])
+            ),
+        ]
+        for engine in next(iter(runs.values()))
+    ]
+    headings = ["", *(f"{label}, {unit}" for label in runs for unit in ("seconds", "CPU seconds"))]
+    return "\n".join([ENGINES, describe(document["machine"]), table(headings, body)])
 
 
 if __name__ == "__main__":

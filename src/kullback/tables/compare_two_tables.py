@@ -32,7 +32,6 @@ from kullback.tables.contingency import (
     column_bins,
     column_contingency,
     divergences,
-    every_value,
     joint_contingency,
 )
 from kullback.tables.engines import Table, open_table
@@ -226,28 +225,12 @@ class _JointCounting:
         """Count each group of columns, by cluster where there are clusters."""
         prefix = () if self._cluster is None else (self._cluster,)
         keys = [(*prefix, *group) for group in groups]
-        # Rows of weight 0 may hold values that are in no bin.
-        complete = {name: every_value(each) for name, each in bins.items()}
-        found: list[list[JointCounts]] = []
+        counted: list[list[JointCounts]] = []
         for side, table in zip("PQ", self._tables, strict=True):
             self._progress(f"counting {len(keys)} combinations of columns in {side}")
-            counts = table.joint_counts(
-                {name: each for name, (each, _) in complete.items()}, keys, self._weights
-            )
-            original = [[complete[name][1] for name in group] for group in groups]
-            found.append(
-                [_original(counts[key], each, len(prefix)) for key, each in zip(keys, original, strict=True)]
-            )
-        return dict(zip(groups, zip(*found, strict=True), strict=True))
-
-
-def _original(counts: JointCounts, indices: Sequence[Sequence[int | None]], skipped: int) -> JointCounts:
-    """Return the counts by the indices of the original bins, without empty bins."""
-    return {
-        (*key[:skipped], *(each[index] for each, index in zip(indices, key[skipped:], strict=True))): weight
-        for key, weight in counts.items()
-        if weight > 0
-    }
+            counts = table.joint_counts(bins, keys, self._weights)
+            counted.append([counts[key] for key in keys])
+        return dict(zip(groups, zip(*counted, strict=True), strict=True))
 
 
 def _compared(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from kullback.errors import invalid_value, quoted
 from kullback.results.value import Value
 from kullback.tables.choose_bins import bin_counts, choose_bins
 from kullback.tables.columns.bin_labels import interval_labels
-from kullback.tables.columns.bins import OTHER, SPECIALS, Bins
+from kullback.tables.columns.bins import OTHER, Bins
 from kullback.tables.columns.column_profile import ColumnProfile, combined
 from kullback.tables.engines import open_table
 from kullback.tables.engines.engine import JointCounts
@@ -46,7 +46,6 @@ __all__ = [
     "column_contingency",
     "contingency_tables",
     "divergences",
-    "every_value",
     "joint_contingency",
 ]
 
@@ -77,8 +76,8 @@ def contingency_tables(
         weights: the column of the rows' weights.
 
     Returns:
-        for every key the weight of each combination that occurs: the index in `Bins.labels` for a column with bins, the
-        value itself for another.
+        for every key the weight of each combination that occurs with a weight above 0: the index in `Bins.labels` for
+        a column with bins, the value itself for another.
 
     Raises:
         ArgumentValueError: a column is not in the table, or a value is in no bin.
@@ -193,24 +192,6 @@ def _neighbors_joined(bins: Bins, expected: Array, both: ColumnProfile) -> Bins:
     return replace(bins, edges=edges, cuts=kept, labels=labels)
 
 
-def every_value(bins: Bins) -> tuple[Bins, list[int | None]]:
-    """Return bins for every possible value, and the original index of each; None for a bin that is new."""
-    inside = len(bins) - len(bins.specials) - bins.other
-    first = inside + bins.other
-    numbers = max(inside, len(bins.cuts) + 1) if bins.gridded else inside
-    labels = [
-        *bins.labels[:inside],
-        *[""] * (numbers - inside),
-        *([] if bins.gridded else [OTHER]),
-        *SPECIALS,
-    ]
-    original: list[int | None] = [*range(inside), *[None] * (numbers - inside)]
-    original += [] if bins.gridded else [inside if bins.other else None]
-    original += [first + bins.specials.index(label) if label in bins.specials else None for label in SPECIALS]
-    complete = replace(bins, labels=tuple(labels), other=not bins.gridded, specials=tuple(SPECIALS))
-    return complete, original
-
-
 def joint_contingency(
     group: Sequence[str], bins: Mapping[str, Bins], pair: Pair, *, clustered: bool
 ) -> ContingencyTable:
@@ -264,7 +245,11 @@ def divergences(
     )
     parts = {name: getattr(statistics, name) for name in ("kl_pq", "kl_qp", "js", "psi", "tv", "p_value")}
     shown = _shown(table, found, statistics.contributions)
-    notes, findings = _remarks(found, columns, statistics.kl_pq, statistics.kl_qp)
+    remarks = list(_remarks(found, statistics.kl_pq, statistics.kl_qp))
+    name = " with ".join(map(quoted, columns))
+    column = columns[0] if len(columns) == 1 else None
+    findings = [finding(code, f"{name}: {message}", column) for code, message in remarks if code]
+    notes = tuple(f"{text[0].upper()}{text[1:]}." if code else text for code, text in remarks)
     parts |= {"p_adjusted": statistics.p_value, "bins": shown, "notes": notes}
     if profiles is not None:
         parts["ks"] = None if ordered is None or math.isnan(ordered.distance) else ordered.distance
@@ -476,76 +461,59 @@ def _shown(table: ContingencyTable, found: _Pooled, parts: Array) -> tuple[Bin, 
 
 
 def _remarks(
-    found: _Pooled, columns: Sequence[str], quantity: Value[float | None], backward: Value[float | None]
-) -> tuple[tuple[str, ...], list[Finding]]:
-    """Return notes and findings on pooled and infinite parts, and on missing values or intervals."""
-    notes: list[str] = []
-    findings: list[Finding] = []
+    found: _Pooled, forward: Value[float | None], backward: Value[float | None]
+) -> Iterator[tuple[str, str]]:
+    """Yield remarks on pooled and infinite parts, and on missing values or intervals.
 
-    def remark(code: str, message: str) -> None:
-        column = columns[0] if len(columns) == 1 else None
-        findings.append(finding(code, f"{' with '.join(map(quoted, columns))}: {message}", column))
-        notes.append(f"{message[0].upper()}{message[1:]}.")
-
-    a, b = found.p, found.q
+    Each has the code of a finding and its message, or no code and a sentence, which is a note alone.
+    """
     if found.values:
-        _remark_rare(found, quantity, remark, notes)
-    if not ((a > 0) & (b > 0)).any():
-        remark("disjoint", "P and Q have no bin in common")
-    _remark_empty(found, (quantity, backward), remark, notes)
+        yield from _rare_remarks(found, forward)
+    if not ((found.p > 0) & (found.q > 0)).any():
+        yield "disjoint", "P and Q have no bin in common"
+    yield from _empty_remarks(found, (forward, backward))
     fewest = MIN_CLUSTERS
     if found.clusters is not None:
         fewest = min(int((side.sum(1) > 0).sum()) for side in found.clusters)
     if fewest < MIN_CLUSTERS:
-        remark(
-            "few-clusters",
-            f"{fewest} cluster{'' if fewest == 1 else 's'} on one side: no intervals below {MIN_CLUSTERS}",
-        )
-    elif quantity.interval is None and ((a + b) > 0).sum() > 1:
-        notes.append(f"Fewer than {MIN_EFFECTIVE:g} independent rows on one side: no intervals.")
-    elif quantity.interval is None:
-        notes.append("All rows are in one bin: the divergences are 0 and say nothing about P and Q.")
-    return tuple(notes), findings
+        clusters = f"{fewest} cluster{'' if fewest == 1 else 's'} on one side"
+        yield "few-clusters", f"{clusters}: no intervals below {MIN_CLUSTERS}"
+    elif forward.interval is None and ((found.p + found.q) > 0).sum() > 1:
+        yield "", f"Fewer than {MIN_EFFECTIVE:g} independent rows on one side: no intervals."
+    elif forward.interval is None:
+        yield "", "All rows are in one bin: the divergences are 0 and say nothing about P and Q."
 
 
-def _remark_empty(
-    found: _Pooled,
-    both: tuple[Value[float | None], Value[float | None]],
-    remark: Callable[[str, str], None],
-    notes: list[str],
-) -> None:
-    """Say what bins without rows of one side mean for both directions of KL."""
+def _empty_remarks(
+    found: _Pooled, both: tuple[Value[float | None], Value[float | None]]
+) -> Iterator[tuple[str, str]]:
+    """Yield the effect of bins without rows of one side on both directions of KL."""
     sides = (("KL(P||Q)", "Q", found.p, found.q), ("KL(Q||P)", "P", found.q, found.p))
     infinite: list[str] = []
     for (divergence, side, other, own), known in zip(sides, both, strict=True):
         without = (own == 0) & (other > 0)
         if not without.any():
             continue
-        bins, share = f"bins without rows of {side}: {without.sum()}", other[without].sum() / other.sum()
+        bins, share = f"without rows of {side}: {without.sum()}", other[without].sum() / other.sum()
         if found.sparse and known.interval is not None and math.isfinite(known.interval[1]):
-            notes.append(
-                f"{bins[0].upper()}{bins[1:]}, with {100 * share:.2g} % of the other side's. The interval of "
-                f"{divergence} takes {side} to have some there that chance left out of its rows."
-            )
+            taken = f"The interval of {divergence} takes {side} to have some there that chance left out of its rows."
+            yield "", f"Bins {bins}, with {100 * share:.2g} % of the other side's. {taken}"
         else:
-            infinite.append(f"{divergence} ({bins})")
+            infinite.append(f"{divergence} (bins {bins})")
     if infinite:
-        remark(
-            "infinite", f"infinite by the counts alone: {', '.join(infinite)}; the intervals are open above"
-        )
+        parts = ", ".join(infinite)
+        yield "infinite", f"infinite by the counts alone: {parts}; the intervals are open above"
 
 
-def _remark_rare(
-    found: _Pooled, quantity: Value[float | None], remark: Callable[[str, str], None], notes: list[str]
-) -> None:
-    """Yield a note on the number of rows with rare values, and on the consequence."""
+def _rare_remarks(found: _Pooled, forward: Value[float | None]) -> Iterator[tuple[str, str]]:
+    """Yield the number of rows with rare values, and the effect."""
     of_p, of_q = (side[len(found.frequent) :] / side.sum() for side in (found.p, found.q))
     hidden = float(np.minimum(of_p, of_q).sum())
     share = 50 * float(of_p.sum() + of_q.sum())
     rows = f"{share:.3g} % of rows have values with fewer than {MIN_EXPECTED:g} expected rows each"
-    if quantity.value is None:
-        remark("too-rare", f"{rows}: inconclusive")
+    if forward.value is None:
+        yield "too-rare", f"{rows}: inconclusive"
         return
-    remark("rare-categories", f"{rows} ({found.values:,} values); they are compared in groups")
+    yield "rare-categories", f"{rows} ({found.values:,} values); they are compared in groups"
     if hidden > STRAY:
-        notes.append("Rare values within a group may differ unseen: the intervals are open above.")
+        yield "", "Rare values within a group may differ unseen: the intervals are open above."

@@ -78,7 +78,6 @@ class BatchTable(Table):
     def extremes(
         self, intervals: Mapping[str, tuple[float, float]], column_types: Mapping[str, ColumnType]
     ) -> dict[str, tuple[float, float]]:
-        """Return the smallest and the largest number that each column has within its closed interval."""
         found: dict[str, tuple[float, float]] = {}
         for _, batch in self.batches(list(intervals)):
             for name, (low, high) in intervals.items():
@@ -99,7 +98,6 @@ class BatchTable(Table):
         return found
 
     def first_rows(self, names: Sequence[str], rows: int) -> Mapping[str, Any] | None:
-        """Return the first rows of some columns, in their order, as Arrow arrays."""
         import pyarrow as pa
 
         pieces: list[Mapping[str, Any]] = []
@@ -117,7 +115,6 @@ class BatchTable(Table):
     def joint_counts(
         self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
     ) -> dict[tuple[str, ...], JointCounts]:
-        """Return the weight of every combination of bins that occurs, for each key."""
         counter = JointCounter(bins, keys)
         names = each_once([*(name for key in keys for name in key), *([weights] if weights else [])])
         for _, batch in self.batches(names):

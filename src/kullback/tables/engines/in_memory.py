@@ -39,11 +39,10 @@ class PandasTable(BatchTable):
         distinct_names(frame.columns, caller)
         self.frame = frame
         self.objects: dict[str, Any] = {}
-        self.fields = {name: self._field(name) for name in map(str, frame.columns)}
-        self.names = dict(zip(self.fields, frame.columns, strict=True))
+        self.labels = {str(label): label for label in frame.columns}
+        self.fields = {name: self._field(name, frame[label]) for name, label in self.labels.items()}
 
-    def _field(self, name: str) -> Field:
-        column = next(self.frame[label] for label in self.frame.columns if str(label) == name)
+    def _field(self, name: str, column: Any) -> Field:
         if column.dtype == object:
             return self._object_field(name, column)
         try:
@@ -75,7 +74,7 @@ class PandasTable(BatchTable):
     def _piece(self, name: str, start: int) -> Any:
         if name in self.objects:
             return _one(self.objects[name].slice(start, BATCH_ROWS))
-        return _arrow(self.frame[self.names[name]].iloc[start : start + BATCH_ROWS])
+        return _arrow(self.frame[self.labels[name]].iloc[start : start + BATCH_ROWS])
 
 
 def distinct_names(names: Sequence[Any], caller: Caller | None = None) -> None:

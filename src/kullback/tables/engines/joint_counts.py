@@ -26,19 +26,32 @@ class JointCounter:
 
     def __init__(self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]]) -> None:
         self.bins = bins
-        self.counts: dict[tuple[str, ...], JointCounts] = {tuple(key): {} for key in keys}
+        self._counts: dict[tuple[str, ...], JointCounts] = {tuple(key): {} for key in keys}
+
+    @property
+    def counts(self) -> dict[tuple[str, ...], JointCounts]:
+        """The weight of every combination, where it is above 0."""
+        return {
+            key: {combination: weight for combination, weight in counts.items() if weight}
+            for key, counts in self._counts.items()
+        }
 
     def add(self, batch: Mapping[str, Any], weights: NDArray[np.float64] | None) -> None:
-        """Count a batch of rows."""
-        names = dict.fromkeys(name for key in self.counts for name in key)
-        coded = {name: self._coded(name, batch[name]) for name in names}
-        for key, counts in self.counts.items():
+        """Count a batch of rows; a row of weight 0 may hold values that are in no bin."""
+        names = dict.fromkeys(name for key in self._counts for name in key)
+        coded = {name: self._coded(name, batch[name], weights) for name in names}
+        for key, counts in self._counts.items():
             _add_key(counts, [coded[name] for name in key], weights)
 
-    def _coded(self, name: str, array: Any) -> tuple[NDArray[np.int64], list[Any] | None]:
+    def _coded(
+        self, name: str, array: Any, weights: NDArray[np.float64] | None
+    ) -> tuple[NDArray[np.int64], list[Any] | None]:
         """Return a code for each row and, for a column without bins, the values of the codes."""
         if name in self.bins:
-            return _bins_of(array, self.bins[name], name), None
+            bins = _bins_of(array, self.bins[name])
+            if (bins if weights is None else bins[weights > 0]).min(initial=0) < 0:
+                raise _unknown_category(name)
+            return np.maximum(bins, 0), None
         encoded = array.dictionary_encode(null_encoding="encode")
         return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
 
@@ -63,16 +76,14 @@ def _add_key(
         counts[combination] = counts.get(combination, 0.0) + weight
 
 
-def _bins_of(array: Any, bins: Bins, name: str = "") -> NDArray[np.int64]:
-    """Return the bin of every value of an Arrow array."""
+def _bins_of(array: Any, bins: Bins) -> NDArray[np.int64]:
+    """Return the bin of every value of an Arrow array, -1 for a value in none."""
     found = np.full(len(array), -1, np.int64)
     missing = array.is_null().to_numpy(zero_copy_only=False)
     present = array.drop_null() if array.null_count else array
     found[~missing] = _bins_of_numbers(present, bins) if bins.gridded else _bins_of_categories(present, bins)
     if missing.any():
         found[missing] = _special_bins(bins).get("missing", -1)
-    if (found < 0).any():
-        raise _unknown_category(name)
     return found
 
 

@@ -62,7 +62,6 @@ class PartsTable(Table):
     def extremes(
         self, intervals: Mapping[str, tuple[float, float]], column_types: Mapping[str, ColumnType]
     ) -> Extremes:
-        """Return the smallest and the largest number that each column has within its closed interval."""
         return self.reduced(
             list(intervals), BatchTable.extremes, _merged_extremes, dict(intervals), dict(column_types)
         )
@@ -70,7 +69,6 @@ class PartsTable(Table):
     def joint_counts(
         self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
     ) -> Joint:
-        """Return the weight of every combination of bins that occurs, for each key."""
         names = each_once([*(name for key in keys for name in key), *([] if weights is None else [weights])])
         return self.reduced(names, BatchTable.joint_counts, _merged_joint_counts, dict(bins), keys, weights)
 

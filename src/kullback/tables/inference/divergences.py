@@ -32,8 +32,8 @@ from kullback.tables.inference.rare_values import GROUPS, RareValues
 from kullback.tables.inference.sampling_error import (
     ClusteredRows,
     IndependentRows,
+    ProportionErrors,
     RowsWithRareValues,
-    SamplingError,
     multinomial_variance,
 )
 from kullback.tables.inference.significance import g_test, together
@@ -226,7 +226,7 @@ class _Comparison:
     q: Array
     n: float
     m: float
-    errors: SamplingError
+    errors: ProportionErrors
     confidence: float
     posterior: tuple[Array, Array] | None = None
 

@@ -28,7 +28,7 @@ from typing import Any, cast
 import numpy as np
 
 from kullback.tables.columns.column_profile import ColumnProfile
-from kullback.tables.inference.significance import BLOCK, MOST_PERMUTED, PERMUTATIONS
+from kullback.tables.inference.significance import MOST_PERMUTED, permutation_test
 
 __all__ = ["OrderedTest", "of_either", "ordered_test", "ordered_test_of_clusters"]
 
@@ -93,21 +93,18 @@ def ordered_test_of_clusters(a: Array, b: Array, random: np.random.Generator) ->
     of_p, of_q = a.sum(1) > 0, b.sum(1) > 0
     if not (of_p.any() and of_q.any()):
         return math.nan
-    counts = a + b
-    weights = counts.sum(0) / counts.sum()
-    statistic = float(weights @ np.square(_cumulative(a.sum(0)) - _cumulative(b.sum(0))))
+    weights = (a + b).sum(0) / (a + b).sum()
+
+    def statistic(first: Array, second: Array) -> Array:
+        return np.square(_cumulative(first) - _cumulative(second)) @ weights
+
     if len(a) > MOST_PERMUTED or (of_p & of_q).any():
         # A cluster with rows on both sides has one residual, of the difference.
         residuals = _residuals(a) - _residuals(b)
         least = min(int(of_p.sum()), int(of_q.sum()))
-        return _tail(statistic, weights, residuals.T @ residuals * least / max(least - 1, 1))
-    above, step = 0, max(1, BLOCK // sum(counts.shape))
-    for start in range(0, PERMUTATIONS, step):
-        number = min(step, PERMUTATIONS - start)
-        on_p = random.permuted(np.tile(of_p, (number, 1)), axis=1).astype(np.float64)
-        difference = _cumulative(on_p @ counts) - _cumulative((1 - on_p) @ counts)
-        above += int((np.square(difference) @ weights >= statistic * (1 - 1e-9)).sum())
-    return (1 + above) / (1 + PERMUTATIONS)
+        covariance = residuals.T @ residuals * least / max(least - 1, 1)
+        return _tail(float(statistic(a.sum(0), b.sum(0))), weights, covariance)
+    return permutation_test(a, b, statistic, random)
 
 
 def of_either(p_values: Sequence[float]) -> float:

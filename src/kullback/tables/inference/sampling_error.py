@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from kullback.estimators.discrete.counts import dof_of_squares
 from kullback.estimators.draws import cluster_correction, few_clusters
 
-__all__ = ["ClusteredRows", "IndependentRows", "RowsWithRareValues", "SamplingError", "multinomial_variance"]
+__all__ = [
+    "ClusteredRows",
+    "IndependentRows",
+    "RowsWithRareValues",
+    "ProportionErrors",
+    "multinomial_variance",
+]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -18,7 +25,7 @@ MOST_GAIN = 100.0
 BLOCK = 1 << 21  # numbers drawn at a time
 
 
-class SamplingError(Protocol):
+class ProportionErrors(ABC):
     """The sampling errors of the proportions p and q.
 
     Attributes:
@@ -33,24 +40,28 @@ class SamplingError(Protocol):
     scale: float
     dof: float
 
+    @abstractmethod
     def variance(self, of_p: Array, of_q: Array) -> float:
         """Return the variance of a function with these gradients with respect to p and q."""
-        ...
 
     def inflation(self, of_p: Array, of_q: Array, quantile: float) -> float:
-        """Return by what to multiply that variance for a normal quantile to reach as far as Student's t."""
-        ...
+        """Return by what to multiply that variance for a normal quantile to reach as far as Student's t.
 
+        It is 1 where many rows, or many values, give the variance.
+        """
+        del of_p, of_q, quantile
+        return 1.0
+
+    @abstractmethod
     def standard_errors_of_difference(self) -> Array:
         """Return the standard error of each component of p - q."""
-        ...
 
+    @abstractmethod
     def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Array]]:
         """Yield normal errors of p - q, shape (draws, K), in blocks, each with the slice of its draws."""
-        ...
 
 
-class IndependentRows:
+class IndependentRows(ProportionErrors):
     """The sampling errors of multinomial counts.
 
     Arguments:
@@ -62,26 +73,17 @@ class IndependentRows:
 
     def __init__(self, a: Array, b: Array, n: float, m: float) -> None:
         self._p, self._q = a / a.sum(), b / b.sum()
-        self.clusters: tuple[int, int] | None = None
-        self.effective: tuple[float, float] = n, m
+        self.clusters, self.effective = None, (n, m)
         self.scale, self.dof = 1 / n + 1 / m, float(len(a) - 1)
 
     def variance(self, of_p: Array, of_q: Array) -> float:
-        """Return the variance of a function with these gradients with respect to p and q."""
         return multinomial_variance((self._p, self._q), (of_p, of_q), self.effective)
 
-    def inflation(self, of_p: Array, of_q: Array, quantile: float) -> float:
-        """Return 1: the counts give the variance."""
-        del of_p, of_q, quantile
-        return 1.0
-
     def standard_errors_of_difference(self) -> Array:
-        """Return the standard error of each component of p - q."""
         n, m = self.effective
         return np.sqrt(self._p * (1 - self._p) / n + self._q * (1 - self._q) / m)
 
     def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Array]]:
-        """Yield normal errors of p - q, shape (draws, K), in blocks, each with the slice of its draws."""
         for rows in _blocks(number, len(self._p)):
             errors = np.zeros((rows.stop - rows.start, len(self._p)))
             for proportion, size in zip((self._p, self._q), self.effective, strict=True):
@@ -90,7 +92,7 @@ class IndependentRows:
             yield rows, errors
 
 
-class _ErrorRows:
+class _ErrorRows(ProportionErrors):
     """The sampling errors of sums over independent units, given by the part of each unit in the errors of p and of q.
 
     Arguments:
@@ -127,25 +129,16 @@ class _ErrorRows:
         self.scale = trace / self.dof
         # The common part of both sides' errors cancels in the difference, and in the bias of a divergence.
         shared = (trace_p + trace_q) / trace
-        n, m = ((bins - 1) / side * shared for side in (trace_p, trace_q))
-        self.effective: tuple[float, float] = n, m
+        self.effective = (bins - 1) / trace_p * shared, (bins - 1) / trace_q * shared
         self.clusters = clusters
 
     def variance(self, of_p: Array, of_q: Array) -> float:
-        """Return the variance of a function with these gradients with respect to p and q."""
         return float(((self._errors_p @ of_p + self._errors_q @ of_q) ** 2).sum())
 
-    def inflation(self, of_p: Array, of_q: Array, quantile: float) -> float:
-        """Return 1: there are many rows, and many values."""
-        del of_p, of_q, quantile
-        return 1.0
-
     def standard_errors_of_difference(self) -> Array:
-        """Return the standard error of each component of p - q."""
         return np.sqrt((self._errors**2).sum(0))
 
     def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Array]]:
-        """Yield normal errors of p - q, shape (draws, K), in blocks, each with the slice of its draws."""
         for rows in _blocks(number, max(self._errors.shape)):
             yield rows, random.standard_normal((rows.stop - rows.start, len(self._errors))) @ self._errors
 
@@ -185,10 +178,7 @@ class ClusteredRows(_ErrorRows):
         self._held = a.sum(1) > 0, b.sum(1) > 0
 
     def inflation(self, of_p: Array, of_q: Array, quantile: float) -> float:
-        """Return by what to multiply that variance for a normal quantile to reach as far as Student's t.
-
-        Each side has the degrees of freedom that its clusters' parts of the variance show.
-        """
+        # Each side has the degrees of freedom that its clusters' parts of the variance show.
         total, wider = 0.0, 0.0
         sides = zip((self._errors_p, self._errors_q), (of_p, of_q), self._held, strict=True)
         for errors, gradient, held in sides:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from kullback.tables.inference.sampling_error import SamplingError
+from kullback.tables.inference.sampling_error import ProportionErrors
 
-__all__ = ["adjusted", "g_test", "sparse_test", "together"]
+__all__ = ["MOST_PERMUTED", "adjusted", "g_test", "permutation_test", "sparse_test", "together"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -28,7 +28,7 @@ FEW = 100_000  # rows among more than those
 def g_test(
     a: Array,
     b: Array,
-    errors: SamplingError,
+    errors: ProportionErrors,
     clusters: tuple[Array, Array] | None,
     random: np.random.Generator,
     *,
@@ -64,7 +64,7 @@ def g_test(
         return float(chdtrc(errors.dof, float(g_statistic(a, b)) / _williams(a, b)))
     of_p, of_q = (side.sum(1) > 0 for side in clusters)
     if permute and len(of_p) <= MOST_PERMUTED and not (of_p & of_q).any():
-        return _permuted(*clusters, random)
+        return permutation_test(*clusters, _scaled_statistic, random)
     least = max(int(of_p.sum() + of_q.sum()) - 2, 1)
     ratio = float(g_statistic(a, b)) / _williams(a, b) / (len(a) - 1)
     return float(fdtrc(errors.dof, errors.dof * least, ratio))
@@ -229,15 +229,24 @@ def _hypergeometric(n: Array, good: float, rows: float, random: np.random.Genera
     return np.clip(drawn, np.maximum(0.0, n - (rows - good)), np.minimum(good, n))
 
 
-def _permuted(a: Array, b: Array, random: np.random.Generator) -> float:
-    """Return the p-value by permutations of the clusters between P and Q."""
+def permutation_test(
+    a: Array, b: Array, statistic: Callable[[Array, Array], Array], random: np.random.Generator
+) -> float:
+    """Return the p-value by permutations of the clusters between P and Q.
+
+    Arguments:
+        a: P's weight by cluster and bin, shape (G, K).
+        b: Q's, with the same cluster in the same row; no cluster has rows on both sides.
+        statistic: a function of P's and Q's weight in each bin, along the last dimension.
+        random: the source of the permutations.
+    """
     counts, of_p = a + b, a.sum(1) > 0
-    least = float(_scaled_statistic(a.sum(0), b.sum(0))) * (1 - 1e-9)
+    least = float(statistic(a.sum(0), b.sum(0))) * (1 - 1e-9)
     above, step = 0, max(1, BLOCK // sum(counts.shape))
     for start in range(0, PERMUTATIONS, step):
         number = min(step, PERMUTATIONS - start)
         on_p = random.permuted(np.tile(of_p, (number, 1)), axis=1).astype(np.float64)
-        above += int((_scaled_statistic(on_p @ counts, (1 - on_p) @ counts) >= least).sum())
+        above += int((statistic(on_p @ counts, (1 - on_p) @ counts) >= least).sum())
     return (1 + above) / (1 + PERMUTATIONS)
 
 
