@@ -25,6 +25,7 @@ from kullback import (
     dispatch,
     divergence,
     errors,
+    estimate,
     kl_divergence,
     kl_estimate,
     register_kl,
@@ -407,3 +408,19 @@ def test_logits_of_any_size_cost_no_digits(size: float, dtype: torch.dtype, clas
                 ).expand(rows)
                 rtol, atol = (1e-12, 1e-30) if dtype is torch.float64 else (2e-6, 1e-13)
                 torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol)
+
+
+def test_kl_estimate_is_estimate_of_kl_and_each_error_names_its_call() -> None:
+    p, q = Probs(torch.tensor([0.25, 0.75])), Probs(torch.tensor([0.5, 0.5]))
+    ours, general = kl_estimate(p, q, base=2), estimate(p, q, base=2)
+    assert (ours.value, ours.error, ours.method, ours.kind) == (
+        general.value, general.error, general.method, general.kind,
+    )  # fmt: skip
+    assert float(estimate(p, q, TotalVariation()).value) == 0.25
+    for call in (kl_estimate, estimate):
+        with pytest.raises(errors.ArgumentValueError, match=rf"^{call.__name__}\(confidence="):
+            call(p, q, confidence=2.0)
+        with pytest.raises(errors.ArgumentTypeError, match=rf"^{call.__name__}\(q="):
+            call(p, torch.zeros(2))
+    with pytest.raises(errors.ArgumentTypeError, match=r"kl_estimate\(kind=.*Write: estimate\(p, q, kind\)"):
+        kl_estimate(p, q, kind="tv")  # type: ignore[call-arg]

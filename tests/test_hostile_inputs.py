@@ -181,7 +181,9 @@ CALLS: dict[str, Callable[[Change], object]] = {
         student=required(LOGITS), teacher=TopK(TOP_CLASSES, change(TOP_LOG_PROBS))
     ),
     "kl_from_log_probs": lambda change: kl_from_log_probs(required(LOG_PROBS), change(PROBS.log())),
-    "kl_surrogate": lambda change: kl_surrogate(required(LOG_PROBS), change(PROBS.log()), direction="pq"),
+    "kl_surrogate": lambda change: kl_surrogate(
+        required(LOG_PROBS), change(PROBS.log()), direction="forward"
+    ),
 }
 OF_SAMPLES: dict[str, Callable[[Change], object]] = {
     "Samples p": lambda change: kl_estimate(Samples(change(DRAWS)), Samples(DRAWS.flip(0) + 1)),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         testing,
     )
     from kullback.diagnosis import diagnose
-    from kullback.dispatch import divergence, kl_divergence, kl_estimate
+    from kullback.dispatch import divergence, estimate, kl_divergence, kl_estimate
     from kullback.estimators import TwoSampleTest, two_sample_test
     from kullback.fitting import Fit, FitError, fit
     from kullback.generators import (
@@ -83,6 +83,7 @@ __all__ = [
     "diagnose",
     "divergence",
     "errors",
+    "estimate",
     "estimators",
     "fit",
     "functional",
@@ -110,7 +111,7 @@ __version__ = "0.1.0"
 # The public names of each module.
 _NAMES = {
     "kullback.diagnosis": ("diagnose",),
-    "kullback.dispatch": ("divergence", "kl_divergence", "kl_estimate"),
+    "kullback.dispatch": ("divergence", "estimate", "kl_divergence", "kl_estimate"),
     "kullback.results.estimate": ("Estimate",),
     "kullback.estimators": ("TwoSampleTest", "two_sample_test"),
     "kullback.generators": (

@@ -1,31 +1,32 @@
-"""`kl_divergence`, `divergence` and `kl_estimate`, and the choice of the rule for the two arguments."""
+"""`kl_divergence`, `divergence`, `kl_estimate` and `estimate`, and the choice of the rule for the two arguments."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Never, cast
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from kullback.common.inputs import check_confidence, check_generator, number_from, whole_from
-from kullback.errors import ArgumentTypeError, NoRuleError, invalid_value, no_rule, safe_repr
+from kullback.errors import ArgumentTypeError, NoRuleError, invalid_type, invalid_value, no_rule, safe_repr
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence, behaves_as
 from kullback.generators.growth import as_kl
 from kullback.kernels import rounding_error, row_divergence
-from kullback.pairs import FEWEST_DRAWS, METHODS, SolveOptions, estimate
+from kullback.pairs import FEWEST_DRAWS, METHODS, SolveOptions
 from kullback.pairs.clone import with_ordinary_tensors
 from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
+from kullback.pairs.solve import estimate as estimate_pair
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-__all__ = ["between_distributions", "divergence", "kl_divergence", "kl_estimate"]
+__all__ = ["between_distributions", "divergence", "estimate", "kl_divergence", "kl_estimate"]
 
 Operand = Representation | Samples | Distribution | Frozen
 _KL = KL()
@@ -185,11 +186,11 @@ def divergence(
     return _value_with_warnings(_answer("divergence", p, q, kind, base, options))
 
 
-def kl_estimate(
+def estimate(
     p: Operand,
     q: Operand,
-    *,
     kind: Divergence | str = _KL,
+    *,
     base: float | None = None,
     method: str = "auto",
     rtol: float | None = None,
@@ -199,9 +200,9 @@ def kl_estimate(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    r"""Compute a divergence from P to Q, KL by default, with its method and its error.
+    r"""Compute the divergence `kind` between P and Q, with its method and its error.
 
-    .. math:: KL(P \| Q) = E_P[\log p - \log q]
+    .. math:: D_f(P \| Q) = \sum_i q_i f(p_i / q_i)
 
     Whole-number `Counts` without a prior count as samples. The value is the divergence of the proportions, as
     `kl_divergence` and `divergence` return it; it is biased upwards. The interval is for the divergence of the
@@ -211,7 +212,7 @@ def kl_estimate(
     Arguments:
         p: P, as in `kl_divergence`.
         q: Q, as in `kl_divergence`.
-        kind: the divergence or its name, as in `divergence`.
+        kind: the divergence or its name, as in `divergence`; KL by default.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         confidence: the coverage probability of the confidence interval.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
@@ -223,6 +224,56 @@ def kl_estimate(
         ``interval``, ``n`` and ``notes``; a batch of counts has one interval per row.
 
     Raises:
+        ArgumentTypeError, ArgumentValueError, NoRuleError: as `divergence`.
+
+    Gradient:
+        flows through ``value``, as in `divergence`; ``error`` and ``standard_error`` have none.
+
+    Example:
+        >>> from kullback import Counts, TotalVariation, estimate
+        >>> result = estimate(Counts([60, 40]), Counts([45, 55]), TotalVariation())
+        >>> result.value, result.method, result.n
+        (tensor(0.1500), 'summation', (100, 100))
+
+    References:
+        Accuracy and Stability of Numerical Algorithms, chapter 4 (Higham, 2002)
+    """
+    options = _options("estimate", method, rtol, atol, max_evaluations, draws, generator)
+    return _estimate("estimate", p, q, kind, base, options, confidence)
+
+
+def kl_estimate(
+    p: Operand,
+    q: Operand,
+    *,
+    base: float | None = None,
+    method: str = "auto",
+    rtol: float | None = None,
+    atol: float = 0.0,
+    max_evaluations: int = 10_000,
+    draws: int = 10_000,
+    confidence: float = 0.95,
+    generator: torch.Generator | None = None,
+    **unknown: Never,
+) -> Estimate:
+    r"""Compute the Kullback-Leibler divergence from P to Q, with its method and its error.
+
+    .. math:: KL(P \| Q) = E_P[\log p - \log q]
+
+    It is `estimate` with ``kind=KL()``, which also describes the intervals of `Counts`.
+
+    Arguments:
+        p: P, as in `kl_divergence`.
+        q: Q, as in `kl_divergence`.
+        base: the base of the logarithm: 2 gives bits. The default gives nats.
+        confidence: the coverage probability of the confidence interval.
+        method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
+        unknown: nothing; another keyword, such as ``kind``, raises an error that names `estimate`.
+
+    Returns:
+        an `Estimate`, as `estimate`. ``value`` is the result of `kl_divergence`, always computed in float64.
+
+    Raises:
         ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_divergence`.
 
     Gradient:
@@ -231,24 +282,44 @@ def kl_estimate(
     Example:
         >>> from torch.distributions import Normal
         >>> from kullback import kl_estimate
-        >>> estimate = kl_estimate(Normal(0.0, 1.0), Normal(1.0, 1.0))
-        >>> estimate.value, estimate.method
+        >>> result = kl_estimate(Normal(0.0, 1.0), Normal(1.0, 1.0))
+        >>> result.value, result.method
         (tensor(0.5000), 'closed_form')
 
     References:
         Accuracy and Stability of Numerical Algorithms, chapter 4 (Higham, 2002)
     """
+    if unknown:
+        raise invalid_type(
+            "kl_estimate",
+            ", ".join(unknown),
+            wanted="no other keyword; kl_estimate computes KL(P || Q)",
+            got=", ".join(f"{name}={safe_repr(value)}" for name, value in unknown.items()),
+            instead="estimate(p, q, kind) for another divergence",
+        )
     options = _options("kl_estimate", method, rtol, atol, max_evaluations, draws, generator)
-    check_confidence("kl_estimate", confidence)
+    return _estimate("kl_estimate", p, q, _KL, base, options, confidence)
+
+
+def _estimate(
+    call: str,
+    p: object,
+    q: object,
+    kind: Divergence | str,
+    base: float | None,
+    options: SolveOptions,
+    confidence: float,
+) -> Estimate:
+    check_confidence(call, confidence)
     options = options._replace(confidence=confidence)
-    kind = as_divergence("kl_estimate", kind)
-    p, q = _operands("kl_estimate", p, q)
-    answer = _answer("kl_estimate", p, q, kind, base, options, exact=True)
+    kind = as_divergence(call, kind)
+    p, q = _operands(call, p, q)
+    answer = _answer(call, p, q, kind, base, options, exact=True)
     answer = replace(answer, kind=kind.name, base=base)
     if not (isinstance(p, Representation) and isinstance(q, Representation) and answer.n is None):
         return answer
-    p, q = _comparable("kl_estimate", p, q)
-    unit = _unit("kl_estimate", kind, base)
+    p, q = _comparable(call, p, q)
+    unit = _unit(call, kind, base)
     with torch.no_grad():
         answer = replace(answer, error=rounding_error(kind, p, q, answer.value) / unit)
     if not (isinstance(p, Counts) or isinstance(q, Counts)):
@@ -424,12 +495,12 @@ def between_distributions(
     if kind is not _KL:
         kind = as_kl(kind)
     if kind is _KL or behaves_as(kind, KL):
-        return estimate(call, p, q, options)
+        return estimate_pair(call, p, q, options)
     if behaves_as(kind, ReverseKL):
-        return estimate(call, q, p, options)
+        return estimate_pair(call, q, p, options)
     if behaves_as(kind, Jeffreys):
-        return _sum(estimate(call, p, q, options), estimate(call, q, p, options))
-    return estimate(call, p, q, options, kind)
+        return _sum(estimate_pair(call, p, q, options), estimate_pair(call, q, p, options))
+    return estimate_pair(call, p, q, options, kind)
 
 
 def _sum(a: Estimate, b: Estimate) -> Estimate:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.inputs import number_from
-from kullback.dispatch import kl_estimate
+from kullback.dispatch import estimate
 from kullback.errors import invalid_value, safe_repr
 from kullback.results.estimate import Estimate
 
@@ -27,15 +27,15 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, **options: Any) 
     pass by chance. A rule that states no error, such as one from `register_kl`, counts as exact.
 
     Arguments:
-        p: P, as in `kl_estimate`: a distribution, `Logits`, `Probs` or another wrapper, `Counts`, or `Samples`.
+        p: P, as in `estimate`: a distribution, `Logits`, `Probs` or another wrapper, `Counts`, or `Samples`.
         q: Q, likewise. Every element of a batch has to be below the limit.
         below: the limit, in nats unless you pass ``base``.
-        options: options of `kl_estimate`, such as ``kind="js:0.5"``, ``base=2``, ``confidence=0.99`` or ``generator``.
+        options: options of `estimate`, such as ``kind="js:0.5"``, ``base=2``, ``confidence=0.99`` or ``generator``.
 
     Raises:
         AssertionError: the divergence is not below the limit, or the data cannot tell.
         ArgumentValueError: `below` is not a positive number.
-        ArgumentTypeError, ArgumentValueError, NoRuleError: as `kl_estimate`.
+        ArgumentTypeError, ArgumentValueError, NoRuleError: as `estimate`.
 
     Gradient:
         none.
@@ -63,17 +63,17 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, **options: Any) 
             got=safe_repr(below),
             instead="below=0.01, the largest divergence in nats that you accept",
         )
-    estimate = kl_estimate(p, q, **options)
-    lower, upper = _bounds(estimate)
+    result = estimate(p, q, **options)
+    lower, upper = _bounds(result)
     is_above, is_below = lower >= limit, upper < limit
     if is_below.numel() > 0 and bool(is_below.all()):
-        print(f"below {limit:g}: {estimate}")  # noqa: T201 - the verdict, which pytest shows with -s
+        print(f"below {limit:g}: {result}")  # noqa: T201 - the verdict, which pytest shows with -s
         return
     outcome = f"not below {limit:g}" if bool(is_above.any()) else f"cannot tell whether below {limit:g}"
-    sentences = [f"{outcome}: {estimate}", *_elements(estimate, is_above, is_below)]
+    sentences = [f"{outcome}: {result}", *_elements(result, is_above, is_below)]
     if not bool(is_above.any()):
-        sentences.append(_advice(estimate, upper))
-    raise AssertionError(". ".join([*sentences, *(note.removesuffix(".") for note in estimate.notes)]))
+        sentences.append(_advice(result, upper))
+    raise AssertionError(". ".join([*sentences, *(note.removesuffix(".") for note in result.notes)]))
 
 
 def _bounds(estimate: Estimate) -> tuple[Tensor, Tensor]:

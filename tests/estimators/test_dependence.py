@@ -18,6 +18,7 @@ from kullback import (
     JensenShannon,
     ReverseKL,
     Samples,
+    estimate,
     kl_estimate,
     two_sample_test,
 )
@@ -245,10 +246,10 @@ def test_intervals_allow_for_blocks_that_resemble_their_neighbors(kind: Any) -> 
     rng = np.random.default_rng(13)
     x, y = autoregression(rng, 3000, 0.9) + 0.3, rng.standard_normal((3000, 1))
     p = Samples(x)
-    found = kl_estimate(p, Samples(y, independent=True), kind=kind)
+    found = estimate(p, Samples(y, independent=True), kind=kind)
     dependence = dependence_of(p)
     assert dependence is not None
-    plain = kl_estimate(Samples(x, cluster=dependence.labels), Samples(y, independent=True), kind=kind)
+    plain = estimate(Samples(x, cluster=dependence.labels), Samples(y, independent=True), kind=kind)
     assert found.interval is not None
     assert plain.interval is not None
     wider = (found.interval[1] - found.value) / (plain.interval[1] - plain.value)

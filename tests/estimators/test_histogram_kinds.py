@@ -12,7 +12,7 @@ import torch
 from scipy.special import rel_entr
 from torch.distributions import Categorical, MultivariateNormal, Normal
 
-from kullback import Counts, Probs, Samples, divergence, kl_estimate
+from kullback import Counts, Probs, Samples, divergence, estimate, kl_estimate
 from kullback.errors import NoRuleError
 from kullback.estimators import bias_corrected, histogram
 
@@ -56,7 +56,7 @@ def draws(name: str, seed: int, n: int) -> tuple[Samples, Samples]:
 def test_intervals_of_bounded_kinds_hold_and_end(name: str, kind: str) -> None:
     wanted, held = truth(kind, *PAIRS[name]), 0
     for seed in range(5):
-        found = kl_estimate(*draws(name, seed, 400), kind=kind)
+        found = estimate(*draws(name, seed, 400), kind=kind)
         assert found.method == "histogram"
         assert found.interval is not None
         assert found.standard_error is not None
@@ -69,7 +69,7 @@ def test_intervals_of_bounded_kinds_hold_and_end(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["chi2", "renyi:2", "alpha:2", "alpha:-1"])
 @pytest.mark.parametrize("name", ["equal", "heavy tails"])
 def test_powers_that_the_tails_decide_have_no_upper_end(name: str, kind: str) -> None:
-    found = kl_estimate(*draws(name, 0, 400), kind=kind)
+    found = estimate(*draws(name, 0, 400), kind=kind)
     assert found.interval is not None
     assert math.isinf(float(found.interval[1]))
     assert math.isfinite(float(found.value))
@@ -83,23 +83,23 @@ def test_both_directions_are_those_of_kl() -> None:
     assert float(histogram(p, q, kind="jeffreys").value) == pytest.approx(
         float(forward.value + back.value), rel=1e-12
     )
-    assert kl_estimate(p, q, kind="reverse_kl").interval == back.interval
+    assert estimate(p, q, kind="reverse_kl").interval == back.interval
 
 
 def test_bits_are_nats_over_their_logarithm() -> None:
     p, q = draws("a shift", 0, 400)
-    nats, bits = kl_estimate(p, q, kind="js"), kl_estimate(p, q, kind="js", base=2)
+    nats, bits = estimate(p, q, kind="js"), estimate(p, q, kind="js", base=2)
     assert float(bits.value) == pytest.approx(float(nats.value) / math.log(2), rel=1e-12)
 
 
 def test_prices_and_vectors() -> None:
     x, y = np.repeat(np.arange(1.99, 400, 10), 9), np.repeat(np.arange(0.95, 400, 7), 9)
     codes = np.unique(np.concatenate([x, y]), return_inverse=True)[1]
-    found = kl_estimate(Samples(x), Samples(y), kind="tv")
+    found = estimate(Samples(x), Samples(y), kind="tv")
     assert found.value == bias_corrected(Samples(codes[: len(x)]), Samples(codes[len(x) :]), "tv").value
     vectors = Samples(np.random.default_rng(0).standard_normal((50, 2)))
     with pytest.raises(NoRuleError, match="categories or numbers on both sides"):
-        kl_estimate(vectors, vectors, kind="js")
+        estimate(vectors, vectors, kind="js")
 
 
 def normals(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -17,9 +17,9 @@ from kullback import (
     ReverseKL,
     Samples,
     divergence,
+    estimate,
     fit,
     functional,
-    kl_estimate,
     nn,
 )
 from kullback.errors import ArgumentTypeError, ArgumentValueError
@@ -57,8 +57,8 @@ def test_the_functions_are_found() -> None:
 X, Y = torch.tensor([[2.0, 0.0, 1.0]]), torch.tensor([[1.0, 0.5, 0.0]])
 CALLS = {
     "divergence": lambda kind: divergence(Logits(X), Logits(Y), kind),
-    "kl_estimate": lambda kind: kl_estimate(Logits(X), Logits(Y), kind=kind).value,
-    "of counts": lambda kind: kl_estimate(Counts([30, 10]), Counts([20, 20]), kind=kind).interval[0],
+    "estimate": lambda kind: estimate(Logits(X), Logits(Y), kind=kind).value,
+    "of counts": lambda kind: estimate(Counts([30, 10]), Counts([20, 20]), kind=kind).interval[0],
     "of draws": lambda kind: bias_corrected(Samples([0, 1] * 30), Samples([0, 1, 1] * 20), kind).value,
     "distillation_loss": lambda kind: functional.distillation_loss(student=X, teacher=Y, kind=kind),
     "DistillationLoss": lambda kind: nn.DistillationLoss(kind=kind)(student=X, teacher=Y),
@@ -77,7 +77,7 @@ def test_a_name_means_the_kind(call: str) -> None:
 
 
 def test_an_estimate_says_its_kind_by_that_name() -> None:
-    found = kl_estimate(Logits(X), Logits(Y), kind="renyi:2", base=2)
+    found = estimate(Logits(X), Logits(Y), kind="renyi:2", base=2)
     assert (found.kind, found.base) == ("renyi:2", 2)
     assert isinstance(kullback.generators.parse(found.kind), Divergence)
-    assert typing.get_type_hints(kl_estimate)["kind"] == Divergence | str
+    assert typing.get_type_hints(estimate)["kind"] == Divergence | str

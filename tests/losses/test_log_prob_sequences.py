@@ -15,7 +15,7 @@ from kullback.functional import kl_surrogate
 
 INF = math.inf
 V = 3
-DIRECTIONS = pytest.mark.parametrize("direction", ["pq", "qp"])
+DIRECTIONS = pytest.mark.parametrize("direction", ["forward", "reverse"])
 VALUES = pytest.mark.parametrize("value", ["k1", "k3"])
 
 # A policy over sequences of two tokens: logits of the first, and of the second after each first.
@@ -69,7 +69,7 @@ def assert_same(got: Tensor, true: Tensor, *policies: Policy, value: Tensor | No
 @pytest.mark.parametrize("importance", ["action", "prefix", "sequence"])
 def test_the_weights_of_tokens_prefixes_and_sequences(direction: Any, value: Any, importance: Any) -> None:
     p, q, b = policies()
-    first, second = (p, q) if direction == "pq" else (q, p)
+    first, second = (p, q) if direction == "forward" else (q, p)
     values = kl_surrogate(
         log_probs(p),
         log_probs(q),
@@ -100,7 +100,7 @@ def test_sequences_of_several_lengths(value: Any, importance: Any) -> None:
     values = kl_surrogate(
         padded(log_probs(p)),
         padded(log_probs(q)),
-        direction="pq",
+        direction="forward",
         value=value,
         log_ratio=padded(log_probs(p) - log_probs(b)).detach(),
         importance=importance,
@@ -115,7 +115,7 @@ def test_sequences_of_several_lengths(value: Any, importance: Any) -> None:
 @VALUES
 def test_without_weights_actions_come_from_the_first(direction: Any, value: Any) -> None:
     p, q, _ = policies()
-    first, second = (p, q) if direction == "pq" else (q, p)
+    first, second = (p, q) if direction == "forward" else (q, p)
     values = kl_surrogate(log_probs(p), log_probs(q), direction=direction, value=value, reduction="none")
     assert_same(expected(values, first), conditional_kl(first, second, first), p, q)
 
@@ -128,7 +128,7 @@ def test_clipped_weights(value: Any, clip: Any) -> None:
     values = kl_surrogate(
         log_p,
         log_q,
-        direction="pq",
+        direction="forward",
         value=value,
         log_ratio=log_p - log_b,
         clip_log_ratio=clip,
@@ -148,7 +148,7 @@ def test_clipped_weights(value: Any, clip: Any) -> None:
 def test_clipping_comes_after_the_sum_over_a_sequence() -> None:
     log_p = torch.tensor([[-1.0, -1.0]])
     values = kl_surrogate(
-        log_p, log_p - 1, direction="pq", log_ratio=torch.tensor([[0.7, 0.7]]), importance="prefix",
+        log_p, log_p - 1, direction="forward", log_ratio=torch.tensor([[0.7, 0.7]]), importance="prefix",
         clip_log_ratio=1.0, reduction="none",
     )  # fmt: skip
     torch.testing.assert_close(values, torch.tensor([[0.7, 1.0]]).exp())
@@ -159,7 +159,7 @@ def test_the_gradient_does_not_depend_on_the_value() -> None:
     log_p, log_q = log_probs(p), log_probs(q)
     found = [
         torch.autograd.grad(
-            kl_surrogate(log_p, log_q, direction="pq", value=value, log_ratio=log_p - log_probs(b)),  # type: ignore[arg-type]
+            kl_surrogate(log_p, log_q, direction="forward", value=value, log_ratio=log_p - log_probs(b)),  # type: ignore[arg-type]
             [*p, *q],
             retain_graph=True,
         )
@@ -183,7 +183,9 @@ def test_k3_varies_less_for_policies_that_are_close() -> None:
     log_p, log_q = log_probs(p), log_probs(near)
     spread = {}
     for value in ("k1", "k3"):
-        values = kl_surrogate(log_p.detach(), log_q.detach(), direction="pq", value=value, reduction="none")  # type: ignore[arg-type]
+        values = kl_surrogate(
+            log_p.detach(), log_q.detach(), direction="forward", value=value, reduction="none"
+        )  # type: ignore[arg-type]
         sums = values.sum(-1, keepdim=True)
         spread[value] = float(expected((sums - conditional_kl(p, near, p).detach()) ** 2, p))
     assert spread["k3"] < 0.1 * spread["k1"]
@@ -199,7 +201,7 @@ def test_edges(value: Any, dtype: torch.dtype) -> None:
     mask = torch.tensor([True] * 5 + [False])
     for clip in (None, 5.0):
         values = kl_surrogate(
-            log_p, log_q, direction="pq", value=value, log_ratio=log_ratio, clip_log_ratio=clip, mask=mask,
+            log_p, log_q, direction="forward", value=value, log_ratio=log_ratio, clip_log_ratio=clip, mask=mask,
             reduction="none",
         )  # fmt: skip
         assert values.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -207,7 +209,7 @@ def test_edges(value: Any, dtype: torch.dtype) -> None:
         for x in torch.autograd.grad(values[values.isfinite()].sum(), [log_p, log_q]):
             assert bool(x.isfinite().all())
         by_p, by_q = torch.autograd.grad(kl_surrogate(
-            log_p, log_q, direction="pq", value=value, log_ratio=log_ratio, mask=mask, reduction="sum"
+            log_p, log_q, direction="forward", value=value, log_ratio=log_ratio, mask=mask, reduction="sum"
         ), [log_p, log_q])  # fmt: skip
         assert by_p.tolist() == [0] * 6
         assert by_q.tolist() == [-1, 0, 0, 0, 0, 0]
@@ -215,7 +217,7 @@ def test_edges(value: Any, dtype: torch.dtype) -> None:
 
 def test_a_value_that_overflows_keeps_the_gradient_where_that_is_finite() -> None:
     log_p = torch.tensor([-200.0], requires_grad=True)
-    values = kl_surrogate(log_p, torch.tensor([-1.0]), direction="pq", value="k3", reduction="sum")
+    values = kl_surrogate(log_p, torch.tensor([-1.0]), direction="forward", value="k3", reduction="sum")
     values.backward()
     assert values.item() == INF
     assert log_p.grad is not None
@@ -229,7 +231,7 @@ def test_an_action_that_is_never_taken_ends_the_weights_of_a_sequence() -> None:
         values = kl_surrogate(
             log_p,
             log_p - 1,
-            direction="pq",
+            direction="forward",
             log_ratio=ratio,
             importance=importance,
             reduction="none",  # type: ignore[arg-type]
@@ -242,7 +244,7 @@ def test_an_action_that_is_never_taken_ends_the_weights_of_a_sequence() -> None:
 def test_shapes(shape: tuple[int, ...], importance: Any) -> None:
     x = torch.full(shape, -1.0)
     found = kl_surrogate(
-        x, x - 1, direction="pq", log_ratio=torch.zeros(shape), importance=importance, reduction="none"
+        x, x - 1, direction="forward", log_ratio=torch.zeros(shape), importance=importance, reduction="none"
     )
     torch.testing.assert_close(found, torch.ones(shape))
 
@@ -276,5 +278,5 @@ def test_shapes(shape: tuple[int, ...], importance: Any) -> None:
 def test_errors_and_their_remedies(given: dict[str, Any], words: str, instead: dict[str, Any]) -> None:
     x = torch.tensor([-1.0, -2.0])
     with pytest.raises((ArgumentValueError, ArgumentTypeError), match=re.escape(words)):
-        kl_surrogate(x, x, direction="pq", **given)
-    kl_surrogate(x, x, direction="pq", **instead)
+        kl_surrogate(x, x, direction="forward", **given)
+    kl_surrogate(x, x, direction="forward", **instead)

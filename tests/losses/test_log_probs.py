@@ -17,7 +17,7 @@ from kullback.losses.log_probs import kl_from_log_probs, kl_surrogate
 INF = math.inf
 NAN = math.nan
 ESTIMATORS = pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-DIRECTIONS = pytest.mark.parametrize("direction", ["pq", "qp"])
+DIRECTIONS = pytest.mark.parametrize("direction", ["forward", "reverse"])
 
 LOG_PROBS = st.floats(-30, 0, allow_nan=False)
 
@@ -42,11 +42,34 @@ def gradient(value: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(value, inputs)
 
 
+@DIRECTIONS
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_k1_and_k3_have_no_bias(estimator: Any) -> None:
+def test_k1_and_k3_have_no_bias_in_either_direction(direction: Any, estimator: Any) -> None:
     p, q, _ = policies()
-    values = kl_from_log_probs(p.log_softmax(-1), q.log_softmax(-1), estimator=estimator)
-    torch.testing.assert_close(expectation(values, p), kl(p, q))
+    values = kl_from_log_probs(p.log_softmax(-1), q.log_softmax(-1), direction=direction, estimator=estimator)
+    first, second = (p, q) if direction == "forward" else (q, p)
+    torch.testing.assert_close(expectation(values, first), kl(first, second))
+
+
+@ESTIMATORS
+def test_the_reverse_estimate_is_infinite_where_only_q_has_mass(estimator: Any) -> None:
+    log_p, log_q = torch.tensor([-INF], requires_grad=True), torch.tensor([-1.0], requires_grad=True)
+    values = kl_from_log_probs(log_p, log_q, direction="reverse", estimator=estimator)
+    assert values.tolist() == [INF]
+    assert all(x.isfinite().all() for x in gradient(values.sum(), log_p, log_q))
+
+
+def test_the_reverse_kl_of_papers_is_forward_with_p_the_policy() -> None:
+    """The reverse KL of papers: the mean over the policy's actions of log policy / reference."""
+    policy, reference, _ = policies()
+    log_p, log_q = policy.log_softmax(-1), reference.log_softmax(-1)
+    sampled_reverse = (log_p.exp() * (log_p - log_q)).sum()
+    sampled_forward = (log_q.exp() * (log_q - log_p)).sum()
+    for call in (kl_from_log_probs, kl_surrogate):
+        forward = call(log_p, log_q, direction="forward", reduction="none")
+        reverse = call(log_p, log_q, direction="reverse", reduction="none")
+        torch.testing.assert_close(expectation(forward, policy), sampled_reverse)
+        torch.testing.assert_close(expectation(reverse, reference), sampled_forward)
 
 
 def test_k2_is_biased() -> None:
@@ -94,12 +117,12 @@ def test_what_differentiating_an_estimate_gives(estimator: Any, wanted: str) -> 
 def test_the_surrogate_has_the_value_and_the_gradient_of_kl(direction: Any, off_policy: bool) -> None:
     p, q, behavior = policies()
     log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
-    first = p if direction == "pq" else q
+    first = p if direction == "forward" else q
     sampled = behavior if off_policy else first
     log_ratio = (first.log_softmax(-1) - behavior.log_softmax(-1)) if off_policy else None
     values = kl_surrogate(log_p, log_q, direction=direction, log_ratio=log_ratio, reduction="none")
     got = expectation(values, sampled)
-    true = kl(p, q) if direction == "pq" else kl(q, p)
+    true = kl(p, q) if direction == "forward" else kl(q, p)
     torch.testing.assert_close(got, true)
     for mine, theirs in zip(gradient(got, p, q), gradient(true, p, q), strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -108,7 +131,7 @@ def test_the_surrogate_has_the_value_and_the_gradient_of_kl(direction: Any, off_
 def test_the_surrogate_of_kl_qp_takes_actions_from_p_with_their_weight() -> None:
     p, q, _ = policies()
     log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
-    values = kl_surrogate(log_p, log_q, direction="qp", log_ratio=log_q - log_p, reduction="none")
+    values = kl_surrogate(log_p, log_q, direction="reverse", log_ratio=log_q - log_p, reduction="none")
     got = expectation(values, p)
     torch.testing.assert_close(gradient(got, p)[0], gradient(kl(q, p), p)[0])
 
@@ -157,7 +180,7 @@ def test_edges(log_p: float, log_q: float, k1: float, rest: float, dtype: torch.
         assert got.tolist() == [want]
         assert got.dtype == wide
         assert all(x.isfinite().all() for x in gradient(got.sum(), p, q))
-    for direction, want in (("pq", k1), ("qp", -k1)):
+    for direction, want in (("forward", k1), ("reverse", -k1)):
         got = kl_surrogate(p, q, direction=direction, reduction="none")  # type: ignore[arg-type]
         assert got.tolist() == [want]
         assert all(x.isfinite().all() for x in gradient(got.sum(), p, q))
@@ -168,7 +191,7 @@ def test_huge_ratios_overflow_to_infinity_with_a_gradient_that_is_no_nan() -> No
     got = kl_from_log_probs(p, q, estimator="k3")
     assert got.tolist() == [INF]
     assert gradient(got.sum(), p)[0].isfinite().all()
-    weighted = kl_surrogate(p, q, direction="pq", log_ratio=torch.tensor([1e4]), reduction="none")
+    weighted = kl_surrogate(p, q, direction="forward", log_ratio=torch.tensor([1e4]), reduction="none")
     assert weighted.tolist() == [-INF]
     assert gradient(weighted.sum(), p)[0].tolist() == [0.0]
 
@@ -181,8 +204,8 @@ def test_actions_that_do_not_count_change_nothing(estimator: Any, garbage: float
     q = torch.tensor([-0.5, -2.0, -1.0])
     for call in (
         lambda **more: kl_from_log_probs(p, q, estimator=estimator, mask=mask, **more),
-        lambda **more: kl_surrogate(p, q, direction="pq", log_ratio=0 * p, mask=mask, **more),
-        lambda **more: kl_surrogate(p, q, direction="qp", mask=mask, **more),
+        lambda **more: kl_surrogate(p, q, direction="forward", log_ratio=0 * p, mask=mask, **more),
+        lambda **more: kl_surrogate(p, q, direction="reverse", mask=mask, **more),
     ):
         rows = call(reduction="none")
         assert rows[1] == 0
@@ -200,7 +223,7 @@ def test_nothing_gives_zero(reduction: Any) -> None:
     nothing = torch.zeros(0, 3, requires_grad=True)
     assert (kl_from_log_probs(nothing, nothing, reduction=reduction) == 0).all()
     some, none = torch.ones(2, 3, requires_grad=True), torch.zeros(2, 3, dtype=torch.bool)
-    loss = kl_surrogate(some, 2 * some, direction="pq", mask=none, reduction=reduction).sum()
+    loss = kl_surrogate(some, 2 * some, direction="forward", mask=none, reduction=reduction).sum()
     assert loss == 0
     assert (gradient(loss, some)[0] == 0).all()
 
@@ -220,7 +243,7 @@ def test_they_compile_in_one_graph_and_batch() -> None:
     p, q = torch.randn(2, 4, 6)
     for call in (
         lambda x, y: kl_from_log_probs(x, y, estimator="k3"),
-        lambda x, y: kl_surrogate(x, y, direction="pq", reduction="none"),
+        lambda x, y: kl_surrogate(x, y, direction="forward", reduction="none"),
     ):
         compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(p, q), call(p, q))
@@ -239,11 +262,13 @@ def test_they_compile_in_one_graph_and_batch() -> None:
             r"estimator=\.\.\.\): wanted one of 'k1', 'k2', 'k3'; got 'k4'",
         ),
         (
-            lambda: kl_surrogate(torch.zeros(3), torch.zeros(3), direction="reverse"),  # type: ignore[arg-type]
-            r"direction=\.\.\.\): .*got 'reverse'. Write: direction='pq' for KL\(P \|\| Q\)",
+            lambda: kl_surrogate(torch.zeros(3), torch.zeros(3), direction="pq"),  # type: ignore[arg-type]
+            r"direction=\.\.\.\): .*got 'pq'. Write: direction='forward' for KL\(P \|\| Q\)",
         ),
         (
-            lambda: kl_surrogate(torch.zeros(3), torch.zeros(3), direction="pq", log_ratio=torch.zeros(3, 1)),
+            lambda: kl_surrogate(
+                torch.zeros(3), torch.zeros(3), direction="forward", log_ratio=torch.zeros(3, 1)
+            ),
             r"kl_surrogate\(log_ratio=",
         ),
         (lambda: kl_from_log_probs(torch.zeros(3).long(), torch.zeros(3)), r"log_p=.*got dtype torch.int64"),

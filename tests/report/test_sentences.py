@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from kullback import Counts, Estimate, Probs, Samples, TwoSampleTest, kl_estimate, two_sample_test
+from kullback import Counts, Estimate, Probs, Samples, TwoSampleTest, estimate, kl_estimate, two_sample_test
 from kullback.errors import ArgumentTypeError
 from kullback.generators import parse
 
@@ -58,7 +58,7 @@ def test_an_estimate_prints_one_line(found, line):
 
 
 def test_lines_of_real_estimates():
-    assert str(kl_estimate(Counts([30, 10]), Counts([20, 20]), kind="tv", confidence=0.8)).startswith(
+    assert str(estimate(Counts([30, 10]), Counts([20, 20]), kind="tv", confidence=0.8)).startswith(
         "total variation = 0.25 (80 % "
     )
     assert str(kl_estimate(Probs([0.5, 0.5]), Counts([20, 20]))).endswith("plugin, n = 40, P known")
@@ -69,11 +69,11 @@ def test_lines_of_real_estimates():
 @pytest.mark.parametrize("kind", ["kl", "reverse_kl", "jeffreys", "js", "skew:0.1", "renyi:2"])
 def test_every_kind_with_a_logarithm_has_a_unit_and_every_other_has_none(kind):
     p, q = Probs([0.5, 0.5]), Probs([0.25, 0.75])
-    assert " nats" in str(kl_estimate(p, q, kind=kind))
-    assert " bits" in str(kl_estimate(p, q, kind=kind, base=2))
+    assert " nats" in str(estimate(p, q, kind=kind))
+    assert " bits" in str(estimate(p, q, kind=kind, base=2))
     for other in ("tv", "hellinger", "chi2", "alpha:0.5"):
         assert not parse(other).logarithmic
-        assert " nats" not in str(kl_estimate(p, q, kind=other))
+        assert " nats" not in str(estimate(p, q, kind=other))
 
 
 def test_an_estimate_is_a_number():

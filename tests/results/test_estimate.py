@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kullback
-from kullback import Estimate, Logits, Probs, Samples, kl_estimate
+from kullback import Estimate, Logits, Probs, Samples, estimate, kl_estimate
 from kullback.generators.divergence import NAMED
 
 plt = pytest.importorskip("matplotlib.pyplot")
@@ -166,7 +166,7 @@ def test_a_kind_of_your_own_has_its_name_and_its_unit():
             return -(pair.q**2) / pair.p, 2 * pair.q**2 / pair.p - pair.q
 
     try:
-        estimate = kl_estimate(Probs([0.5, 0.5]), Probs([0.25, 0.75]), kind=Neyman())
-        assert str(estimate).startswith("neyman = 0.25 (off by")
+        result = estimate(Probs([0.5, 0.5]), Probs([0.25, 0.75]), kind=Neyman())
+        assert str(result).startswith("neyman = 0.25 (off by")
     finally:
         del NAMED["neyman"]

@@ -43,7 +43,7 @@ def with_interval(
     """
     if not all(is_drawn(side) for side in (p, q) if isinstance(side, Counts)):
         return replace(estimate, notes=(*estimate.notes, _NO_DRAWS))
-    kind = estimable("kl_estimate", kind)
+    kind = estimable("estimate", kind)
     described = _described(p, q, kind, confidence)
     return replace(described, value=estimate.value, kind=estimate.kind, base=estimate.base)
 

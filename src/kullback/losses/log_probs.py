@@ -20,7 +20,7 @@ __all__ = ["Direction", "Estimator", "estimates", "kl_from_log_probs", "kl_surro
 Estimator = Literal["k1", "k2", "k3"]
 Value = Literal["k1", "k3"]
 Importance = Literal["action", "prefix", "sequence"]
-Direction = Literal["pq", "qp"]
+Direction = Literal["forward", "reverse"]
 
 # e^d - 1 - d as a power series, from d^2 upwards.
 _SERIES = [1 / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
@@ -30,17 +30,27 @@ def kl_from_log_probs(
     log_p: Tensor,
     log_q: Tensor,
     *,
+    direction: Direction = "forward",
     estimator: Estimator = "k1",
     mask: Tensor | None = None,
     reduction: Reduction = "none",
 ) -> Tensor:
-    r"""Estimate KL(P || Q) from actions sampled from P and their log-probabilities under both.
+    r"""Estimate KL(P || Q), or KL(Q || P), from sampled actions and their log-probabilities under both.
+
+    For ``direction="forward"``, which is KL(P || Q) with actions sampled from P,
 
     .. math:: k_1 = -\log r, \quad k_2 = \tfrac12 (\log r)^2, \quad k_3 = r - 1 - \log r, \qquad
         r = \frac{q(a)}{p(a)},\; a \sim P
 
-    In reinforcement learning P is the policy and Q the reference. As values, to report or to subtract from a reward,
-    the estimators differ:
+    and ``"reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning name the direction by the policy.
+    With P the policy and Q the reference:
+
+    | papers | divergence | actions sampled from | argument |
+    |---|---|---|---|
+    | reverse KL | KL(policy ‖ reference) | the policy | ``direction="forward"`` |
+    | forward KL | KL(reference ‖ policy) | the reference | ``direction="reverse"`` |
+
+    As values, to report or to subtract from a reward, the estimators differ:
 
     * ``"k1"`` is unbiased, but negative wherever q > p. The mean of a few samples can also be negative.
     * ``"k2"`` is never negative, but biased, usually upwards: by 0.02 at a divergence of 0.22, by 0.54 at 1.23.
@@ -55,8 +65,10 @@ def kl_from_log_probs(
     The gradient of an estimate is not an estimate of the gradient. To train on KL, differentiate `kl_surrogate`.
 
     Arguments:
-        log_p: log-probabilities, or log-densities, of actions sampled from P, under P.
+        log_p: log-probabilities, or log-densities, of the actions under P.
         log_q: log-probabilities of the same actions under Q, the same shape.
+        direction: ``"forward"`` for KL(P || Q), with actions sampled from P; ``"reverse"`` for KL(Q || P), with actions
+            sampled from Q.
         estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
         mask: which actions count, boolean, the same shape. The others may have any values, including NaN. A mask that
             is False everywhere raises a warning, on the CPU only.
@@ -66,16 +78,17 @@ def kl_from_log_probs(
     Returns:
         the estimates in nats, in float32 or better: a scalar, or the shape of `log_p` for ``"none"``. An action with
         q = 0 < p gives +inf. An action with p = 0 < q, which P never samples, gives -inf for k1 and +inf for the
-        others. Equal log-probabilities give 0, even if both are infinite.
+        others; for ``"reverse"``, with p and q exchanged. Equal log-probabilities give 0, even if both are infinite.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, or `estimator` or `reduction` is unknown.
+        ArgumentValueError: the shapes differ, or `direction`, `estimator` or `reduction` is unknown.
 
     Gradient:
-        the derivative of the value by log p: 1 for k1, log p - log q for k2, 1 - q/p for k3; by log q, the negative.
-        Averaged over actions sampled from P, the gradient by the parameters of P is 0 for k1, the gradient of
-        KL(P || Q) for k2, and the gradient of KL(Q || P) for k3. An infinite estimate has gradient 0.
+        for ``"forward"``, the derivative of the value by log p: 1 for k1, log p - log q for k2, 1 - q/p for k3; by
+        log q, the negative. Averaged over actions sampled from P, the gradient by the parameters of P is 0 for k1, the
+        gradient of KL(P || Q) for k2, and the gradient of KL(Q || P) for k3. ``"reverse"`` exchanges P and Q. An
+        infinite estimate has gradient 0.
 
     Example:
         >>> import torch
@@ -85,6 +98,8 @@ def kl_from_log_probs(
         tensor([ 0.5000, -1.0000])
         >>> kl_from_log_probs(log_p, log_q, estimator="k3", reduction="mean")
         tensor(0.4124)
+        >>> kl_from_log_probs(log_p, log_q, direction="reverse")
+        tensor([-0.5000,  1.0000])
 
     References:
         Approximating KL Divergence (Schulman, 2020)
@@ -92,19 +107,26 @@ def kl_from_log_probs(
     """
     call = "kl_from_log_probs"
     word = check_reduction(call, reduction)
+    _check_direction(call, direction)
     _check_choice(call, "estimator", estimator, get_args(Estimator), "estimator='k1', which has no bias")
-    (values,), weights = estimates(call, log_p, log_q, (estimator,), mask)
+    (values,), weights = estimates(call, log_p, log_q, (estimator,), mask, direction)
     return _reduce(values, weights, word)
 
 
 def estimates(
-    call: str, log_p: Tensor, log_q: Tensor, estimators: Sequence[Estimator], mask: Tensor | None
+    call: str,
+    log_p: Tensor,
+    log_q: Tensor,
+    estimators: Sequence[Estimator],
+    mask: Tensor | None,
+    direction: Direction = "forward",
 ) -> tuple[list[Tensor], Tensor | None]:
     """Return the estimates for each action, 0 where it does not count, and its weight, 1 or 0; None if all count."""
     _check_log_probs(call, log_p, log_q)
     log_p, log_q = recordable(log_p), recordable(log_q)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
-    log_ratio = -_log_p_over_q(log_p, log_q, mask)
+    first, second = _in_order(direction, log_p, log_q)
+    log_ratio = -_log_p_over_q(first, second, mask)
     return [_estimate(log_ratio, estimator) for estimator in estimators], weights
 
 
@@ -122,15 +144,17 @@ def kl_surrogate(
 ) -> Tensor:
     r"""Estimate KL from sampled actions by an expression whose expected gradient is the gradient of KL.
 
-    For ``direction="pq"``, with actions from a behavior policy B and the importance weight w = p(a)/b(a),
+    For ``direction="forward"``, with actions from a behavior policy B and the importance weight w = p(a)/b(a),
 
     .. math:: \text{value } w\, k_1 \text{ or } w\, k_3, \quad k_1 = \log\frac{p(a)}{q(a)},\;
         k_3 = \frac{q(a)}{p(a)} - 1 + k_1, \qquad
         \text{gradient } w \bigl(k_1 \nabla \log p(a) - \nabla \log q(a)\bigr),
 
-    and ``"qp"`` exchanges P and Q everywhere. Value and gradient are unbiased if B has mass wherever the first
-    distribution has mass, and for k3 also wherever the second has. The gradient is the gradient of KL for either
-    `value`. Differentiating k1 or k3 themselves gives other gradients, listed at `kl_from_log_probs`.
+    and ``"reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning call KL(policy || reference) the
+    reverse KL. With P the policy, it is ``"forward"``; `kl_from_log_probs` has a table. Value and gradient are unbiased
+    if B has mass wherever the first distribution has mass, and for k3 also wherever the second has. The gradient is the
+    gradient of KL for either `value`. Differentiating k1 or k3 themselves gives other gradients, listed at
+    `kl_from_log_probs`.
 
     P, Q and B are the distributions of a single entry of the tensors. With one action for each token of a sequence, the
     sum over tokens gives the gradient of the divergences at the visited prefixes. It ignores that the policy also
@@ -140,12 +164,12 @@ def kl_surrogate(
     Arguments:
         log_p: log-probabilities, or log-densities, of the actions under P.
         log_q: log-probabilities of the same actions under Q, the same shape.
-        direction: ``"pq"`` for KL(P || Q), with actions sampled from P, and ``"qp"`` for KL(Q || P), with actions
-            sampled from Q. If P is the policy and Q the reference, reinforcement learning calls these the reverse and
-            the forward KL.
+        direction: ``"forward"`` for KL(P || Q), with actions sampled from P; ``"reverse"`` for KL(Q || P), with actions
+            sampled from Q.
         value: ``"k1"``, or ``"k3"``, which is never negative and varies less if P and Q are close.
-        log_ratio: log w, if the actions were sampled from another distribution B: log p - log b for ``"pq"``, log q -
-            log b for ``"qp"``, where b is the probability under B. It is treated as a constant.
+        log_ratio: log w, if the actions were sampled from another distribution B: log p - log b for
+            ``"forward"``, log q - log b for ``"reverse"``, where b is the probability under B. It is treated
+            as a constant.
         importance: how to compute the weight of an action, with the tokens of a sequence along the last dimension.
             ``"action"`` uses the action's own ratio. ``"prefix"`` uses the product of the ratios up to the action: it
             also reweights the prefixes as if P had visited them. ``"sequence"`` uses the product of all ratios of the
@@ -174,7 +198,7 @@ def kl_surrogate(
         >>> import torch
         >>> from kullback.functional import kl_surrogate
         >>> log_p = torch.tensor([-1.0, -2.0], requires_grad=True)
-        >>> loss = kl_surrogate(log_p, torch.tensor([-1.5, -1.0]), direction="pq", value="k3")
+        >>> loss = kl_surrogate(log_p, torch.tensor([-1.5, -1.0]), direction="forward", value="k3")
         >>> loss.backward()
         >>> loss.detach(), log_p.grad
         (tensor(0.4124), tensor([ 0.2500, -0.5000]))
@@ -185,10 +209,7 @@ def kl_surrogate(
     """
     call = "kl_surrogate"
     word = check_reduction(call, reduction)
-    instead = (
-        "direction='pq' for KL(P || Q) with actions from P, direction='qp' for KL(Q || P) with actions from Q"
-    )
-    _check_choice(call, "direction", direction, get_args(Direction), instead)
+    _check_direction(call, direction)
     _check_choice(call, "value", value, get_args(Value), "value='k3', which is never negative")
     _check_choice(call, "importance", importance, get_args(Importance), "importance='action'")
     _check_log_probs(call, log_p, log_q)
@@ -197,7 +218,7 @@ def kl_surrogate(
     limits = _check_weighting(call, log_ratio, importance, clip_log_ratio)
     log_p, log_q = recordable(log_p), recordable(log_q)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
-    first, second = (log_p, log_q) if direction == "pq" else (log_q, log_p)
+    first, second = _in_order(direction, log_p, log_q)
     ratio = None if log_ratio is None else _log_weight(log_ratio, importance, limits, mask)
     return _reduce(_surrogate(first, second, value, ratio, mask), weights, word)
 
@@ -282,6 +303,19 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
     if word == "batchmean":
         return total / max(values.shape[0] if values.ndim else 1, 1)
     return total / (max(values.numel(), 1) if weights is None else weights.sum().clamp(min=1))
+
+
+def _in_order(direction: Direction, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return first the log-probabilities under the distribution that the actions are sampled from."""
+    return (log_p, log_q) if direction == "forward" else (log_q, log_p)
+
+
+def _check_direction(call: str, direction: object) -> None:
+    instead = (
+        "direction='forward' for KL(P || Q) with actions from P, or direction='reverse' for KL(Q || P) with actions "
+        "from Q"
+    )
+    _check_choice(call, "direction", direction, get_args(Direction), instead)
 
 
 def _check_choice(call: str, name: str, word: object, words: tuple[str, ...], instead: str) -> None:

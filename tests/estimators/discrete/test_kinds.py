@@ -19,7 +19,7 @@ from kullback import (
     SquaredHellinger,
     TotalVariation,
     divergence,
-    kl_estimate,
+    estimate,
 )
 from kullback.estimators.discrete.counts import CategoryCounts
 from kullback.estimators.discrete.kinds import describe_kind, measured
@@ -118,7 +118,7 @@ def test_intervals_hold_on_draws(case, kind):
 @pytest.mark.parametrize("kind", BOUNDED, ids=lambda kind: kind.name)
 @pytest.mark.parametrize(("a", "b"), TOGETHER)
 def test_bounded_kinds_have_finite_ends_whatever_is_unseen(kind, a, b):
-    found = kl_estimate(Counts(a), Counts(b), kind=kind)
+    found = estimate(Counts(a), Counts(b), kind=kind)
     low, high = found.interval
     assert 0 <= low <= high < math.inf
     if kind.name in LARGEST:
@@ -129,7 +129,7 @@ def test_bounded_kinds_have_finite_ends_whatever_is_unseen(kind, a, b):
 def test_unbounded_kinds_have_no_end_where_a_draw_is_alone(kind):
     p, q = Counts([50, 40, 3]), Counts([60, 70, 0])
     sides = (q, p) if kind == Alpha(-1.0) else (p, q)
-    found = kl_estimate(*sides, kind=kind)
+    found = estimate(*sides, kind=kind)
     assert found.interval[1] == math.inf
     assert found.interval[0] < math.inf
     assert "upper limit is infinite" in " ".join(found.notes)
@@ -176,11 +176,11 @@ def test_the_intervals_of_renyi_are_those_of_its_power():
     for alpha in (0.3, 1.7):
         ends = [
             torch.log1p(alpha * (alpha - 1) * x) / (alpha - 1)
-            for x in kl_estimate(a, b, kind=Alpha(alpha)).interval
+            for x in estimate(a, b, kind=Alpha(alpha)).interval
         ]
-        torch.testing.assert_close(list(kl_estimate(a, b, kind=Renyi(alpha)).interval), ends)
+        torch.testing.assert_close(list(estimate(a, b, kind=Renyi(alpha)).interval), ends)
     for kind, same in (("alpha:1", "kl"), ("renyi:1", "kl"), ("alpha:0", "reverse_kl"), ("skew:0", "kl")):
-        assert kl_estimate(a, b, kind=kind).interval == kl_estimate(a, b, kind=same).interval
+        assert estimate(a, b, kind=kind).interval == estimate(a, b, kind=same).interval
 
 
 def test_standard_errors_are_the_spread_of_the_values():
@@ -197,7 +197,7 @@ def test_more_draws_narrow_the_interval_to_the_truth():
     for kind in KINDS:
         widths = []
         for n in (10**3, 10**5, 10**9, 10**12):
-            low, high = kl_estimate(Counts(p * n), Counts(q * n), kind=kind).interval
+            low, high = estimate(Counts(p * n), Counts(q * n), kind=kind).interval
             assert low <= truth(kind, p, q) <= high
             widths.append(float(high - low))
         assert widths[1] < widths[0] / 5
