@@ -32,7 +32,7 @@ LAYERS = {
         {"parallel"},
         {"estimators", "pairs"},
         {"dispatch"},
-        {"losses"},
+        {"information", "losses"},
         {"diagnosis", "fitting", "functional", "metrics", "nn", "policy", "predictions", "tables", "testing"},
         {"models"},
         {"report"},

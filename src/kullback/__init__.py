@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         SquaredHellinger,
         TotalVariation,
     )
+    from kullback.information import cross_entropy, entropy, mutual_information
     from kullback.kernels.backends import backends
     from kullback.models import compare_models, record_reference
     from kullback.pairs import register_kl
@@ -80,8 +81,10 @@ __all__ = [
     "compare_models",
     "compare_predictions",
     "compare_tables",
+    "cross_entropy",
     "diagnose",
     "divergence",
+    "entropy",
     "errors",
     "estimate",
     "estimators",
@@ -96,6 +99,7 @@ __all__ = [
     "kl_estimate",
     "metrics",
     "models",
+    "mutual_information",
     "nn",
     "policy",
     "record_reference",
@@ -128,6 +132,7 @@ _NAMES = {
         "SquaredHellinger",
         "TotalVariation",
     ),
+    "kullback.information": ("cross_entropy", "entropy", "mutual_information"),
     "kullback.kernels.backends": ("backends",),
     "kullback.models": ("compare_models", "record_reference"),
     "kullback.pairs": ("register_kl",),

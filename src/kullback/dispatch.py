@@ -26,7 +26,18 @@ from kullback.representations import Counts, Logits, LogProbs, Probs, Representa
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-__all__ = ["between_distributions", "divergence", "estimate", "kl_divergence", "kl_estimate"]
+__all__ = [
+    "between_distributions",
+    "comparable",
+    "divergence",
+    "estimate",
+    "kl_divergence",
+    "kl_estimate",
+    "nats_per_unit",
+    "of_classes",
+    "operand",
+    "operands",
+]
 
 Operand = Representation | Samples | Distribution | Frozen
 _KL = KL()
@@ -233,7 +244,7 @@ def estimate(
         >>> from kullback import Counts, TotalVariation, estimate
         >>> result = estimate(Counts([60, 40]), Counts([45, 55]), TotalVariation())
         >>> result.value, result.method, result.n
-        (tensor(0.1500), 'summation', (100, 100))
+        (tensor(0.1500), 'plugin', (100, 100))
 
     References:
         Accuracy and Stability of Numerical Algorithms, chapter 4 (Higham, 2002)
@@ -313,13 +324,13 @@ def _estimate(
     check_confidence(call, confidence)
     options = options._replace(confidence=confidence)
     kind = as_divergence(call, kind)
-    p, q = _operands(call, p, q)
+    p, q = operands(call, p, q)
     answer = _answer(call, p, q, kind, base, options, exact=True)
     answer = replace(answer, kind=kind.name, base=base)
     if not (isinstance(p, Representation) and isinstance(q, Representation) and answer.n is None):
         return answer
-    p, q = _comparable(call, p, q)
-    unit = _unit(call, kind, base)
+    p, q = comparable(call, p, q)
+    unit = nats_per_unit(call, kind, base)
     with torch.no_grad():
         answer = replace(answer, error=rounding_error(kind, p, q, answer.value) / unit)
     if not (isinstance(p, Counts) or isinstance(q, Counts)):
@@ -389,8 +400,8 @@ def _answer(
     *,
     exact: bool = False,
 ) -> Estimate:
-    unit = 1.0 if base is None else _unit(call, kind, base)
-    p, q = _operands(call, p, q)
+    unit = 1.0 if base is None else nats_per_unit(call, kind, base)
+    p, q = operands(call, p, q)
     if isinstance(p, Distribution) and isinstance(q, Distribution):
         answer = between_distributions(call, p, q, kind, options)
     elif isinstance(p, Samples) or isinstance(q, Samples) or _are_samples_of_categories(p, q, options.method):
@@ -404,7 +415,7 @@ def _answer(
         and isinstance(q, Representation)
         and _sums_over_classes(p, q, options.method)
     ):
-        answer = Estimate(row_divergence(kind, *_comparable(call, p, q), exact=exact), None, "summation")
+        answer = Estimate(row_divergence(kind, *comparable(call, p, q), exact=exact), None, "summation")
     else:
         raise _no_rule(call, p, q, options.method)
     return answer if unit == 1 else _in_units(answer, unit)
@@ -436,15 +447,15 @@ def _no_rule(call: str, p: object, q: object, method: str) -> NoRuleError:
     )
 
 
-def _operands(call: str, p: object, q: object) -> tuple[Any, Any]:
+def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
     """Convert SciPy distributions to torch, and a Categorical to a representation if the other side is one."""
-    p, q = _operand(call, "p", p), _operand(call, "q", q)
+    p, q = operand(call, "p", p), operand(call, "q", q)
     if isinstance(p, Representation) != isinstance(q, Representation):
-        p, q = _of_classes(p), _of_classes(q)
+        p, q = of_classes(p), of_classes(q)
     return p, q
 
 
-def _operand(call: str, argument: str, x: object) -> Any:
+def operand(call: str, argument: str, x: object) -> Any:
     """Return an operand, converted from SciPy to torch if necessary; raise for any other type."""
     if not isinstance(x, Representation | Samples | Distribution):
         if not is_frozen(x):
@@ -453,7 +464,7 @@ def _operand(call: str, argument: str, x: object) -> Any:
     return with_ordinary_tensors(call, argument, x) if isinstance(x, Distribution) else x
 
 
-def _of_classes(d: object) -> object:
+def of_classes(d: object) -> object:
     """Return the logits or probabilities of a Categorical or OneHotCategorical; return other objects unchanged."""
     part = categorical_of(d)
     if part is None:
@@ -516,18 +527,18 @@ def _sum(a: Estimate, b: Estimate) -> Estimate:
     return Estimate(a.value + b.value, error, method, notes=notes, standard_error=standard_error)
 
 
-def _not_a_distribution(call: str, argument: str, operand: object) -> ArgumentTypeError:
+def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeError:
     """Return the error for a bare tensor, or for another object that is not a distribution."""
     wrap = "wrap it: Logits(x), LogProbs(x), Probs(x), Counts(x) or Samples(x)"
-    if isinstance(operand, Tensor):
+    if isinstance(x, Tensor):
         return ArgumentTypeError(f"{call}({argument}=...): a tensor does not say what it holds; {wrap}")
     return ArgumentTypeError(
-        f"{call}({argument}=...): wanted a distribution; got {type(operand).__name__}. Numbers do not say what they "
+        f"{call}({argument}=...): wanted a distribution; got {type(x).__name__}. Numbers do not say what they "
         f"hold; {wrap}, or pass a torch.distributions object"
     )
 
 
-def _unit(call: str, kind: Divergence, base: float | None) -> float:
+def nats_per_unit(call: str, kind: Divergence, base: float | None) -> float:
     """Return the number of nats in the unit of the result."""
     if base is None:
         return 1.0
@@ -562,7 +573,7 @@ def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
     return None
 
 
-def _comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
+def comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
     """Align labeled counts on the union of their classes; raise if devices, dtypes or shapes do not match."""
     if isinstance(p, Counts) and isinstance(q, Counts):
         p, q = p.aligned_with(q)

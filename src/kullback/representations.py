@@ -48,15 +48,22 @@ class Representation(ABC):
     Attributes:
         tensor: the values (arrays and lists are converted to a tensor).
         dim: the class dimension, as a negative number.
+        class_shape: the sizes of the class dimensions: one, or several that are joined to one.
     """
 
     in_logs: ClassVar[bool] = True
     is_floating: ClassVar[bool] = True
 
-    def __init__(self, x: object, dim: int = -1, *, validate: bool = True) -> None:
+    def __init__(self, x: object, dim: int | tuple[int, ...] = -1, *, validate: bool = True) -> None:
         self._source = None if isinstance(x, Tensor) else x  # converted again by `in_dtype`
         self.tensor = self._numbers(self._read(x))
-        self.dim = self._class_dim(dim)
+        if isinstance(dim, tuple):
+            self._source = () if isinstance(self._source, list | tuple) else self._source
+            self.tensor, self.class_shape = self._joined(dim)
+            self.dim = -1
+        else:
+            self.dim = self._class_dim(dim)
+            self.class_shape = self.tensor.shape[self.dim :][:1]
         check_flag(self._call, "validate", validate)
         if validate and can_inspect(self.tensor):
             self._check(self.tensor)
@@ -114,6 +121,22 @@ class Representation(ABC):
                 instead="Counts(x) if these are counts, or x.float() first",
             )
         return x
+
+    def _joined(self, dims: tuple[int, ...]) -> tuple[Tensor, torch.Size]:
+        """Return the tensor with class dimensions joined to one, the last, and their sizes."""
+        x = self.tensor
+        numbers = [whole_from(dim) for dim in dims]
+        places = {n % x.ndim for n in numbers if n is not None and -x.ndim <= n < x.ndim}
+        if not dims or len(places) < len(dims):
+            raise invalid_value(
+                self._call,
+                "dim",
+                wanted=f"different dimensions of a tensor of shape {tuple(x.shape)}, from {-x.ndim} to {x.ndim - 1}",
+                got=safe_repr(dims),
+                instead=f"{self._call}(x, dim=(-2, -1)) for a table in the last two dimensions",
+            )
+        moved = x.movedim([cast("int", n) for n in numbers], list(range(-len(dims), 0)))
+        return moved.flatten(-len(dims)), moved.shape[-len(dims) :]
 
     def _class_dim(self, dim: int) -> int:
         x = self.tensor
@@ -200,7 +223,7 @@ class Logits(Representation):
 
     Arguments:
         x: floating-point scores, shape (..., classes, ...), in nats.
-        dim: the class dimension.
+        dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
             ``vmap``.
 
@@ -241,7 +264,7 @@ class LogProbs(Representation):
 
     Arguments:
         x: floating-point log-probabilities, shape (..., classes, ...), in nats; ``-inf`` is probability 0.
-        dim: the class dimension.
+        dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
             ``vmap``.
 
@@ -276,7 +299,7 @@ class Probs(Representation):
 
     Arguments:
         x: floating-point probabilities, shape (..., classes, ...).
-        dim: the class dimension.
+        dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
             ``vmap``.
 
@@ -322,7 +345,7 @@ class Counts(Representation):
         x: counts, shape (..., classes, ...), integer or floating. Labeled counts are a mapping from label to count
             such as `collections.Counter`, a pandas Series with the labels as its index, or a polars frame with two
             columns, label and count, such as the result of ``value_counts()``.
-        dim: the class dimension.
+        dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         prior: a number added to each class before normalizing (0.5 is Jeffreys' prior, 1 is Laplace's).
         labels: one label for each class, if `x` has no labels.
         validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
@@ -354,7 +377,7 @@ class Counts(Representation):
     def __init__(
         self,
         x: object,
-        dim: int = -1,
+        dim: int | tuple[int, ...] = -1,
         *,
         prior: float = 0.0,
         labels: Sequence[Hashable] | None = None,
