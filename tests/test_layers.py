@@ -35,6 +35,7 @@ LAYERS = {
         {"information", "losses"},
         {"diagnosis", "fitting", "functional", "metrics", "nn", "policy", "predictions", "tables", "testing"},
         {"models"},
+        {"comparison"},
         {"report"},
         {"cli", "integrations"},
         {"__init__", "__main__"},

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         tables,
         testing,
     )
+    from kullback.comparison import compare
     from kullback.diagnosis import diagnose
     from kullback.dispatch import divergence, estimate, kl_divergence, kl_estimate
     from kullback.estimators import TwoSampleTest, two_sample_test
@@ -78,6 +79,7 @@ __all__ = [
     "TotalVariation",
     "__version__",
     "backends",
+    "compare",
     "compare_models",
     "compare_predictions",
     "compare_tables",
@@ -114,6 +116,7 @@ __version__ = "0.1.0"
 
 # The public names of each module.
 _NAMES = {
+    "kullback.comparison": ("compare",),
     "kullback.diagnosis": ("diagnose",),
     "kullback.dispatch": ("divergence", "estimate", "kl_divergence", "kl_estimate"),
     "kullback.results.estimate": ("Estimate",),

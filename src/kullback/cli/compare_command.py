@@ -31,7 +31,6 @@ from kullback.cli.shared_options import (
     given_limits,
     split_groups,
 )
-from kullback.common.optional import load
 from kullback.errors import ArgumentValueError
 
 if TYPE_CHECKING:
@@ -215,11 +214,22 @@ def compare(
     limits = given_limits(fail_above, fail_below)
     outputs = Outputs(json_path, html_path, markdown_path)
     llama_cpp = "like" if like else "format" if lines == LLAMA_CPP else None
-    if representation is None and _are_tables(ctx, (p, *others)):
-        representation = TABLE
-    gates = [] if representation == TABLE else [parse_gate(text, side) for side, text in limits]
+    from kullback.comparison import subject_of
+
+    for_rows = any(_is_given(ctx, name) for name in (*OF_PREDICTIONS, *OF_ROWS))
+    subject = (
+        "tables"
+        if str(representation) == TABLE
+        else subject_of(
+            (p, *others),
+            has_text=of_models["text"] is not None,
+            has_row_options=representation is not None or for_rows,
+            hub=of_models["hub"],
+        )
+    )
+    gates = [] if subject == "tables" else [parse_gate(text, side) for side, text in limits]
     is_worker = ctx.obj is True
-    if representation == TABLE:
+    if subject == "tables":
         if is_worker:
             refuse_workers("tables are")
         _refuse_options(ctx, (*OF_PREDICTIONS, *OF_ROWS, *OF_MODELS, *FOR_LABELS), TABLE)
@@ -238,7 +248,7 @@ def compare(
             show_progress=not no_progress,
             **of_tables,
         )
-    elif of_models["text"] is not None or _names_model((p, *others), hub=of_models["hub"]):
+    elif subject == "models":
         _refuse_options(ctx, (*OF_PREDICTIONS, *OF_TABLES, "cluster"), "models")
         if is_worker:
             refuse_workers("models are")
@@ -279,20 +289,6 @@ def compare(
     finish(failures)
 
 
-def _are_tables(ctx: click.Context, names: tuple[str, ...]) -> bool:
-    """Whether these are two Parquet files that can only be tables: as predictions they would need ``--as``."""
-    if len(names) != 2 or any(_is_given(ctx, name) for name in (*OF_PREDICTIONS, *OF_ROWS, "text")):
-        return False
-    if not all(name.endswith(".parquet") and Path(name).is_file() for name in names):
-        return False
-    parquet, types = load("pyarrow.parquet", "a .parquet file"), load("pyarrow.types", "a .parquet file")
-    try:
-        columns = [column.type for name in names for column in parquet.read_schema(name)]
-    except (OSError, ValueError):  # damaged: the reader says how
-        return False
-    return not any(map(types.is_nested, columns)) and not all(map(types.is_integer, columns))
-
-
 def refuse_workers(what: str) -> None:
     """Refuse several processes that torchrun started where they would all do the same."""
     from kullback.parallel.workers import worker_count
@@ -312,12 +308,6 @@ def _only(others: tuple[str, ...]) -> str:
             "one command each"
         )
     return others[0]
-
-
-def _names_model(names: tuple[str, ...], *, hub: bool) -> bool:
-    from kullback.models import is_model
-
-    return any(is_model(name, hub=hub) for name in names)
 
 
 def _refuse_options(ctx: click.Context, names: tuple[str, ...], compared: str) -> None:

@@ -1,0 +1,189 @@
+"""`compare`, which takes predictions, tables or language models, and the choice among these three."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+
+from kullback.common.optional import load
+from kullback.errors import ArgumentTypeError, invalid_type, safe_repr
+from kullback.representations import Representation
+
+if TYPE_CHECKING:
+    from kullback.models import ModelComparison
+    from kullback.predictions import Comparison
+    from kullback.tables import TableComparison
+
+__all__ = ["Subject", "compare", "subject_of"]
+
+Subject = Literal["predictions", "tables", "models"]
+_CALLS: dict[Subject, str] = {
+    "predictions": "compare_predictions",
+    "tables": "compare_tables",
+    "models": "compare_models",
+}
+
+
+def compare(a: object, b: object, **options: Any) -> Comparison | TableComparison | ModelComparison:
+    r"""Compare predictions, tables or language models, as the command ``kullback compare`` does.
+
+    .. math:: KL(P \| Q) = E_P[\log p - \log q], \quad P \text{ from } a,\; Q \text{ from } b
+
+    of each row, each column or each token. The arguments decide which function is called:
+
+    | a and b are | it calls |
+    |---|---|
+    | models: folders, ``.gguf`` files, modules, servers, references (``.klref``); or with ``texts=`` | `compare_models` |
+    | data frames, or two Parquet files without lists | `compare_tables` |
+    | `Logits` and the like, tensors, arrays, other files | `compare_predictions` |
+
+    Two Parquet files of integers, or with an option of `compare_predictions`, are predictions.
+
+    Arguments:
+        a: P, the reference.
+        b: Q, which is compared with it; of models, also a list or mapping of several.
+        options: keywords of the function that is called.
+
+    Returns:
+        the result of that function: a `Comparison`, a `TableComparison` or a `ModelComparison`.
+
+    Raises:
+        ArgumentTypeError: `a` and `b` are not of one of these three sorts, or an option is not one of the function.
+        KullbackError: as the function.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from kullback import Probs, compare
+        >>> compare(pa.table({"x": [1, 2] * 30}), pa.table({"x": [1, 2] * 30})).columns[0].name
+        'x'
+        >>> compare(Probs([[0.5, 0.5]]), Probs([[0.25, 0.75]])).rows
+        1
+
+    References:
+        On Information and Sufficiency (Kullback and Leibler, 1951)
+    """
+    rows = [name for name in _options_of("predictions") if name not in _options_of("tables")]
+    subject = subject_of(
+        (a, b),
+        has_text=options.get("texts") is not None,
+        has_row_options=any(name in rows for name in options),
+        hub=bool(options.get("hub")),
+    )
+    function = _function(subject)
+    unknown = [name for name in options if name not in _options_of(subject)]
+    if unknown:
+        raise _unknown_options(subject, unknown)
+    return function(a, b, **options)
+
+
+def subject_of(
+    sides: Sequence[object], *, has_text: bool = False, has_row_options: bool = False, hub: bool = False
+) -> Subject:
+    """Return what the sides of a comparison are.
+
+    Arguments:
+        sides: P, then Q or several of them: paths, or objects.
+        has_text: whether there is a text to compare models on.
+        has_row_options: whether an option is for predictions and not for tables.
+        hub: whether a name may be the name of a model on the Hugging Face hub.
+
+    Raises:
+        ArgumentTypeError: the sides are of different sorts, or of none.
+    """
+    if has_text:
+        return "models"
+    sorts = [_subjects(side, hub=hub) for side in sides]
+    common = set[Subject].intersection(*sorts)
+    if any(sort == {"models"} for sort in sorts) and all("models" in sort for sort in sorts):
+        return "models"
+    if not common:
+        raise invalid_type(
+            "compare",
+            "a, b",
+            wanted="two predictions, two tables or two models",
+            got=" and ".join(_shown(side, sort) for side, sort in zip(sides, sorts, strict=True)),
+            instead="compare_predictions(a, b), compare_tables(a, b) or compare_models(a, b, texts)",
+        )
+    is_table = common == {"tables"}
+    if not is_table and "tables" in common and len(sides) == 2 and not has_row_options:
+        is_table = _are_tables([os.fspath(cast("str", side)) for side in sides])
+    return "tables" if is_table else "predictions"
+
+
+def _subjects(side: object, *, hub: bool) -> set[Subject]:
+    """Return what a side may be."""
+    if isinstance(side, str | os.PathLike):
+        from kullback.models import is_model
+
+        return {"models"} if is_model(side, hub=hub) else {"predictions", "tables", "models"}
+    if isinstance(side, torch.nn.Module | list | tuple | Mapping):
+        return {"models"}
+    if hasattr(
+        type(side), "columns"
+    ):  # every data frame has them; asking the object itself might compute them
+        return {"tables"}
+    if isinstance(side, Representation) or hasattr(type(side), "__array__"):
+        return {"predictions"}
+    from kullback.io import Reference, RowSource, TopKSource
+    from kullback.models import LanguageModel
+
+    if isinstance(side, LanguageModel | Reference | TopKSource):
+        return {"models"}
+    return {"predictions", "models"} if isinstance(side, RowSource) else set()
+
+
+def _are_tables(names: list[str]) -> bool:
+    """Whether these are Parquet files that can only be tables: as predictions they would need an option."""
+    if not all(name.endswith(".parquet") and Path(name).is_file() for name in names):
+        return False
+    parquet, types = load("pyarrow.parquet", "a .parquet file"), load("pyarrow.types", "a .parquet file")
+    try:
+        columns = [column.type for name in names for column in parquet.read_schema(name)]
+    except (OSError, ValueError):  # damaged: the reader says how
+        return False
+    return not any(map(types.is_nested, columns)) and not all(map(types.is_integer, columns))
+
+
+def _function(subject: Subject) -> Callable[..., Any]:
+    """Return the function that compares the subject; only its part of the package is imported."""
+    if subject == "predictions":
+        from kullback.predictions import compare_predictions
+
+        return compare_predictions
+    if subject == "tables":
+        from kullback.tables import compare_tables
+
+        return compare_tables
+    from kullback.models import compare_models
+
+    return compare_models
+
+
+def _options_of(subject: Subject) -> list[str]:
+    return list(inspect.signature(_function(subject)).parameters)[2:]
+
+
+def _unknown_options(subject: Subject, unknown: list[str]) -> ArgumentTypeError:
+    """Return the error for options of another function, or of none."""
+    others = [
+        f"{call}(a, b, {name}=...)"
+        for other, call in _CALLS.items()
+        for name in unknown
+        if name in _options_of(other)
+    ]
+    return invalid_type(
+        "compare",
+        ", ".join(unknown),
+        wanted=f"options of {_CALLS[subject]}, as a and b are {subject}",
+        got=", ".join(unknown),
+        instead=" or ".join(others) or f"compare(a, b) with one of {', '.join(_options_of(subject))}",
+    )
+
+
+def _shown(side: object, sort: set[Subject]) -> str:
+    return " or ".join(sorted(sort)) or f"{type(side).__name__} {safe_repr(side)}"
