@@ -13,7 +13,8 @@ import torch
 
 from kullback.errors import KullbackError
 from kullback.functional import TopK
-from kullback.io import TOP_K_FORMATS, open_top_k
+from kullback.io import open_top_k
+from kullback.io.top_k import TOP_K_FORMATS
 from tests.io import test_top_k as servers, test_top_k_parquet as datasets
 
 Damage = Callable[[bytes, random.Random], bytes]

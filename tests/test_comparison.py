@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 import kullback
 from kullback import Logits, Probs, compare
+from kullback.cli import model_comparison, prediction_comparison, table_comparison
 from kullback.cli.commands import kullback as command
 from kullback.comparison import subject_of
 from kullback.errors import ArgumentTypeError, KullbackError
@@ -93,13 +94,11 @@ def test_files_decide_as_on_the_command_line(
     # The command line: each comparison is replaced by a function that takes down its name.
     taken: list[str] = []
     for module, name, kind in (
-        ("table_comparison", "run_table_comparison", "tables"),
-        ("model_comparison", "run_model_comparison", "models"),
-        ("prediction_comparison", "run_prediction_comparison", "predictions"),
+        (table_comparison, "run_table_comparison", "tables"),
+        (model_comparison, "run_model_comparison", "models"),
+        (prediction_comparison, "run_prediction_comparison", "predictions"),
     ):
-        monkeypatch.setattr(
-            f"kullback.cli.{module}.{name}", lambda *_, kind=kind, **__: taken.append(kind) or []
-        )
+        monkeypatch.setattr(module, name, lambda *_, kind=kind, **__: taken.append(kind) or [])
     flags = {"representation": "--as", "cluster": "--cluster", "worst": "--worst", "texts": "--text"}
     arguments = [part for name, value in options.items() for part in (flags[name], str(value))]
     CliRunner().invoke(command, ["compare", *map(str, sides), *arguments], catch_exceptions=False)

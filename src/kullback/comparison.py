@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import torch
-
 from kullback.common.optional import load
+from kullback.common.words import is_model
 from kullback.errors import ArgumentTypeError, invalid_type, safe_repr
-from kullback.representations import Representation
 
 if TYPE_CHECKING:
     from kullback.models import ModelComparison
@@ -38,7 +36,7 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
 
     | a and b are | it calls |
     |---|---|
-    | models: folders, ``.gguf`` files, modules, servers, references (``.klref``); or with ``texts=`` | `compare_models` |
+    | models: folders, ``.gguf`` files, modules, servers, references (``.klref``); or ``texts=`` | `compare_models` |
     | data frames, or two Parquet files without lists | `compare_tables` |
     | `Logits` and the like, tensors, arrays, other files | `compare_predictions` |
 
@@ -118,22 +116,22 @@ def subject_of(
 def _subjects(side: object, *, hub: bool) -> set[Subject]:
     """Return what a side may be."""
     if isinstance(side, str | os.PathLike):
-        from kullback.models import is_model
-
         return {"models"} if is_model(side, hub=hub) else {"predictions", "tables", "models"}
-    if isinstance(side, torch.nn.Module | list | tuple | Mapping):
-        return {"models"}
     if hasattr(
         type(side), "columns"
     ):  # every data frame has them; asking the object itself might compute them
         return {"tables"}
-    if isinstance(side, Representation) or hasattr(type(side), "__array__"):
-        return {"predictions"}
+    import torch
+
     from kullback.io import Reference, RowSource, TopKSource
     from kullback.models import LanguageModel
+    from kullback.representations import Representation
 
-    if isinstance(side, LanguageModel | Reference | TopKSource):
+    models = torch.nn.Module | LanguageModel | Reference | TopKSource
+    if isinstance(side, models | list | tuple | Mapping):
         return {"models"}
+    if isinstance(side, Representation) or hasattr(type(side), "__array__"):
+        return {"predictions"}
     return {"predictions", "models"} if isinstance(side, RowSource) else set()
 
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError
-from kullback.io import LlamaBaseFile, open_rows, paired_blocks, read_labels, write_llama_base
-from kullback.io.llama_cpp_base import Layout
+from kullback.io import open_rows, paired_blocks, read_labels, write_llama_base
+from kullback.io.llama_cpp_base import Layout, LlamaBaseFile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,8 @@ import torch
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError
 from kullback.functional import TopK
-from kullback.io import TOP_K_FORMATS, TopKBlock, open_top_k, paired_top_k_blocks
+from kullback.io import TopKBlock, open_top_k, paired_top_k_blocks
+from kullback.io.top_k import TOP_K_FORMATS
 
 CLASSES, LENGTH, K = 40, 7, 3
 

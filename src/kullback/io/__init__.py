@@ -29,29 +29,22 @@ found, and the remedy.
 
 from __future__ import annotations
 
-from kullback.common.words import REPRESENTATION_NAMES, RepresentationName
-from kullback.io.llama_cpp_base import LlamaBaseFile, write_llama_base
-from kullback.io.reader import StoredMass
+from kullback.io.llama_cpp_base import write_llama_base
 from kullback.io.reference_file import Reference, ReferenceBlock
 from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.row_formats import open_rows
 from kullback.io.row_sources import RowSource, paired_blocks
 from kullback.io.tokens import read_tokens
-from kullback.io.top_k import TOP_K_FORMATS, TopKBlock, TopKSource, open_top_k, paired_top_k_blocks
+from kullback.io.top_k import TopKBlock, TopKSource, open_top_k, paired_top_k_blocks
 from kullback.io.top_k_reference import write_top_k_reference
 from kullback.io.vectors import read_clusters, read_labels
 from kullback.io.windows import Windows
 
 __all__ = [
-    "REPRESENTATION_NAMES",
-    "TOP_K_FORMATS",
-    "RepresentationName",
-    "LlamaBaseFile",
     "Reference",
     "ReferenceBlock",
     "ReferenceWriter",
     "RowSource",
-    "StoredMass",
     "TopKBlock",
     "TopKSource",
     "Windows",

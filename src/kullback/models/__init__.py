@@ -1,9 +1,10 @@
 """Compare language models: folders of Hugging Face models, GGUF files, servers, and references on disk."""
 
+from kullback.common.words import is_model
 from kullback.models.compare_language_models import compare_models
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.model_results import Candidate, ModelComparison, Passage, ReadToken
-from kullback.models.open_model import is_model, is_reference, open_model
+from kullback.models.open_model import is_reference, open_model
 from kullback.models.recording import record_reference
 from kullback.models.vocabulary import Token, Vocabulary
 

@@ -22,7 +22,6 @@ __all__ = [
     "Opened",
     "OpenOptions",
     "Progress",
-    "is_model",
     "is_reference",
     "open_model",
     "open_side",
@@ -32,20 +31,6 @@ __all__ = [
 LISTS = (".json", ".jsonl", ".ndjson")
 
 Progress = Callable[[int, int | None], object]
-
-
-def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:
-    """Whether a name on the command line means a model, not a file of predictions.
-
-    Example:
-        >>> [is_model(name) for name in ("q4.gguf", "http://localhost:8000", "float32.npy")]
-        [True, True, False]
-    """
-    text = os.fspath(name)
-    if text.startswith(("http://", "https://")) or text.lower().endswith((".gguf", ".klref")):
-        return True
-    path = Path(text)
-    return (path / "config.json").is_file() or (hub and not path.exists())
 
 
 def open_model(

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from kullback.common.inputs import check_callback, check_generator, check_independent, whole_from
-from kullback.common.words import NO_LABEL
+from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import invalid_value, safe_repr
-from kullback.io import RepresentationName, RowSource, paired_blocks
+from kullback.io import RowSource, paired_blocks
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.parallel.workers import Workers
 from kullback.predictions.checkpoint import (

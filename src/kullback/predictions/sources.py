@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kullback.common.inputs import as_tensor
-from kullback.common.words import NO_LABEL
+from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
-from kullback.io import RepresentationName, RowSource, open_rows, read_clusters, read_labels
+from kullback.io import RowSource, open_rows, read_clusters, read_labels
 from kullback.io.reader import Reader, flat_shape
 from kullback.io.source_files import FileReference
 from kullback.representations import REPRESENTATIONS, Representation
