@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 from written import arguments, write
 
-from kullback.nn import AdaptiveCoefficient, KLRegularizer, kl_per_dimension
+from kullback.nn import AdaptiveKLController, KLRegularizer, kl_per_dimension
 
 POLES, STEPS, UPDATES = 8, 128, 20
 DISCOUNT, SMOOTHING = 0.99, 0.95
@@ -126,7 +126,7 @@ def main() -> None:
     for name in (UNCONSTRAINED, CONSTRAINED):
         runs = []
         for seed in range(seeds):
-            coefficient = AdaptiveCoefficient(target=TARGET, horizon=1)
+            coefficient = AdaptiveKLController(1.0, target=TARGET, horizon=1)
             constraint = KLRegularizer(coefficient=coefficient, batch_dims=2) if name == CONSTRAINED else None
             run = train(constraint, iterations, seed)
             half = iterations // 2

@@ -13,7 +13,14 @@ from kullback.common.display import shown_options
 from kullback.common.inputs import check_flag
 from kullback.errors import invalid_value
 from kullback.generators import KL, Divergence
-from kullback.losses.controllers import AdaptiveCoefficient, CyclicalSchedule, LinearSchedule
+from kullback.losses.controllers import (
+    AdaptiveKLController,
+    CyclicalSchedule,
+    FixedKLController,
+    KLController,
+    LinearSchedule,
+    PIDKLController,
+)
 from kullback.losses.distillation import distillation_loss, linear_distillation_loss
 from kullback.losses.kl_div import kl_div
 from kullback.losses.reduction import Reduction, check_reduction
@@ -25,13 +32,16 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = [
-    "AdaptiveCoefficient",
+    "AdaptiveKLController",
     "CyclicalSchedule",
     "DistillationLoss",
+    "FixedKLController",
+    "KLController",
     "KLDivLoss",
     "KLRegularizer",
     "LinearDistillationLoss",
     "LinearSchedule",
+    "PIDKLController",
     "active_units",
     "kl_per_dimension",
 ]

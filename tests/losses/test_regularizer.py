@@ -21,12 +21,14 @@ from torch.distributions import (
 )
 from torch.torch_version import TorchVersion
 
+from kullback import nn, policy
 from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError
 from kullback.nn import (
-    AdaptiveCoefficient,
+    AdaptiveKLController,
     CyclicalSchedule,
     KLRegularizer,
     LinearSchedule,
+    PIDKLController,
     active_units,
     kl_per_dimension,
 )
@@ -289,7 +291,7 @@ def test_only_step_moves_the_schedule_and_the_capacity():
 
 def test_the_coefficient_finds_the_value_that_holds_the_target():
     """The posterior N(m, 1) that minimizes (m - 3)² / 2 + β m² / 2 has m = 3 / (1 + β), KL m² / 2: 0.5 at β = 2."""
-    regularizer = KLRegularizer(coefficient=AdaptiveCoefficient(target=0.5, initial=0.1, horizon=5))
+    regularizer = KLRegularizer(coefficient=AdaptiveKLController(0.1, target=0.5, horizon=5))
     for _ in range(600):
         m = 3 / (1 + regularizer.coefficient)
         regularizer(Normal(m.expand(2, 1), 1.0))
@@ -303,12 +305,43 @@ def test_the_coefficient_finds_the_value_that_holds_the_target():
     [(0.0, 0.96), (0.9, 0.98), (1.0, 1.0), (1.1, 1.02), (5.0, 1.04), (math.inf, 1.04), (math.nan, 1.0)],
 )
 def test_one_step_of_the_adaptive_coefficient(kl, factor):
-    found = AdaptiveCoefficient(target=1.0, horizon=5).after(torch.tensor(2.0), torch.tensor(kl))
+    found = AdaptiveKLController(target=1.0, horizon=5).after(torch.tensor(2.0), torch.tensor(kl))
     close(found, 2 * factor, rtol=1e-6)
 
 
+def test_an_adaptive_controller_is_not_changed_and_moves_as_its_own_update_says():
+    controller, alone = (AdaptiveKLController(0.3, target=0.4, horizon=7, clip=0.5) for _ in range(2))
+    regularizer = KLRegularizer(coefficient=controller)
+    for scale in (0.2, 0.9, 3.0):
+        regularizer(Normal(LOC, scale))
+        regularizer.step()
+        close(regularizer.coefficient, alone.update(regularizer.kl), rtol=1e-6)
+    assert controller.coefficient == 0.3
+
+
+def test_another_controller_is_a_schedule_that_the_loop_updates():
+    controller = PIDKLController(0.1, target=0.5)
+    with pytest.raises(
+        ArgumentTypeError, match=r"coefficient=lambda step: controller\.coefficient, and controller\.up"
+    ):
+        KLRegularizer(coefficient=controller)
+    regularizer = KLRegularizer(coefficient=lambda step: controller.coefficient)
+    for _ in range(3):
+        before = controller.coefficient
+        regularizer(Normal(LOC, SCALE))
+        regularizer.step()
+        close(regularizer.coefficient, before, rtol=1e-6)
+        assert controller.update(regularizer.kl) != before
+
+
+def test_the_family_is_the_same_in_nn_and_policy():
+    for name in policy.__all__:
+        assert getattr(nn, name) is getattr(policy, name)
+    assert set(policy.__all__) <= set(nn.__all__)
+
+
 def test_gradient_accumulation_counts_examples_not_calls():
-    one = KLRegularizer(coefficient=AdaptiveCoefficient(target=0.3))
+    one = KLRegularizer(coefficient=AdaptiveKLController(1.0, target=0.3, horizon=20))
     parts = copy.deepcopy(one)
     one(Normal(LOC, SCALE))
     parts(Normal(LOC[:1], SCALE[:1]), weight=torch.tensor([1.0]))
@@ -321,7 +354,7 @@ def test_gradient_accumulation_counts_examples_not_calls():
 
 
 def test_evaluation_leaves_no_trace():
-    regularizer = KLRegularizer(coefficient=AdaptiveCoefficient(target=0.3)).eval()
+    regularizer = KLRegularizer(coefficient=AdaptiveKLController(1.0, target=0.3, horizon=20)).eval()
     regularizer(Normal(LOC, SCALE))
     regularizer.train().step()
     assert regularizer.kl.isnan()
@@ -333,7 +366,7 @@ def test_evaluation_leaves_no_trace():
     [
         LinearSchedule(0.0, 1.0, steps=20),
         CyclicalSchedule(0.0, 1.0, period=6),
-        AdaptiveCoefficient(target=0.4),
+        AdaptiveKLController(1.0, target=0.4, horizon=20),
     ],
     ids=lambda c: type(c).__name__,
 )
@@ -429,7 +462,7 @@ OPTIONS = {
     "free nats and balance": {"free_nats": 0.05, "balance": (0.8, 0.2)},
     "free nats of examples": {"free_nats": 0.5, "per_example": True, "group_dims": ()},
     "capacity": {"capacity": LinearSchedule(0.0, 2.0, steps=3)},
-    "adaptive": {"coefficient": AdaptiveCoefficient(target=0.2)},
+    "adaptive": {"coefficient": AdaptiveKLController(1.0, target=0.2, horizon=20)},
 }
 
 
@@ -496,7 +529,7 @@ ROWS = 8
 DDP_CASES = {
     "free nats": {"free_nats": 0.3},
     "capacity": {"capacity": 1.4},
-    "adaptive": {"coefficient": AdaptiveCoefficient(target=0.4, horizon=1)},
+    "adaptive": {"coefficient": AdaptiveKLController(1.0, target=0.4, horizon=1)},
 }
 
 
@@ -636,17 +669,17 @@ def test_invalid_options_name_a_remedy_that_works(options, said):
             lambda: CyclicalSchedule(0.0, 1.0, period=5, cycles=0),
             "CyclicalSchedule(0.0, 1.0, period=5, cycles=1000)",
         ),
-        (lambda: AdaptiveCoefficient(target=0.0), "AdaptiveCoefficient(target=10.0)"),
+        (lambda: AdaptiveKLController(target=0.0), "AdaptiveKLController(target=0.5)"),
         (
-            lambda: AdaptiveCoefficient(target=1.0, horizon=0.5),
-            "AdaptiveCoefficient(target=1.0, horizon=10.0)",
+            lambda: KLRegularizer(coefficient=AdaptiveKLController(1.0, target=1.0, horizon=0.2)),
+            "KLRegularizer(coefficient=AdaptiveKLController(1.0, target=1.0, horizon=20))",
         ),
     ],
 )
 def test_invalid_schedules_name_a_remedy_that_works(make, remedy):
     with pytest.raises(ArgumentValueError) as caught:
         make()
-    assert str(caught.value).partition("Write: ")[2] in remedy
+    assert str(caught.value).partition("Write: ")[2].replace("...", "1.0, target=1.0") in remedy
     eval(remedy)  # noqa: S307
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from kullback.common.inputs import number_from, whole_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
 
 __all__ = [
-    "AdaptiveCoefficient",
     "AdaptiveKLController",
     "CyclicalSchedule",
     "FixedKLController",
@@ -29,8 +28,6 @@ __all__ = [
 
 Schedule: TypeAlias = Callable[[int], float]
 """A function from the number of completed steps to a number."""
-
-_LARGEST_ERROR = 0.2  # the limit of the relative error of an adaptive coefficient
 
 
 @dataclass(frozen=True)
@@ -129,52 +126,6 @@ class CyclicalSchedule:
         return self.start + (self.stop - self.start) * share
 
 
-@dataclass(frozen=True)
-class AdaptiveCoefficient:
-    r"""A coefficient that grows while the KL is above a target and shrinks while it is below it.
-
-    .. math:: \beta \leftarrow \beta \, \Big(1 + \frac{1}{H}
-        \operatorname{clip}\big(\mathrm{KL} / \mathrm{target} - 1,\; -0.2,\; 0.2\big)\Big)
-
-    once at each call of `KLRegularizer.step`, with the mean KL since the last call. The coefficient does not change if
-    there was no example, or if the KL is NaN, for example after an overflow under a `torch.amp.GradScaler`.
-
-    Arguments:
-        target: the target KL in nats, summed over the latent dimensions and averaged over the examples; above 0.
-        initial: the initial coefficient; above 0.
-        horizon: :math:`H`, in steps, at least 1. Far from the target, the coefficient changes by a factor of about e in
-            :math:`5 H` steps.
-
-    Raises:
-        ArgumentValueError: an argument is invalid.
-
-    Example:
-        >>> AdaptiveCoefficient(target=10.0, initial=0.1)
-        AdaptiveCoefficient(target=10.0, initial=0.1, horizon=20.0)
-
-    References:
-        Fine-Tuning Language Models from Human Preferences (Ziegler et al., 2019), section 2.2
-    """
-
-    target: float
-    initial: float = 1.0
-    horizon: float = 20.0
-
-    def __post_init__(self) -> None:
-        for name, least in (("target", 0.0), ("initial", 0.0), ("horizon", 1.0)):
-            value = getattr(self, name)
-            if not (least <= number_from(value) < math.inf and value > 0):
-                wanted = "a finite number above 0" if least == 0 else "a finite number, 1 or more"
-                raise invalid_value(
-                    "AdaptiveCoefficient", name, wanted=wanted, got=safe_repr(value), instead=f"{name}=10.0"
-                )
-
-    def after(self, coefficient: Tensor, kl: Tensor) -> Tensor:
-        """Return the coefficient after a step with the mean divergence `kl`."""
-        error = (kl / self.target - 1).clamp(-_LARGEST_ERROR, _LARGEST_ERROR)
-        return torch.where(error.isnan(), coefficient, coefficient * (1 + error / self.horizon))
-
-
 def scheduled(name: str, setting: float | Schedule, step: int) -> float:
     """Return the value of a number or a schedule after `step` steps, or raise."""
     value = setting(step) if callable(setting) else setting
@@ -212,6 +163,7 @@ def _count(call: str, name: str, value: object) -> int:
     return number
 
 
+@runtime_checkable
 class KLController(Protocol):
     """The interface of the controllers of a KL penalty: `coefficient`, `update` and a state to save.
 
@@ -293,6 +245,7 @@ class AdaptiveKLController(FixedKLController):
         \beta \leftarrow \beta \Bigl(1 + e\,\frac{\mathrm{steps}}{\mathrm{horizon}}\Bigr)
 
     In distributed training, pass the same divergence on every process: the average over all of them.
+    `kullback.nn.KLRegularizer` takes the controller as its coefficient, and makes this update itself.
 
     Arguments:
         coefficient: the initial beta, positive.
@@ -354,6 +307,14 @@ class AdaptiveKLController(FixedKLController):
         error = min(max(measured / self.target - 1, -self.clip), self.clip)
         self.coefficient *= 1 + error * n_steps / self.horizon
         return self.coefficient
+
+    def after(self, coefficient: Tensor, kl: Tensor) -> Tensor:
+        """Return the coefficient one step after another, unchanged if the divergence is NaN; the state stays.
+
+        Unlike `update`, it reads no number from the tensors, so it does not synchronize with an accelerator.
+        """
+        error = (kl / self.target - 1).clamp(-self.clip, self.clip)
+        return torch.where(error.isnan(), coefficient, coefficient * (1 + error / self.horizon))
 
 
 class PIDKLController(FixedKLController):

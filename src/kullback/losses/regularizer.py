@@ -20,7 +20,7 @@ from kullback.errors import (
     invalid_value,
     safe_repr,
 )
-from kullback.losses.controllers import AdaptiveCoefficient, Schedule, check_number, scheduled
+from kullback.losses.controllers import AdaptiveKLController, KLController, Schedule, check_number, scheduled
 from kullback.losses.positions import position_weights
 
 __all__ = ["KLRegularizer", "active_units", "kl_per_dimension"]
@@ -144,7 +144,10 @@ class KLRegularizer(torch.nn.Module):
 
     Arguments:
         coefficient: :math:`\beta`: a number of 0 or more; a schedule, such as `LinearSchedule`, `CyclicalSchedule` or
-            any function from the number of steps to a number; or an `AdaptiveCoefficient`.
+            any function from the number of steps to a number; or an `AdaptiveKLController`, whose `horizon` counts
+            calls of `step`. Its target is the KL summed over the latent dimensions and averaged over the examples. The
+            current value is the attribute `coefficient` of the regularizer; the controller itself does not change. For
+            another controller, pass ``lambda step: controller.coefficient`` and update it with the attribute `kl`.
         free_nats: :math:`\lambda`, the "free bits" in nats. A group whose KL is at most this has no gradient.
         group_dims: the latent dimensions of the KL that index groups, counted from 0 after the batch dimensions. The KL
             is summed over the other latent dimensions. None makes each latent dimension a group. 0 makes each channel a
@@ -206,7 +209,7 @@ class KLRegularizer(torch.nn.Module):
     def __init__(
         self,
         *,
-        coefficient: float | Schedule | AdaptiveCoefficient = 1.0,
+        coefficient: float | Schedule | AdaptiveKLController = 1.0,
         free_nats: float = 0.0,
         group_dims: int | tuple[int, ...] | None = None,
         per_example: bool = False,
@@ -238,6 +241,7 @@ class KLRegularizer(torch.nn.Module):
             raise invalid_value(
                 call, "balance", wanted=wanted, got=safe_repr(balance), instead="balance=(0.8, 0.2)"
             )
+        _check_controller(call, coefficient)
         self.free_nats = free_nats
         self.group_dims = None if group_dims is None else _dims(group_dims)
         self.per_example = per_example
@@ -248,10 +252,10 @@ class KLRegularizer(torch.nn.Module):
         self._capacity_schedule = capacity
         # The value of steps_taken, which may be on an accelerator: reading it would synchronize.
         self._steps = 0
-        is_adaptive = isinstance(coefficient, AdaptiveCoefficient)
+        is_adaptive = isinstance(coefficient, AdaptiveKLController)
         self.register_buffer("steps_taken", torch.tensor(0))
         self.register_buffer(
-            "coefficient", torch.tensor(coefficient.initial if is_adaptive else 0.0, dtype=torch.float32)
+            "coefficient", torch.tensor(coefficient.coefficient if is_adaptive else 0.0, dtype=torch.float32)
         )
         self.register_buffer("kl", torch.tensor(math.nan, dtype=torch.float32))
         self.register_buffer("_capacity", torch.tensor(0.0, dtype=torch.float32), persistent=False)
@@ -306,7 +310,7 @@ class KLRegularizer(torch.nn.Module):
             distributed.all_reduce(sums)
         self.kl.copy_(sums[0] / sums[1])
         self._sums.zero_()
-        if isinstance(self._coefficient, AdaptiveCoefficient):
+        if isinstance(self._coefficient, AdaptiveKLController):
             self.coefficient.copy_(self._coefficient.after(self.coefficient, self.kl))
         self._follow_schedules()
 
@@ -349,7 +353,7 @@ class KLRegularizer(torch.nn.Module):
         return self.sync and distributed.is_available() and distributed.is_initialized()
 
     def _follow_schedules(self) -> None:
-        if not isinstance(self._coefficient, AdaptiveCoefficient):
+        if not isinstance(self._coefficient, AdaptiveKLController):
             self.coefficient.fill_(scheduled("coefficient", self._coefficient, self._steps))
         if self._capacity_schedule is not None:
             self._capacity.fill_(scheduled("capacity", self._capacity_schedule, self._steps))
@@ -482,6 +486,29 @@ def _check_batch_dims(call: str, batch_dims: object) -> int:
             call, "batch_dims", wanted="an integer of 0 or more", got=got, instead="batch_dims=1"
         )
     return number
+
+
+def _check_controller(call: str, coefficient: object) -> None:
+    """Raise for a controller that `KLRegularizer` does not update, or whose coefficient would not stay positive."""
+    if not isinstance(coefficient, KLController):
+        return
+    if not isinstance(coefficient, AdaptiveKLController):
+        raise invalid_type(
+            call,
+            "coefficient",
+            wanted="a number, a schedule or an AdaptiveKLController",
+            got=safe_repr(coefficient),
+            instead="coefficient=lambda step: controller.coefficient, and controller.update(regularizer.kl) after each "
+            "regularizer.step()",
+        )
+    if coefficient.clip >= coefficient.horizon:
+        raise invalid_value(
+            call,
+            "coefficient",
+            wanted="a horizon above clip",
+            got=f"horizon={coefficient.horizon:g}, clip={coefficient.clip:g}",
+            instead=f"AdaptiveKLController(..., horizon={max(20.0, 2 * coefficient.clip):g})",
+        )
 
 
 def _no_distribution(call: str, name: str, value: object) -> Exception:
