@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mpmath
+import numpy as np
 import pytest
 import scipy.stats
 import torch
@@ -159,6 +160,16 @@ def test_low_precision_is_computed_in_float64_and_rounded_once(dtype: torch.dtyp
         torch.testing.assert_close(value, exact.to(dtype), rtol=0, atol=0)
 
 
+def test_they_compile_in_one_graph_and_batch() -> None:
+    x, y = torch.randn(2, 4, 6, dtype=torch.float64)
+    for call in (
+        lambda a, b: entropy(Logits(a)) + cross_entropy(Logits(a), Logits(b)),
+        lambda a, b: mutual_information(Logits(torch.stack([a, b], -1), dim=(-2, -1))),
+    ):
+        torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(x, y), call(x, y))
+        torch.testing.assert_close(torch.vmap(call)(x, y), call(x, y))
+
+
 def test_shapes_dims_and_empty_batches() -> None:
     x, y = torch.randn(2, 4, 3), torch.randn(4, 3)
     torch.testing.assert_close(entropy(Logits(x.movedim(-1, 0), dim=0)), entropy(Logits(x)))
@@ -186,6 +197,13 @@ DISTRIBUTIONS = {
     "Bernoulli": (td.Bernoulli(double([0.2, 0.9])), [scipy.stats.bernoulli(0.2), scipy.stats.bernoulli(0.9)]),
     "logits": (td.Bernoulli(logits=double(math.log(0.25))), [scipy.stats.bernoulli(0.2)]),
     "Geometric": (td.Geometric(double(0.3)), [scipy.stats.geom(0.3, loc=-1)]),
+    "HalfCauchy": (td.HalfCauchy(double(2.0)), [scipy.stats.halfcauchy(scale=2)]),
+    "HalfNormal": (td.HalfNormal(double(2.0)), [scipy.stats.halfnorm(scale=2)]),
+    "Pareto": (td.Pareto(double(1.5), double(2.5)), [scipy.stats.pareto(2.5, scale=1.5)]),
+    "InverseGamma": (td.InverseGamma(double(2.5), double(1.5)), [scipy.stats.invgamma(2.5, scale=1.5)]),
+    "Exponential": (td.Exponential(double(2.0)), [scipy.stats.expon(scale=0.5)]),
+    "Cauchy": (td.Cauchy(double(0.0), double(2.0)), [scipy.stats.cauchy(0, 2)]),
+    "Wishart": (td.Wishart(double(4.0), torch.eye(2).double() + 0.5), [scipy.stats.wishart(4, np.eye(2) + 0.5)]),
     "Binomial": (td.Binomial(7, double(0.3)), [scipy.stats.binom(7, 0.3)]),
 }  # fmt: skip
 
@@ -311,6 +329,7 @@ class Shifted(td.Normal):
     [
         (lambda: entropy(torch.rand(3)), r"^entropy\(p=\.\.\.\): a tensor does not say"),  # type: ignore[arg-type]
         (lambda: entropy(td.Poisson(3.0)), r"^entropy\(p=.*got Poisson. Write: -p.log_prob"),
+        (lambda: entropy(td.Multinomial(5, double([0.2, 0.8]))), r"^entropy\(p=.*got Multinomial"),
         (lambda: entropy(Shifted(0.0, 1.0)), r"^entropy\(p=.*got Shifted"),
         (lambda: entropy(Samples([1, 2, 3])), r"^entropy\(p=.*got Samples. Write: Counts"),
         (lambda: entropy(Probs([1.0]), base=1), r"^entropy\(base="),

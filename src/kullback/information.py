@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Distribution, Independent
+from torch.distributions import Bernoulli, Distribution, Independent, Multinomial
 
 from kullback.common.dtypes import upcast
 from kullback.common.special import safe_log, safe_logsumexp
@@ -50,7 +50,7 @@ def entropy(p: Operand, *, base: float | None = None) -> Tensor:
     Raises:
         ArgumentTypeError: P is a bare tensor or not a distribution.
         ArgumentValueError: `base` is not a number above 1.
-        NoRuleError: torch has no entropy for this distribution, or P is `Samples`.
+        NoRuleError: torch has no accurate entropy for this distribution, or P is `Samples`.
 
     Gradient:
         flows to P and is never NaN. It is 0 at a class masked with ``-inf`` and at a probability that is exactly 0.
@@ -174,11 +174,12 @@ def mutual_information(joint: Representation, *, base: float | None = None) -> T
 
 
 def _entropy(call: str, d: object) -> Tensor:
-    """Return the entropy of a representation, or of a torch distribution if torch has a formula for it."""
+    """Return the entropy of a representation, or of a torch distribution if torch has an accurate formula for it."""
     d = of_classes(d)
     if isinstance(d, Representation):
         return _cross_entropy_of_classes(d, d)
-    if not isinstance(d, Distribution) or overrides_density(d):
+    # torch computes a part of a Multinomial's entropy in float32.
+    if not isinstance(d, Distribution) or isinstance(d, Multinomial) or overrides_density(d):
         raise _no_entropy(call, d)
     if isinstance(d, Independent):
         n = d.reinterpreted_batch_ndims

@@ -48,22 +48,21 @@ class Representation(ABC):
     Attributes:
         tensor: the values (arrays and lists are converted to a tensor).
         dim: the class dimension, as a negative number.
-        class_shape: the sizes of the class dimensions: one, or several that are joined to one.
     """
 
     in_logs: ClassVar[bool] = True
     is_floating: ClassVar[bool] = True
+    _table_shape: torch.Size | None = None
 
     def __init__(self, x: object, dim: int | tuple[int, ...] = -1, *, validate: bool = True) -> None:
         self._source = None if isinstance(x, Tensor) else x  # converted again by `in_dtype`
         self.tensor = self._numbers(self._read(x))
         if isinstance(dim, tuple):
             self._source = () if isinstance(self._source, list | tuple) else self._source
-            self.tensor, self.class_shape = self._joined(dim)
+            self.tensor, self._table_shape = self._joined(dim)
             self.dim = -1
         else:
             self.dim = self._class_dim(dim)
-            self.class_shape = self.tensor.shape[self.dim :][:1]
         check_flag(self._call, "validate", validate)
         if validate and can_inspect(self.tensor):
             self._check(self.tensor)
@@ -76,6 +75,11 @@ class Representation(ABC):
     def classes(self) -> int:
         """The number of classes."""
         return self.tensor.shape[self.dim]
+
+    @property
+    def class_shape(self) -> torch.Size:
+        """The sizes of the class dimensions: one, or several that are joined to one."""
+        return self._table_shape or torch.Size((self.classes,))
 
     @property
     def batch_shape(self) -> torch.Size:
