@@ -33,6 +33,7 @@ PAGES = [
     ROOT / "docs" / "index.md",
     ROOT / "docs" / "why.md",
     ROOT / "docs" / "cheatsheet.md",
+    ROOT / "docs" / "api" / "divergences.md",
     ROOT / "docs" / "pictures.md",
     ROOT / "docs" / "gallery.md",
     ROOT / "docs" / "integrations.md",
