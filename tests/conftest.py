@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -43,6 +44,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # else files of few tests, the longest among them, would come last
     return ByFile(config, log)
+
+
+# Files whose tests take minutes: they start first, so that no worker is left alone with one at the end.
+LONGEST_FILES = (
+    "tests/test_wheels.py",
+    "tests/kernels/triton/",
+    "tests/pairs/integration/test_second_derivatives.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, and take the collected tests out of what each garbage collection visits."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FILES))
+    gc.collect()
+    gc.freeze()
 
 
 # Without a GPU, `torch.manual_seed` formats the stack three times and keeps it until one comes: 2 ms for every test.

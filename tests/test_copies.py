@@ -63,8 +63,8 @@ RESULTS = sorted(
     {
         each
         for module in (kullback, *MODULES)
-        for name in getattr(module, "__all__", ())
-        if not name.startswith("_") and inspect.isclass(each := getattr(module, name))
+        for name, each in vars(module).items()
+        if not name.startswith("_") and inspect.isclass(each)
         if each.__module__.startswith("kullback")
         and (dataclasses.is_dataclass(each) or hasattr(each, "_fields"))
         if not inspect.isabstract(each)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from kullback.predictions import Comparison
     from kullback.tables import TableComparison
 
-__all__ = ["Subject", "compare", "subject_of"]
-
 Subject = Literal["predictions", "tables", "models"]
 _CALLS: dict[Subject, str] = {
     "predictions": "compare_predictions",

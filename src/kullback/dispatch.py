@@ -26,19 +26,6 @@ from kullback.representations import Counts, Logits, LogProbs, Probs, Representa
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-__all__ = [
-    "between_distributions",
-    "comparable",
-    "divergence",
-    "estimate",
-    "kl_divergence",
-    "kl_estimate",
-    "nats_per_unit",
-    "of_classes",
-    "operand",
-    "operands",
-]
-
 Operand = Representation | Samples | Distribution | Frozen
 _KL = KL()
 # The methods for two finite distributions.

@@ -27,8 +27,6 @@ from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.overrides import overrides_density
 from kullback.representations import Logits, Probs, Representation
 
-__all__ = ["cross_entropy", "entropy", "mutual_information"]
-
 _KL = KL()
 
 

@@ -28,15 +28,6 @@ from kullback.common.inputs import (
 from kullback.common.words import RepresentationName
 from kullback.errors import invalid_type, invalid_value, safe_repr
 
-__all__ = [
-    "REPRESENTATIONS",
-    "Counts",
-    "LogProbs",
-    "Logits",
-    "Probs",
-    "Representation",
-]
-
 # The tolerance for the sum of a row: the rounding error of a softmax over a large vocabulary in each dtype.
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 _WIDE = (torch.float32, torch.float64)

@@ -12,8 +12,6 @@ from torch import Tensor
 from kullback.common.inputs import as_tensor, can_inspect, check_independent, first_of, is_fake
 from kullback.errors import invalid_type, invalid_value
 
-__all__ = ["Samples"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -9,8 +9,6 @@ import click
 if TYPE_CHECKING:
     from kullback.kernels.backends import Backend
 
-__all__ = ["backends"]
-
 
 @click.command()
 def backends() -> None:

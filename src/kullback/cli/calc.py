@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from kullback.cli.expressions import Operand
     from kullback.generators import Divergence
 
-__all__ = ["calc"]
-
 LONGEST = 1_000
 UNITS = {None: "nats", 2.0: "bits", 10.0: "hartleys"}
 

@@ -23,9 +23,6 @@ from kullback.cli.streams import discard_unwritable, print_error
 from kullback.cli.watch import watch
 from kullback.errors import LONGEST_MESSAGE, KullbackError, printable
 
-__all__ = ["kullback"]
-
-
 CLOSED_PIPE = 141  # as a shell reports a program that SIGPIPE ended
 
 

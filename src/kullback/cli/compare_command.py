@@ -36,8 +36,6 @@ from kullback.errors import ArgumentValueError
 if TYPE_CHECKING:
     from kullback.common.words import RepresentationName
 
-__all__ = ["compare", "refuse_workers"]
-
 TABLE = "table"
 # The options of some comparisons, which are refused for the others.
 OF_PREDICTIONS = (

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from kullback.common.words import RepresentationName
     from kullback.io import RowSource
 
-__all__ = ["convert"]
-
 # The arguments of the library that are given here.
 OPTIONS = {"rows": "SRC", "tokens": "--tokens", "n_ctx": "--n-ctx"}
 BLOCK_BYTES = 16 * 1024 * 1024

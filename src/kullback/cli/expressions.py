@@ -18,8 +18,6 @@ from torch.distributions import Distribution, Transform
 from kullback.errors import ArgumentValueError, KullbackError
 from kullback.representations import Counts, Logits, LogProbs, Probs
 
-__all__ = ["parse_distribution"]
-
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

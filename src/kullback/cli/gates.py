@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from kullback.results.value import Value
     from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison
 
-__all__ = [
-    "METRICS",
-    "METRICS_IN_WORDS",
-    "TABLE_METRICS_IN_WORDS",
-    "Gate",
-    "Limit",
-    "Side",
-    "TableGate",
-    "parse_gate",
-    "parse_table_gate",
-]
-
 Side = Literal["above", "below"]
 # The candidate's name, the comparison, and of lower bounds, for each divergence, the least and the most of its mean.
 Compared = tuple["str | None", "Comparison", "Mapping[str, tuple[float, float]] | None"]

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from kullback.cli.gates import Gate
 
-__all__ = ["run_model_comparison"]
-
 
 def run_model_comparison(
     base: str,

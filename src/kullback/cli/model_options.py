@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-__all__ = ["MODEL_OPTIONS", "model_options"]
-
 # The names of the arguments that the options become.
 MODEL_OPTIONS = ("context", "score", "windows", "dtype", "device", "trust_remote_code", "hub")
 _OPTIONS = (

@@ -9,8 +9,6 @@ from types import MappingProxyType
 
 from kullback.errors import ArgumentValueError
 
-__all__ = ["in_options"]
-
 
 @contextmanager
 def in_options(

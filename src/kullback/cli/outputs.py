@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from kullback.results.verdict import Verdict
 
-__all__ = ["STANDARD_OUTPUT", "Outputs", "check_files", "check_outputs", "write_reports"]
-
 STANDARD_OUTPUT = "-"
 
 

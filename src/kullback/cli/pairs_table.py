@@ -18,8 +18,6 @@ from kullback.pairs.registry import WRAPPERS
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["page", "show_pairs"]
-
 SCHEMA = "kullback.pairs/1"
 # One sign and one color for each rule, so that the whole matrix fits a screen.
 SIGNS = {

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from kullback.predictions.llama_cpp_statistics import LlamaCppRows
     from kullback.report.subjects.predictions import Tokens
 
-__all__ = ["Inputs", "print_llama_cpp", "require_one_output", "run_prediction_comparison"]
-
 
 class Inputs(NamedTuple):
     """The two files and how to read them, P's first."""

@@ -12,8 +12,6 @@ from kullback.cli.outputs import check_files
 from kullback.cli.shared_options import FILE, NO_PROGRESS, SEED, complete_files
 from kullback.common.progress import progress_bar
 
-__all__ = ["record"]
-
 
 @click.command()
 @click.argument("model", metavar="MODEL", shell_complete=complete_files)

@@ -19,29 +19,6 @@ from kullback.errors import LONGEST_MESSAGE, LONGEST_NAME, ArgumentValueError, p
 if TYPE_CHECKING:
     from kullback.generators import Divergence
 
-__all__ = [
-    "BINS",
-    "COLUMNS",
-    "CONFIDENCE",
-    "FILE",
-    "HTML",
-    "JSON",
-    "KIND",
-    "MARKDOWN",
-    "NO_PROGRESS",
-    "REPRESENTATIONS",
-    "SEED",
-    "WEIGHTS",
-    "FiniteRange",
-    "as_kind",
-    "complete_files",
-    "fail_above",
-    "fail_below",
-    "finish",
-    "given_limits",
-    "split_groups",
-]
-
 
 class FiniteRange(click.FloatRange):
     """A range of numbers without infinity and NaN."""

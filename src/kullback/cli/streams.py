@@ -10,8 +10,6 @@ from typing import IO, Any
 
 from kullback.common.display import without_commands
 
-__all__ = ["CheckedStream", "closed_pipe_allowed", "discard_unwritable", "open_closed", "print_error"]
-
 NAMES = "stdout", "stderr"
 
 

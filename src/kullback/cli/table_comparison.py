@@ -28,8 +28,6 @@ from kullback.tables.reference_profile import (
 if TYPE_CHECKING:
     from kullback.cli.gates import TableGate
 
-__all__ = ["run_table_comparison", "run_watch"]
-
 # The options for the arguments of the library, and what to write instead of a wrong one.
 OPTIONS = {name: f"--{name}" for name in ("columns", "weights", "cluster", "joint", "bins", "confidence")}
 REMEDIES = {"joint": "--joint A,B"}

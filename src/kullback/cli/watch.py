@@ -27,8 +27,6 @@ from kullback.cli.shared_options import (
     given_limits,
 )
 
-__all__ = ["watch"]
-
 
 @click.command()
 @click.argument("reference", type=FILE)

@@ -12,8 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["LARGEST_TAIL_INDEX", "coefficient", "ratio_minus_one", "tail_index"]
-
 LARGEST_TAIL_INDEX = 0.4
 """The control variate is not used above this tail index, because the variance of q / p is then nearly infinite."""
 # The control variate must explain this share of the variance of d. Otherwise its heavier tails cost more (measured).

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from rich.console import Console
 
-__all__ = ["Shown", "html_table", "open_console", "shown_options", "without_commands"]
-
 # GitHub Actions runs a line that begins with two colons as a command. Other servers look for `##[` and `##vso[`.
 _COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _MARK = re.compile(r"##(?=\[|vso\[)")

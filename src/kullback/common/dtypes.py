@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["accurate_dtype", "tensor_of", "upcast"]
-
 
 def accurate_dtype(device: torch.device) -> torch.dtype:
     """Return the most accurate dtype of a device: float64, or float32 on Apple GPUs, which lack float64."""

@@ -15,18 +15,6 @@ from typing import BinaryIO
 
 from kullback.errors import FileError, printable
 
-__all__ = [
-    "check_input",
-    "check_writable",
-    "matched",
-    "open_output",
-    "refuse_overwriting",
-    "same_file",
-    "write",
-    "write_all",
-    "write_errors",
-]
-
 PathLike = str | os.PathLike[str]
 
 

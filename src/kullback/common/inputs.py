@@ -16,30 +16,6 @@ from torch import Tensor
 
 from kullback.errors import invalid_type, invalid_value, safe_repr
 
-__all__ = [
-    "all_recordable",
-    "are_logits",
-    "are_ordinary",
-    "as_tensor",
-    "can_inspect",
-    "can_inspect_all",
-    "check_callback",
-    "check_confidence",
-    "check_dense",
-    "check_flag",
-    "check_generator",
-    "check_independent",
-    "dense",
-    "first_of",
-    "is_fake",
-    "is_integer",
-    "number_from",
-    "recordable",
-    "split_labels",
-    "tensor_remedy",
-    "whole_from",
-]
-
 # torch has no public function that detects the batched tensors of vmap and of batched gradients.
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 _is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor

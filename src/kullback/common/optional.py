@@ -8,8 +8,6 @@ from typing import Any
 
 from kullback.errors import OptionalDependencyError
 
-__all__ = ["is_installed", "load"]
-
 # Packages whose name for pip differs from their import name.
 _DISTRIBUTIONS = {"llama_cpp": "llama-cpp-python", "sklearn": "scikit-learn"}
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterator
 from typing import Any, cast
 
-__all__ = ["flat_numbers", "json_safe"]
-
 
 def json_safe(value: Any) -> Any:
     """Replace NaN and infinities by strings and tuples by lists, at any depth.

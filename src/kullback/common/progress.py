@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from kullback.common.display import open_console
 from kullback.common.optional import is_installed
 
-__all__ = ["Update", "progress_bar", "progress_text"]
-
 # A function of the completed amount and the total amount; the total is None while it is unknown.
 Update = Callable[[int, int | None], None]
 

@@ -24,17 +24,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "FEWEST_BLOCKS",
-    "SerialDependence",
-    "block_labels",
-    "block_length",
-    "category_scores",
-    "number_scores",
-    "repeated_rows",
-    "serial_dependence",
-]
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Kind = Literal["blocks", "period", "pattern", "repeats"]

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-__all__ = ["ShortRepr", "short_repr"]
-
 MOST_NUMBERS = 6  # larger tensors are shown by their shape
 
 

@@ -16,39 +16,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = [
-    "EULER_GAMMA",
-    "HALF_LOG_2PI",
-    "LARGEST_EXPONENT",
-    "bounded_exp",
-    "bregman_by_quadrature",
-    "clamped_quotient",
-    "digamma",
-    "digamma_minus_log",
-    "ein",
-    "expm1_ratio",
-    "expm1mx",
-    "harmonic_number",
-    "itakura_saito",
-    "lgamma_bregman",
-    "log1pmx",
-    "log1p_quotient",
-    "log_product",
-    "log_ratio",
-    "logit_difference",
-    "polynomial",
-    "safe_log",
-    "safe_logsumexp",
-    "scaled_expm1mx",
-    "scaled_e1",
-    "scaled_e1_from_2",
-    "stirling_bregman",
-    "stirling_remainder",
-    "trigamma",
-    "trigamma_decrease",
-    "within_floats",
-]
-
 EULER_GAMMA = 0.57721566490153286061
 HALF_LOG_2PI = math.log(2 * math.pi) / 2
 

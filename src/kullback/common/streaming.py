@@ -17,8 +17,6 @@ from torch import Tensor
 from kullback.common.dtypes import accurate_dtype
 from kullback.errors import invalid_value, safe_repr
 
-__all__ = ["Moments", "QuantileSketch", "SketchState", "merge_moments", "on_device"]
-
 
 def on_device(state: Tensor, device: torch.device) -> Tensor:
     """Move a state to a device; a floating-point state gets the most accurate dtype of that device."""

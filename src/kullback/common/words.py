@@ -6,15 +6,6 @@ import os
 from pathlib import Path
 from typing import Literal, get_args
 
-__all__ = [
-    "DIVERGENCE_NAMES",
-    "NO_LABEL",
-    "REPRESENTATION_NAMES",
-    "TABLE_DIVERGENCE_NAMES",
-    "RepresentationName",
-    "is_model",
-]
-
 RepresentationName = Literal["logits", "log-probs", "probs", "counts"]
 REPRESENTATION_NAMES: tuple[RepresentationName, ...] = get_args(RepresentationName)
 # The divergences of each row in a comparison of predictions.

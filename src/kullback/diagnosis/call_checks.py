@@ -9,8 +9,6 @@ from kullback.diagnosis.case import Case
 from kullback.diagnosis.reading import Reading, interval, number
 from kullback.diagnosis.values import largest_cut
 
-__all__ = ["findings_of"]
-
 # Level and advice of findings that do not depend on the call. `{name}` is the argument, input or target.
 _CATALOG: dict[str, tuple[Level, str]] = {
     "call-raises": ("error", "Fix the error in the message."),

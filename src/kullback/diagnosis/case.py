@@ -13,8 +13,6 @@ from kullback.diagnosis.shapes import fit, labels_of
 from kullback.diagnosis.values import Overlap, RowValues, row_values, torch_values
 from kullback.losses.reduction import Reduction
 
-__all__ = ["Case"]
-
 
 class Case:
     """The arguments of a call and the facts about them. P is `target`, Q is `input`.

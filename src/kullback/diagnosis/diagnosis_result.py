@@ -16,8 +16,6 @@ from kullback.diagnosis.suggestion import Suggestion
 from kullback.diagnosis.values import RowValues
 from kullback.losses.reduction import REDUCTIONS, Reduction
 
-__all__ = ["Diagnosis", "TensorSummary", "conclude"]
-
 _WIDTH = 88
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from kullback.diagnosis.scan import Occurrences, RowSums, Scan, normalized_along
 
-__all__ = ["Representation", "Reading", "interval", "number", "read", "read_labels"]
-
 Representation: TypeAlias = Literal[
     "log-probabilities", "probabilities", "one-hot rows", "logits", "counts", "weights", "class indices", "nothing"
 ]  # fmt: skip

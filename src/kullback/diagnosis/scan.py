@@ -13,8 +13,6 @@ from torch import Tensor
 from kullback.common.dtypes import upcast
 from kullback.representations import SUM_TOLERANCE
 
-__all__ = ["Index", "RowSums", "Scan", "Occurrences", "aligned_blocks", "normalized_along", "row_blocks"]
-
 Index = tuple[int, ...]
 
 # Elements in a block: few on a CPU, so that temporaries fit the cache; many on an accelerator.

@@ -15,8 +15,6 @@ from torch import Tensor
 from kullback.common.words import NO_LABEL
 from kullback.diagnosis.scan import Index
 
-__all__ = ["Repair", "fit", "labels_of"]
-
 # The class index that `F.cross_entropy` leaves out.
 
 How: TypeAlias = Literal[

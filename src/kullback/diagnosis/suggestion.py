@@ -11,8 +11,6 @@ from kullback.diagnosis.case import Case
 from kullback.diagnosis.reading import Reading
 from kullback.losses.reduction import Reduction
 
-__all__ = ["Suggestion", "suggest"]
-
 
 @dataclass(frozen=True)
 class Suggestion:

@@ -17,8 +17,6 @@ from kullback.generators import KL
 from kullback.kernels import finite_pair
 from kullback.representations import Counts, Logits, Representation
 
-__all__ = ["Overlap", "RowValues", "largest_cut", "row_values", "torch_values"]
-
 
 @dataclass(frozen=True)
 class RowValues:

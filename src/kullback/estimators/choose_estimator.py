@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch.distributions import Categorical, Distribution
 
-from kullback.common.inputs import first_of
+from kullback.common.inputs import check_confidence, first_of
 from kullback.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -38,13 +38,11 @@ from kullback.estimators.knn.data import RepeatedDrawsError
 from kullback.estimators.knn.neighbor_estimate import nearest_neighbors
 from kullback.estimators.known_density import from_density
 from kullback.estimators.lattice import as_categories
-from kullback.estimators.sample_checks import check_confidence, check_samples
+from kullback.estimators.sample_checks import check_samples
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, behaves_as
 from kullback.representations import Counts, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
-
-__all__ = ["METHODS", "estimate_from_samples"]
 
 Estimator = Callable[..., Estimate]
 

@@ -20,8 +20,6 @@ from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.representations import Counts, Representation
 from kullback.results.estimate import Estimate
 
-__all__ = ["with_interval"]
-
 # The largest number of notes of a batch.
 _MOST_NOTES = 5
 _NO_DRAWS = (

@@ -21,8 +21,6 @@ from kullback.common.serial_dependence import (
 from kullback.estimators.draws import Integers, numpy_of
 from kullback.samples import Samples
 
-__all__ = ["Grouped", "dependence_of", "grouped", "grouped_alike"]
-
 # The largest share of repeated rows in different blocks for independent blocks.
 _MOST_ACROSS_BLOCKS = 0.05
 # A test has no quantile of Student's t, so its blocks are longer than the blocks of an interval.

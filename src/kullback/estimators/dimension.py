@@ -10,8 +10,6 @@ import numpy as np
 from kullback.common.optional import load
 from kullback.estimators.draws import Array
 
-__all__ = ["dimension_of", "fewest_dimensions", "fills_less", "too_few_dimensions"]
-
 # The number of draws with neighbors, and the number of queries.
 _MOST_DRAWS, _MOST_QUERIES = 10_000, 1000
 # The limit is this share of the way from a normal distribution with one component less to the one with all.

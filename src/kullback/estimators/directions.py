@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from kullback.results.estimate import Estimate
 
-__all__ = ["added", "exchanged"]
-
 
 def exchanged(estimate: Estimate) -> Estimate:
     """Return an estimate of KL(Q || P) whose notes name the two sides as the caller does."""

@@ -12,23 +12,6 @@ from torch import Tensor
 
 from kullback.samples import Samples
 
-__all__ = [
-    "Array",
-    "Draws",
-    "Integers",
-    "affordable_draws",
-    "cluster_correction",
-    "clusters_in",
-    "effective_number",
-    "few_clusters",
-    "number_from_scores",
-    "numpy_of",
-    "shares_of",
-    "student_ratio",
-    "variance_of_sum",
-    "with_weight",
-]
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kullback.common.inputs import whole_from
+from kullback.common.inputs import check_confidence, whole_from
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimators.directions import added, exchanged
 from kullback.estimators.discrete import point
@@ -27,14 +27,12 @@ from kullback.estimators.discrete.kinds import describe_kind, estimable, largest
 from kullback.estimators.draws import Array, Integers, effective_number, numpy_of, with_weight
 from kullback.estimators.lattice import common_step, jittered
 from kullback.estimators.normal_interval import note_on_sign
-from kullback.estimators.sample_checks import check_confidence, check_finite, check_samples, seed_of
+from kullback.estimators.sample_checks import check_finite, check_samples, seed_of
 from kullback.estimators.unseen import UpperEndShift, unseen_by_q, upper_end
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.generators.growth import order_of
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
-
-__all__ = ["histogram"]
 
 _KL = KL()
 

@@ -15,16 +15,13 @@ import torch
 from torch import Tensor
 
 from kullback.common.control_variate import LARGEST_TAIL_INDEX, coefficient, ratio_minus_one, tail_index
-from kullback.common.inputs import as_tensor, first_of
+from kullback.common.inputs import as_tensor, check_confidence, first_of
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimators.draws import effective_number, shares_of, variance_of_sum
 from kullback.estimators.normal_interval import note_on_sign, quantile_of
-from kullback.estimators.sample_checks import check_confidence
 from kullback.estimators.tails import note_on_heavy_tail, tail_allowance
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
-
-__all__ = ["LogDensity", "log_ratio"]
 
 LogDensity = Tensor | Callable[[Tensor], Tensor]
 

@@ -13,8 +13,6 @@ from kullback.common.optional import load
 from kullback.common.special import HALF_LOG_2PI
 from kullback.estimators.draws import Array, Integers
 
-__all__ = ["FlatError", "category_surprise", "local_log_density", "neighbor_numbers"]
-
 # The candidates for a coordinate's tails, in degrees of freedom of Student's t; the last is the Gaussian.
 _DOFS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, np.inf)
 _ENOUGH_TO_MATCH = 10_000

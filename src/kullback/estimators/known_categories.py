@@ -11,8 +11,6 @@ from kullback.common.optional import load
 from kullback.estimators.draws import Array
 from kullback.estimators.unseen import UpperEndShift
 
-__all__ = ["UnseenByP", "below_zero", "ends_from_counts", "spread_ties"]
-
 _STEPS = 50
 # The bias of one rare category, in draws.
 _RARE = 0.5

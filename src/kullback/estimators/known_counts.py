@@ -20,8 +20,6 @@ from kullback.estimators.normal_interval import (
 )
 from kullback.results.estimate import Estimate
 
-__all__ = ["from_known_categories", "of_categories"]
-
 _ROUNDING = 1e-12
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributions import Binomial, Distribution, constraints
 from torch.distributions.constraints import Constraint
 
+from kullback.common.inputs import check_confidence
 from kullback.common.optional import load
 from kullback.common.progress import progress_bar
 from kullback.common.special import HALF_LOG_2PI
@@ -42,15 +43,13 @@ from kullback.estimators.normal_interval import (
     opened,
     quantile_of,
 )
-from kullback.estimators.sample_checks import check_confidence, check_finite, check_weights, seed_of, seeded
+from kullback.estimators.sample_checks import check_finite, check_weights, seed_of, seeded
 from kullback.estimators.spans import common_span, rank_of
 from kullback.estimators.surfaces import surface_of
 from kullback.estimators.tails import note_on_heavy_tail, tail_allowance
 from kullback.estimators.unseen import UpperEndShift
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
-
-__all__ = ["from_density"]
 
 _T = TypeVar("_T")
 

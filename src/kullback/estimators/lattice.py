@@ -11,8 +11,6 @@ import torch
 from kullback.estimators.draws import Array, numpy_of
 from kullback.samples import Samples
 
-__all__ = ["as_categories", "common_step", "jittered"]
-
 # The largest number of steps in the smallest gap between two values.
 _MOST_STEPS = 12
 # A value that is this many steps off the lattice, apart from rounding of floats, is not on it.

@@ -12,16 +12,6 @@ from kullback.estimators.draws import few_clusters
 from kullback.estimators.unseen import UpperEndShift
 from kullback.results.estimate import Estimate
 
-__all__ = [
-    "half_width",
-    "infinite_estimate",
-    "normal_estimate",
-    "note_on_sign",
-    "opened",
-    "quantile_of",
-    "standard_normal_quantile",
-]
-
 # With a smaller standard error, a negative estimate shows that the divergence is nearly 0.
 _SMALL = 0.05
 

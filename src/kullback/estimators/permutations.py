@@ -14,16 +14,6 @@ from kullback.errors import invalid_value
 from kullback.estimators.draws import Array, Integers, clusters_in
 from kullback.samples import Samples
 
-__all__ = [
-    "BinCounts",
-    "KnownCounts",
-    "Labeling",
-    "QuadraticForms",
-    "PermutationStatistics",
-    "p_value",
-    "permuted",
-]
-
 BLOCK_BYTES = 32 * 1024 * 1024
 # Values closer than this count as equal, because the sums of a shuffle may round differently.
 ROUNDING = 1e-9

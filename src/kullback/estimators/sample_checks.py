@@ -8,19 +8,9 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from kullback.common.inputs import check_confidence, check_generator
+from kullback.common.inputs import check_generator
 from kullback.errors import invalid_type, invalid_value
 from kullback.samples import Samples
-
-__all__ = [
-    "EstimateWarning",
-    "check_confidence",
-    "check_finite",
-    "check_samples",
-    "check_weights",
-    "seed_of",
-    "seeded",
-]
 
 # Whole weights of different values, with a larger mean, are counts.
 _LARGEST_MEAN_WEIGHT = 2

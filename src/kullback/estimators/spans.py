@@ -13,8 +13,6 @@ from kullback.estimators.draws import Array, Draws, Integers, numpy_of
 from kullback.estimators.surfaces import surface_of
 from kullback.samples import Samples
 
-__all__ = ["Span", "as_log_ratios", "common_span", "rank_of"]
-
 # The relative error of components that others determine, such as totals stored in float32.
 _FLAT = 1e-6
 

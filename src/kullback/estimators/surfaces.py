@@ -11,8 +11,6 @@ import torch
 from kullback.common.optional import load
 from kullback.estimators.draws import Array
 
-__all__ = ["Surface", "sphere_chart", "surface_of"]
-
 # A sum whose terms cancel to this relative size is 0 up to rounding.
 _ROUNDING = 1e-6
 # In more dimensions, quadrics have too many coefficients, and only spheres about 0 are considered.

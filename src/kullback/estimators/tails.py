@@ -9,17 +9,6 @@ import numpy as np
 
 from kullback.estimators.draws import Array
 
-__all__ = [
-    "FEWEST_IN_TAIL",
-    "TAIL",
-    "ParetoTail",
-    "fit_tail",
-    "fit_tail_by_moments",
-    "heaviness",
-    "note_on_heavy_tail",
-    "tail_allowance",
-]
-
 # A tail is fitted to this share of draws, and to at least this number.
 TAIL, FEWEST_IN_TAIL = 0.1, 10
 

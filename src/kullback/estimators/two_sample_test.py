@@ -36,8 +36,6 @@ from kullback.representations import Counts
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-__all__ = ["TwoSampleTest", "two_sample_test"]
-
 Float32s: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 CALL = "two_sample_test"

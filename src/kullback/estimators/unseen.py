@@ -11,8 +11,6 @@ import numpy as np
 from kullback.estimators.draws import Array
 from kullback.estimators.tails import FEWEST_IN_TAIL, TAIL, ParetoTail, fit_tail_by_moments
 
-__all__ = ["Unseen", "UpperEndShift", "unseen_by_q", "unseen_in_scores", "upper_end"]
-
 # This multiple of the extrapolated contribution of Q's tails must fit into half of the interval.
 _DOUBT = 2.0
 # A heavier tail follows a power law, and P's tail may follow it too.

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import can_inspect, first_of
+from kullback.common.inputs import can_inspect, check_confidence, first_of
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.estimators.draws import (
     clusters_in,
@@ -27,11 +27,9 @@ from kullback.estimators.draws import (
     with_weight,
 )
 from kullback.estimators.normal_interval import quantile_of, standard_normal_quantile
-from kullback.estimators.sample_checks import check_confidence, check_samples
+from kullback.estimators.sample_checks import check_samples
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
-
-__all__ = ["Bound", "Critic", "variational_bound", "variational_estimate"]
 
 Critic = Callable[[Tensor], Tensor]
 Bound = Literal["donsker_varadhan", "nwj"]

@@ -48,8 +48,6 @@ from kullback.representations import Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-__all__ = ["METHODS", "fit"]
-
 # A start near a component is left out if its value exceeds the lowest end by more than this, relative to 1 + its size.
 _FAR_ABOVE = 0.1
 METHODS = ("auto", "moment_matching", "maximum_likelihood", "em", "quasi_newton", "stochastic")

@@ -15,8 +15,6 @@ from kullback.fitting.unconstrained import has_numbers, read_family
 from kullback.pairs.clone import upcast_copy
 from kullback.samples import Samples
 
-__all__ = ["start_of"]
-
 
 def start_of(family: Any, to: Any) -> tuple[Distribution, bool]:
     """Return the member of a class with the smallest KL(to || q) and True, or the standard member and False."""

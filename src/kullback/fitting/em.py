@@ -33,8 +33,6 @@ from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import density_of
 from kullback.samples import Samples
 
-__all__ = ["MixtureStart", "best_start"]
-
 _MOST_STEPS = 500
 # EM stops when a step gains less than this, relative to 1 + the value; quasi-Newton steps follow.
 _GAIN = 1e-7

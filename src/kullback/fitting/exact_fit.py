@@ -33,8 +33,6 @@ from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.samples import Samples
 
-__all__ = ["matched_like", "nearest", "normalized_weights"]
-
 Parameters = dict[str, Tensor]
 
 

@@ -15,8 +15,6 @@ from kullback.results.estimate import Estimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Fit", "FitError"]
-
 
 @dataclass(frozen=True, repr=False)
 class Fit(Shown):

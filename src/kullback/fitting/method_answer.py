@@ -11,8 +11,6 @@ from torch import Tensor
 from kullback.fitting.optimize import Minimum
 from kullback.results.estimate import Estimate
 
-__all__ = ["MethodAnswer", "FitSettings", "as_answer", "value_and_gradient"]
-
 
 class FitSettings(NamedTuple):
     """The options of a fit."""

@@ -19,8 +19,6 @@ from kullback.fitting.optimize import Minimum, minimize
 from kullback.fitting.stochastic import descend
 from kullback.pairs.clone import upcast_copy
 
-__all__ = ["fit_module"]
-
 # The largest number of parameters for a dense inverse Hessian.
 _MOST_DENSE = 500
 

@@ -48,8 +48,6 @@ from kullback.fitting.targets import (
 )
 from kullback.pairs.densities.density import Points
 
-__all__ = ["Parameters", "bisect", "dirichlet_from_mean_logs", "matched"]
-
 Parameters = dict[str, Tensor]
 # Takes the target, q's parameters in float64 and the names of fixed ones; returns None without a formula.
 MomentRule = Callable[[FitTarget, Parameters, frozenset[str]], "Parameters | None"]

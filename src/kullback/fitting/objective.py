@@ -23,15 +23,6 @@ from kullback.representations import Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-__all__ = [
-    "DivergenceObjective",
-    "ElboObjective",
-    "LikelihoodObjective",
-    "Objective",
-    "is_categorical",
-    "log_prob_of_draws",
-]
-
 # The number of draws for a value without a deterministic rule.
 _DRAWS = 20_000
 # The farthest point at which a log-density is evaluated.

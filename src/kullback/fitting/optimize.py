@@ -16,8 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Minimum", "minimize"]
-
 # The conditions of Armijo and of Wolfe.
 _DECREASE, _CURVATURE = 1e-4, 0.9
 _TRIALS = 40

@@ -15,8 +15,6 @@ from kullback.fitting.exact_fit import nearest
 from kullback.fitting.unconstrained import Family, Values, read_family
 from kullback.pairs.sampling.generator import DrawsFrom
 
-__all__ = ["other_starts"]
-
 # The largest number of components that are starts.
 _MOST_COMPONENTS = 8
 # The number of draws of components without moments, and the interquartile range of a normal distribution.

@@ -30,8 +30,6 @@ from kullback.pairs.clone import detached
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.results.estimate import Estimate
 
-__all__ = ["Descent", "descend", "fit_by_draws"]
-
 _RATE, _LAST_RATE = 0.1, 1e-3
 _MOMENTS = 0.9, 0.999
 # The numbers are averaged over this last part of the steps.

@@ -30,18 +30,6 @@ from kullback.pairs.integration.panels import (
     span,
 )
 
-__all__ = [
-    "DensityTarget",
-    "DrawsTarget",
-    "IntegerTarget",
-    "MeanTarget",
-    "StatisticMean",
-    "MixedTarget",
-    "FitTarget",
-    "nodes_of",
-    "target_of",
-]
-
 # The relative error of quadrature, and the largest number of nodes of an element of the batch.
 _RTOL, _MOST_NODES = 1e-14, 6_000
 _FIRST_PANELS = 16

@@ -31,8 +31,6 @@ from kullback.common.dtypes import tensor_of, upcast
 from kullback.errors import KullbackError, invalid_type, invalid_value
 from kullback.pairs.numerics.parameters import dtype_of, given_logits
 
-__all__ = ["Family", "Leaf", "bijection_to", "has_numbers", "read_family"]
-
 Values = Mapping[str, Tensor]
 Build = Callable[[Values], Any]
 _MATRICES = ("covariance_matrix", "precision_matrix")

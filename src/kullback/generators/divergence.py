@@ -15,22 +15,6 @@ from torch import Tensor
 from kullback.common.inputs import number_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
 
-__all__ = [
-    "LOGARITHMIC",
-    "NAMED",
-    "NEAR",
-    "SERIES_TERMS",
-    "Corner",
-    "Divergence",
-    "End",
-    "FinitePair",
-    "Growth",
-    "behaves_as",
-    "finite",
-    "power_series",
-    "times",
-]
-
 # Below this |d|, functions such as e^d - 1 - d are power series. SERIES_TERMS terms give full float64 precision.
 NEAR = 0.3
 SERIES_TERMS = 13

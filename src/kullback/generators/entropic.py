@@ -24,8 +24,6 @@ from kullback.generators.divergence import (
 )
 from kullback.generators.weighted_sum import WeightedSum
 
-__all__ = ["KL", "KL_SERIES", "JensenShannon", "Jeffreys", "ReverseKL", "SkewKL", "TotalVariation"]
-
 KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 
 

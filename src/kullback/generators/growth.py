@@ -21,19 +21,6 @@ from kullback.generators.divergence import Corner, Divergence, End, FinitePair, 
 from kullback.generators.entropic import KL, JensenShannon, ReverseKL, SkewKL
 from kullback.generators.power import Alpha, Renyi
 
-__all__ = [
-    "as_kl",
-    "corners_of",
-    "end_of",
-    "growth_of",
-    "is_normalized",
-    "is_own",
-    "order_of",
-    "own_terms",
-    "power_of",
-    "without_subclass",
-]
-
 # Logarithms of ratios at which `end_of` measures growth, the farthest first. It also uses a half and a quarter of each.
 _REACHES = (700.0, 500.0, 350.0, 250.0, 170.0, 120.0, 80.0, 56.0, 40.0, 28.0, 20.0, 14.0, 10.0, 7.0, 5.0)
 # Terms that already overflow at this logarithm of the ratio grow faster than every power.

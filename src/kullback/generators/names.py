@@ -12,8 +12,6 @@ from kullback.generators.divergence import NAMED, Divergence
 from kullback.generators.growth import without_subclass
 from kullback.generators.of_ratio import with_limits
 
-__all__ = ["as_divergence", "parse"]
-
 _LARGEST = sys.float_info.max
 
 

@@ -16,8 +16,6 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators.divergence import Divergence, FinitePair, Growth
 from kullback.generators.growth import corners_of, end_of, growth_of, is_normalized, own_terms
 
-__all__ = ["FDivergence", "OfRatio", "OwnTerms", "with_limits"]
-
 # The largest logarithm of a term and of a derivative.
 _LARGEST_LOG = 690.0
 # Below this |log(p / q)|, terms of a smooth f are integrals of its second derivative, which avoids cancellation.

@@ -13,8 +13,6 @@ from kullback.generators.divergence import NEAR, SERIES_TERMS, Divergence, Finit
 from kullback.generators.entropic import KL
 from kullback.generators.weighted_sum import WeightedSum
 
-__all__ = ["Alpha", "ChiSquared", "Renyi", "SquaredHellinger", "log_affinity", "support_of_p"]
-
 _LARGEST = torch.finfo(torch.float64).max
 # Small enough that sums of derivatives over a row stay finite.
 _LARGEST_DERIVATIVE = 1e290

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from kullback.generators.divergence import Divergence, FinitePair
 
-__all__ = ["WeightedSum"]
-
 
 class WeightedSum(Divergence):
     """The base class of divergences that are weighted sums of other divergences, of (P, Q) or of (Q, P)."""

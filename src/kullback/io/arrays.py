@@ -25,19 +25,6 @@ from kullback.common.optional import load
 from kullback.io.reader import Reader, flat_shape
 from kullback.io.source_files import FileReference, choose_key, dtype_name, refuse_key
 
-__all__ = [
-    "BytesReader",
-    "TorchReader",
-    "load_tensors",
-    "open_npy",
-    "open_npz",
-    "open_safetensors",
-    "open_torch",
-    "safetensors_header",
-    "safetensors_layout",
-    "safetensors_reader",
-]
-
 # NumPy's codes without byte order. torch has few operations for uint16 and uint32: they become int64 when read.
 NUMPY_DTYPES = {
     "f2": torch.float16,

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from kullback.errors import FileError
 
-__all__ = ["CsvHeader", "CsvReader", "csv_table", "header_of", "is_whole", "open_text"]
-
 TEXT_BLOCK = 1 << 20
 WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
 

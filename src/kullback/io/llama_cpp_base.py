@@ -31,8 +31,6 @@ from kullback.io.source_files import LLAMA_MAGIC, FileReference, refuse_key
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LlamaBaseFile", "Layout", "stored_log_probs", "write_llama_base"]
-
 CALL = "write_llama_base"
 HEADER_BYTES = len(LLAMA_MAGIC) + 3 * 4
 PREFIX = 4  # the uint16 numbers that hold a row's two float32

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from kullback.errors import FileError
 
-__all__ = ["ParquetReader", "to_numpy"]
-
 ARROW_DTYPES = {
     "halffloat": torch.float16,
     "float": torch.float32,

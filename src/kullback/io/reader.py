@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from kullback.common.words import RepresentationName
     from kullback.io.source_files import FileReference
 
-__all__ = ["Reader", "StoredMass", "flat_shape", "regroup"]
-
 
 @dataclass(frozen=True)
 class StoredMass:

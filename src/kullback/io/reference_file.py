@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from os import PathLike
 
-__all__ = ["Reference", "ReferenceBlock"]
-
 BLOCK_ROWS = 4096
 # Rounding to float32 moves a log-probability by 6e-8 of itself, and so the sum of a row by less than this.
 ROUNDING, MASS_TOLERANCE = 6e-8, 1e-5

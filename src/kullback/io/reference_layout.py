@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kullback.io.source_files import FileReference
     from kullback.io.windows import Windows
 
-__all__ = ["FORMAT", "VERSION", "ReferenceLayout", "read_header", "windows_fault"]
-
 FORMAT, VERSION = "klref", "1"
 RESERVED = ("format", "version", "classes", "seed", "created_by")
 # The tensors in the order of the file, so that each begins at a multiple of its element's size.

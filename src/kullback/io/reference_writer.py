@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from kullback.io.windows import Windows
 
-__all__ = ["ReferenceWriter", "rows_in_part", "summarize_rows", "top_classes"]
-
 CALL = "ReferenceWriter"
 # Elements of logits that are read at a time, in float64; GPUs need larger parts.
 PART = {"cpu": 1 << 20}

@@ -15,13 +15,6 @@ from kullback.representations import SUM_TOLERANCE
 if TYPE_CHECKING:
     from kullback.io.source_files import FileReference
 
-__all__ = [
-    "check_representation",
-    "check_rows",
-    "describe",
-    "looks_like",
-]
-
 # Checks process a block in parts of this many numbers, which keeps their temporaries small.
 PART = 1 << 18
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from kullback.io.reader import Reader
 
-__all__ = ["open_rows"]
-
 # The reader of each format; a new format also needs its extension or first bytes in `files`.
 READERS: dict[str, Callable[[FileReference, str | None], Reader]] = {
     "npy": open_npy,

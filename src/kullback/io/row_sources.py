@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from kullback.io.source_files import FileReference
 from kullback.common.words import RepresentationName
 
-__all__ = ["BLOCK_BYTES", "RowSource", "paired_blocks"]
-
 BLOCK_BYTES = 64 * 1024 * 1024
 FIRST_ROWS = 16
 

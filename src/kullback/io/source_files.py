@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["EXTENSIONS", "Closes", "FileReference", "choose_key", "dtype_name", "find_format", "refuse_key"]
-
 EXTENSIONS = {
     ".npy": "npy",
     ".npz": "npz",

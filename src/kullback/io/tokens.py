@@ -10,8 +10,6 @@ from typing import Any, cast
 
 from kullback.io.source_files import FileReference
 
-__all__ = ["byte_level_bytes", "read_tokens", "sentencepiece_bytes"]
-
 WANTED = (
     "a JSON list of tokens, a tokenizer.json of Hugging Face, or text with one token on each line, in UTF-8"
 )

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from kullback.io.top_k import TopKBlock, TopKSource
 
-__all__ = ["write_top_k_reference"]
-
 
 def write_top_k_reference(
     source: TopKSource,

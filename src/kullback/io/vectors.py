@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
 
-__all__ = ["read_clusters", "read_labels"]
-
 VECTOR_EXTENSIONS = {**EXTENSIONS, ".txt": "txt"}
 
 

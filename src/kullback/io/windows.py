@@ -9,8 +9,6 @@ from torch import Tensor
 
 from kullback.common.short_repr import ShortRepr
 
-__all__ = ["Windows"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Windows(ShortRepr):

@@ -19,8 +19,6 @@ from kullback.kernels import reference
 from kullback.kernels.native import native_rows
 from kullback.kernels.triton import triton_rows
 
-__all__ = ["BACKENDS", "Backend", "backend_for", "backends"]
-
 # In the order of preference. The reference, the last one, computes everything.
 BACKENDS: list[Any] = [native_rows, triton_rows, reference]
 

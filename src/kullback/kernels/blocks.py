@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["row_blocks"]
-
 # Elements in a block. On the CPU its temporaries fit in a core's cache. GPUs need larger blocks.
 _ELEMENTS_ON_CPU, _ELEMENTS = 1 << 17, 1 << 24
 

@@ -24,8 +24,6 @@ from kullback.generators import (
 )
 from kullback.kernels.codes import DivergenceCode
 
-__all__ = ["Arguments", "arguments_of"]
-
 
 class Arguments(NamedTuple):
     """The operator's arguments for a divergence: its code, its numbers (see above), and whether P and Q are swapped."""

@@ -15,8 +15,6 @@ from torch.autograd.forward_ad import unpack_dual
 from kullback.common.inputs import can_inspect
 from kullback.kernels.native import terms
 
-__all__ = ["kl_terms", "reference_terms"]
-
 
 def reference_terms(log_q: Tensor, target: Tensor, log_target: bool) -> Tensor:
     """Return the terms, with their limits at p = 0 and q = 0, for arguments of one dtype of at least 32 bits."""

@@ -12,8 +12,6 @@ from kullback.common.dtypes import upcast
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.row_operation import Gradients, transformable
 
-__all__ = ["HardLabels", "cross_entropy", "cross_entropy_gradient", "cross_entropy_of_block"]
-
 
 class HardLabels(NamedTuple):
     """The value of a row is `soft` times its divergence plus `hard` times the cross-entropy of Q's logits.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ["is_expanded", "may_overlap", "may_overlap_itself"]
-
 
 def is_expanded(x: Tensor) -> bool:
     """Return whether a dimension repeats the same memory, as after `torch.expand`."""

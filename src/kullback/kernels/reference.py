@@ -19,19 +19,6 @@ from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.row_operation import Gradients, transformable
 from kullback.representations import Representation
 
-__all__ = [
-    "Normalized",
-    "RowDivergence",
-    "finite_pair",
-    "origin_of",
-    "pair_from_weights",
-    "pair_of_sides",
-    "rounding_error",
-    "row_divergence",
-    "value_and_gradient",
-    "weighted_total",
-]
-
 NAME = "reference"
 SUMMARY = "plain torch: any device; computes in float64 (float32 on mps, which has no float64)"
 OPERATIONS = ("every divergence", "first and further derivatives")

@@ -17,17 +17,6 @@ from kullback.common.dtypes import accurate_dtype
 from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.errors import invalid_value
 
-__all__ = [
-    "Gradients",
-    "RowOperation",
-    "RowTotal",
-    "RowValueFunction",
-    "TotalOperation",
-    "overwritten",
-    "row_weights",
-    "transformable",
-]
-
 Gradients = Sequence[Tensor | None]
 
 

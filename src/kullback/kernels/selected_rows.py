@@ -16,8 +16,6 @@ from kullback.kernels.native import native_selected as native
 from kullback.kernels.reference import origin_of
 from kullback.kernels.row_operation import Gradients, transformable
 
-__all__ = ["SelectedClasses"]
-
 
 class SelectedClasses(NamedTuple):
     """The classes to read from rows of logits: ``indices[n]`` for row n. A negative index is padding.

@@ -19,14 +19,6 @@ from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Gradients, RowTotal, RowValueFunction, overwritten
 from kullback.representations import Representation
 
-__all__ = [
-    "FastRows",
-    "logit_divergence",
-    "row_divergence",
-    "value_and_gradient",
-    "weighted_total",
-]
-
 _NO_GRADIENTS = (False, False)
 
 

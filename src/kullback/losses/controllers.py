@@ -13,19 +13,6 @@ from torch import Tensor
 from kullback.common.inputs import number_from, whole_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
 
-__all__ = [
-    "AdaptiveKLController",
-    "CyclicalSchedule",
-    "FixedKLController",
-    "KLController",
-    "LinearSchedule",
-    "PIDKLController",
-    "Schedule",
-    "check_number",
-    "scheduled",
-]
-
-
 Schedule: TypeAlias = Callable[[int], float]
 """A function from the number of completed steps to a number."""
 

@@ -37,8 +37,6 @@ from kullback.parallel.shards import Sides, has_dtensor
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["distillation_loss", "linear_distillation_loss"]
-
 _CALL = "distillation_loss"
 _KL = KL()
 

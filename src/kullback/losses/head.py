@@ -24,17 +24,6 @@ from kullback.parallel.collectives import check_first_derivative
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
 
-__all__ = [
-    "HEAD_CALL",
-    "HEAD_TENSORS",
-    "Head",
-    "HeadRows",
-    "StoredTeacher",
-    "check_heads",
-    "in_autocast_dtype",
-    "may_overflow",
-]
-
 HEAD_CALL = "linear_distillation_loss"
 HEAD_TENSORS = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
 

@@ -14,8 +14,6 @@ from kullback.kernels import kl_div_terms
 from kullback.kernels.native import terms
 from kullback.losses.reduction import Reduction, reduce_terms, torch_reduction
 
-__all__ = ["kl_div"]
-
 _INPUT_REMEDY = "kl_div(logits.log_softmax(dim=-1), target)"
 _TARGET_REMEDY = (
     "kl_div(input, counts / counts.sum(dim=-1, keepdim=True)), "

@@ -15,8 +15,6 @@ from kullback.generators.divergence import NEAR, SERIES_TERMS, power_series
 from kullback.losses.positions import position_weights
 from kullback.losses.reduction import Reduction, check_reduction
 
-__all__ = ["Direction", "Estimator", "estimates", "kl_from_log_probs", "kl_surrogate"]
-
 Estimator = Literal["k1", "k2", "k3"]
 Value = Literal["k1", "k3"]
 Importance = Literal["action", "prefix", "sequence"]

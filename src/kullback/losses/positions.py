@@ -24,8 +24,6 @@ from kullback.kernels.label_terms import HardLabels
 from kullback.losses.reduction import Reduction
 from kullback.losses.settings import LossSettings
 
-__all__ = ["Positions", "position_weights", "positions_of", "warn_of_empty_mask"]
-
 
 class Positions(NamedTuple):
     """The positions of a loss, and how their values are reduced.

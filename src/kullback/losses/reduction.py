@@ -10,8 +10,6 @@ from kullback.errors import invalid_value, safe_repr
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["REDUCTIONS", "Reduction", "check_reduction", "reduce_terms", "torch_reduction"]
-
 Reduction: TypeAlias = Literal["none", "sum", "mean", "batchmean"]
 
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)

@@ -23,8 +23,6 @@ from kullback.errors import (
 from kullback.losses.controllers import AdaptiveKLController, KLController, Schedule, check_number, scheduled
 from kullback.losses.positions import position_weights
 
-__all__ = ["KLRegularizer", "active_units", "kl_per_dimension"]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

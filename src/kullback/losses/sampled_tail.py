@@ -28,8 +28,6 @@ from kullback.losses.teachers import (
 from kullback.losses.top_k import TopK
 from kullback.representations import SUM_TOLERANCE
 
-__all__ = ["SampledTail", "sampled_tail_divergence"]
-
 _CALL = "sampled_tail_divergence"
 # A squared relative distance: a student whose ratios q/p are about 1/2 or 3/2 is far from the teacher.
 _FAR = 0.25

@@ -15,19 +15,6 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence, as_divergence
 from kullback.losses.reduction import Reduction, check_reduction
 
-__all__ = [
-    "EachSide",
-    "HeadSettings",
-    "LossSettings",
-    "Vocabulary",
-    "check_classes",
-    "check_ignore_index",
-    "check_kind",
-    "check_result_dtype",
-    "check_temperature",
-    "remembered",
-]
-
 # Logits divided by a smaller temperature, and the square of a larger one, overflow float32.
 _MIN_TEMPERATURE = 1e-16
 

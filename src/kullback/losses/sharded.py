@@ -15,8 +15,6 @@ from kullback.losses.teachers import PartialTeacher
 from kullback.parallel.collectives import Ranks, agree, pattern
 from kullback.parallel.shards import is_dtensor, local_shard, mesh_group, whole_on_every_rank
 
-__all__ = ["checked_on_every_rank", "local_tensors", "numbers_of_ranks", "requires_gradient"]
-
 _T = TypeVar("_T")
 
 

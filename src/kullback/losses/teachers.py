@@ -27,17 +27,6 @@ from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard, ShardedClasses
 from kullback.parallel.shards import Sides
 
-__all__ = [
-    "LogitTeacher",
-    "PartialRows",
-    "PartialTeacher",
-    "WeightedTerms",
-    "check_any_class",
-    "check_logits",
-    "check_partial_teacher",
-    "check_positions",
-]
-
 
 class LogitTeacher(NamedTuple):
     """A teacher that has the logits of all classes."""

@@ -24,8 +24,6 @@ from kullback.losses.teachers import (
 )
 from kullback.representations import SUM_TOLERANCE
 
-__all__ = ["Tail", "TopK", "top_k_divergence"]
-
 Tail = Literal["bucket", "renormalize", "zero"]
 
 _CALL = "top_k_divergence"

@@ -16,8 +16,6 @@ from kullback.losses.settings import check_classes, check_kind
 from kullback.losses.top_k import TopK
 from kullback.representations import SUM_TOLERANCE
 
-__all__ = ["DivergenceBounds", "top_k_divergence_bounds"]
-
 _CALL = "top_k_divergence_bounds"
 Range = tuple[Tensor, Tensor]  # lower and upper limits of numbers that rounding makes uncertain
 _PADDING_P, _PADDING_Q = -1, 1 << 62  # equal to no class, nor to each other

@@ -25,14 +25,6 @@ from kullback.kernels.native.terms import kl_of_weights
 from kullback.losses.positions import warn_of_empty_mask
 from kullback.representations import REPRESENTATIONS, SUM_TOLERANCE, Representation
 
-__all__ = [
-    "Reduction",
-    "check_reduction",
-    "kl_divergence",
-    "resolve_representation",
-    "row_values",
-]
-
 Reduction: TypeAlias = Literal["mean", "sum", "none"] | None
 
 

@@ -20,8 +20,6 @@ from kullback.metrics.drop_in import (
     row_values,
 )
 
-__all__ = ["KLDivergence", "move_states"]
-
 # States that keep their dtype when the metric's dtype changes.
 _EXACT = ("moments", "counts", "minimum", "maximum")
 

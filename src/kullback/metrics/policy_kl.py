@@ -17,8 +17,6 @@ from kullback.estimators import EstimateWarning
 from kullback.losses.log_probs import estimates
 from kullback.metrics.metric import move_states
 
-__all__ = ["PolicyKL"]
-
 # States that keep their dtype when the metric's dtype changes.
 _EXACT = ("state", "beyond", "outside")
 # The sums of a sequence: k1, k3 and the number of tokens with mass under P and Q; q/p - 1 and the number of all tokens.

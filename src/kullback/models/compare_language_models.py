@@ -33,8 +33,6 @@ from kullback.predictions.checkpoint import checkpoint_of, fingerprint, require_
 from kullback.predictions.llama_cpp_statistics import LlamaCppRows
 from kullback.predictions.sources import Clusters
 
-__all__ = ["compare_models"]
-
 CALL = "compare_models"
 BLOCK_BYTES = 40 * 1024 * 1024
 FEWEST_DOCUMENTS = 10  # to be the clusters; of fewer, the windows are

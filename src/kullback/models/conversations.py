@@ -10,16 +10,6 @@ from typing import Any, cast
 from kullback.errors import ModelError, printable, quoted
 from kullback.models.language_model import LanguageModel, Message
 
-__all__ = [
-    "Completion",
-    "Conversation",
-    "Document",
-    "WrongRecordError",
-    "read_record",
-    "reply_tokens",
-    "texts_of",
-]
-
 WANTED = (
     '{"text": "..."}, {"messages": [{"role": ..., "content": ...}]} or {"prompt": ..., "completion": ...}'
 )

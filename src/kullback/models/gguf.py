@@ -17,8 +17,6 @@ from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
 from kullback.models.vocabulary import Token, Vocabulary
 
-__all__ = ["GGUFModel"]
-
 _FLOAT32 = 0  # ggml's number of the type
 _WITHOUT_FLASH_ATTENTION = 0
 _WARNING, _ERROR = 3, 4  # levels of ggml's log

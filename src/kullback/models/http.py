@@ -14,8 +14,6 @@ from typing import Any, NamedTuple, Self
 from kullback.common.optional import load
 from kullback.errors import ModelError, printable
 
-__all__ = ["Answer", "Endpoint", "UnreachableError"]
-
 ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds; each wait is twice the one before
 CONNECT_TIMEOUT = 10.0

@@ -19,8 +19,6 @@ from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
 from kullback.models.vocabulary import Token, Vocabulary
 
-__all__ = ["DTYPES", "HuggingFaceModel", "head_classes", "open_folder"]
-
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 

@@ -14,8 +14,6 @@ from kullback.io.source_files import Closes
 from kullback.io.windows import Windows
 from kullback.models.vocabulary import Vocabulary
 
-__all__ = ["LanguageModel", "Message", "ModelInfo", "refused_conversation"]
-
 Message = Mapping[str, Any]
 
 

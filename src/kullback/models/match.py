@@ -20,8 +20,6 @@ from kullback.models.side import DenseSide, ListedSide, ModelSide, ReferenceSide
 from kullback.models.text import Score, Text, make_windows
 from kullback.models.vocabulary import SharedClasses, share_classes
 
-__all__ = ["Cut", "Matched", "match_sides", "require_classes", "shared_classes"]
-
 CALL = "compare_models"
 
 

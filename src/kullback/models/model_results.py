@@ -15,8 +15,6 @@ from kullback.predictions.drawn_means import DrawnMean
 from kullback.predictions.prediction_results import Comparison, TopClass
 from kullback.results.value import Value
 
-__all__ = ["Candidate", "ModelComparison", "Passage", "ReadToken"]
-
 
 @dataclass(frozen=True, repr=False)
 class ReadToken(ShortRepr):

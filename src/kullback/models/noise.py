@@ -15,8 +15,6 @@ from kullback.io.windows import Windows
 from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
 
-__all__ = ["NoisyModel"]
-
 SEED = 20_260_101
 
 

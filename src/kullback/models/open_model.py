@@ -18,16 +18,6 @@ from kullback.models.huggingface_model import DTYPES, HuggingFaceModel, head_cla
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.server import ServerModel
 
-__all__ = [
-    "Opened",
-    "OpenOptions",
-    "Progress",
-    "is_reference",
-    "open_model",
-    "open_side",
-    "opened_in",
-]
-
 LISTS = (".json", ".jsonl", ".ndjson")
 
 Progress = Callable[[int, int | None], object]

@@ -22,8 +22,6 @@ from kullback.predictions.measure import MeasuredRows, measure, rows_in_part
 from kullback.predictions.prediction_results import WorstRow
 from kullback.predictions.sources import Clusters
 
-__all__ = ["DensePairing", "Pairing", "Part", "PairingSettings"]
-
 LOGITS = "logits", "logits"
 # Measured rows of one candidate: their table, the worst among them, and passages with the row each begins at.
 Part = tuple[Tensor, list[WorstRow], list[tuple[int, Passage]]]

@@ -25,8 +25,6 @@ from kullback.predictions.prediction_results import Comparison, Summary, TopClas
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows, join_rows, measure_reference
 from kullback.results.value import Reason
 
-__all__ = ["ListedPairing", "ReferencePairing"]
-
 WIDTH = len(COLUMNS) + len(LABEL_COLUMNS)
 CHUNK = 4096  # rows that the collector takes in at a time
 

@@ -10,8 +10,6 @@ from kullback.io.windows import Windows
 from kullback.models.model_results import Passage, ReadToken
 from kullback.predictions.measure import MeasuredRows
 
-__all__ = ["LENGTH", "Passages", "read_tokens"]
-
 LENGTH = 32  # scored tokens in a passage
 MOST = 8
 BEFORE = 24

@@ -15,8 +15,6 @@ from kullback.models.open_model import Progress, open_model
 from kullback.models.side import DenseSide
 from kullback.models.text import Score, make_windows, take_texts
 
-__all__ = ["record_reference", "record_side"]
-
 CALL = "record_reference"
 BLOCK_BYTES = 40 * 1024 * 1024
 HASHED_AT_ONCE = 1 << 22

@@ -31,8 +31,6 @@ from kullback.predictions.checkpoint import (
 from kullback.predictions.mean_intervals import RatioOfSums
 from kullback.results.value import Value
 
-__all__ = ["Run", "differences"]
-
 
 class Run:
     """Reads all sides in step, window by window.

@@ -22,8 +22,6 @@ from kullback.models.http import Answer, Endpoint, UnreachableError
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.vocabulary import Vocabulary
 
-__all__ = ["ServerModel"]
-
 TOP = 20  # what vLLM gives unless it was started with another --max-logprobs
 CONCURRENCY = 4
 PIECE = 1 << 16  # characters of a text that are compared at a time

@@ -18,8 +18,6 @@ from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.server import ServerModel
 
-__all__ = ["Block", "DenseSide", "ListedSide", "ReferenceSide", "ModelSide", "in_step", "take_rows"]
-
 Block = Tensor | ReferenceBlock | TopKBlock
 
 

@@ -25,8 +25,6 @@ from kullback.models.conversations import (
 )
 from kullback.models.language_model import LanguageModel
 
-__all__ = ["Score", "Text", "make_windows", "read_texts", "take_texts"]
-
 Score = Literal["second-half", "all", "assistant"]
 FEWEST_TOKENS = 3  # in a window: one before the first scored token, whose half is cut
 LONGEST_LINE = 64 * 1024 * 1024  # bytes of a line of JSON

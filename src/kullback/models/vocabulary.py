@@ -12,8 +12,6 @@ from typing import overload
 import torch
 from torch import Tensor
 
-__all__ = ["SharedClasses", "Token", "Vocabulary", "share_classes"]
-
 
 @dataclass(frozen=True)
 class Token:

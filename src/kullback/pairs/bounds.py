@@ -21,8 +21,6 @@ from kullback.pairs.solve import estimate
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import check_comparable
 
-__all__ = ["Bounds", "kl_bounds"]
-
 _ITERATIONS = 100
 # The powers t of the integrals of f^t g. Each power gives a bound, and the best bound is used.
 _POWERS = (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 2.0)

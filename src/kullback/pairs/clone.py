@@ -16,20 +16,6 @@ from kullback.common.dtypes import upcast
 from kullback.common.inputs import are_ordinary, dense, is_fake
 from kullback.errors import invalid_value, no_rule
 
-__all__ = [
-    "are_valid",
-    "detached",
-    "expanded",
-    "parameters_of",
-    "parts_of",
-    "unvalidated",
-    "upcast_copy",
-    "with_dimension",
-    "with_ordinary_tensors",
-    "with_tensors",
-    "zero_of",
-]
-
 # Its arguments are the distribution or transform with the tensor, the attribute's name, and the tensor.
 Change = Callable[[Any, str, Tensor], Tensor]
 

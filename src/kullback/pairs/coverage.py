@@ -26,8 +26,6 @@ from kullback.pairs.registry import WRAPPERS, plan_for
 from kullback.pairs.support import check_comparable, is_infinite
 from kullback.results.estimate import Estimate
 
-__all__ = ["MEANING", "Entry", "families", "is_univariate", "matrix", "rule_of", "typical"]
-
 MEANING = {
     "closed_form": "a formula",
     "series": "a series that is summed until it has converged",

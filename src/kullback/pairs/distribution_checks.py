@@ -23,8 +23,6 @@ from kullback.pairs.densities.image import Ends, ends_after, steps_of
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
 
-__all__ = ["check_domains", "check_integrable"]
-
 # How far outside the domain of a map rounding may move the end of a support, relative to the end of the domain.
 _ROUNDING = 1e-6
 # Parameters that have to be finite and, except for the location, positive.

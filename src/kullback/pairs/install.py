@@ -29,8 +29,6 @@ from kullback.pairs.torch_registry import (
     rule_without_kullback,
 )
 
-__all__ = ["Installation", "install", "uninstall"]
-
 _lock = threading.Lock()
 _ANYTHING: TypePair = (Distribution, Distribution)
 _OPTIONS = SolveOptions(wants_error=False, try_native=False)

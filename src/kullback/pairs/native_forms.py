@@ -25,18 +25,6 @@ from kullback.kernels.native import library
 from kullback.kernels.native.native_closed_forms import Form, Parameters, divergence, required_gradients
 from kullback.pairs.numerics.parameters import given_logits
 
-__all__ = [
-    "ATTRIBUTES",
-    "CHOICE",
-    "FormFunction",
-    "NativeForm",
-    "Reader",
-    "Shortcut",
-    "divergence_of",
-    "is_ordinary_call",
-    "reader_of",
-]
-
 # Computes the divergence of P and Q; returns None if other rules have to compute it.
 Shortcut = Callable[[Any, Any], Tensor | None]
 Reader = Callable[[Any], Parameters]

@@ -10,8 +10,6 @@ from torch.distributions import Distribution, ExponentialFamily
 
 from kullback.pairs.torch_registry import TORCH, is_of_torch
 
-__all__ = ["class_overrides_density", "overrides", "overrides_density"]
-
 # Classes of other libraries that override `log_prob` with the same density as the family, unless the named attribute
 # is set. Pyro's accept further shapes, and GPyTorch's are faster.
 _SAME_DENSITY = {

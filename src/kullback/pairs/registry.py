@@ -25,23 +25,6 @@ from kullback.pairs.torch_registry import (
 )
 from kullback.results.estimate import Estimate
 
-__all__ = [
-    "WRAPPERS",
-    "ClosedForm",
-    "UserRule",
-    "closed_form",
-    "closed_forms",
-    "Plan",
-    "names_of",
-    "native_form",
-    "on_registration",
-    "plan_for",
-    "reduction",
-    "register_kl",
-    "shortcut",
-    "user_pairs",
-]
-
 RuleFunction = Callable[..., Tensor]
 RuleT = TypeVar("RuleT", bound=RuleFunction)
 WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)

@@ -16,8 +16,6 @@ from kullback.pairs.clone import with_tensors
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.registry import ClosedForm
 
-__all__ = ["rounding_error"]
-
 # The relative and absolute rounding error that the audit allows a closed form.
 _ROUNDING, _TINY = 1e-12, 1e-15
 # The number of perturbed evaluations of a closed form between two families, and the safety factor of their spread.

@@ -55,8 +55,6 @@ from kullback.pairs.densities.density import Coordinate, Density, Points, densit
 from kullback.pairs.densities.integer import IntegerDensity
 from kullback.pairs.densities.transformed import AffineDensity
 
-__all__ = ["Frozen", "ScipyDensity", "ShiftedCounts", "is_frozen", "to_torch"]
-
 # The maximum number of outcomes in a list of probabilities.
 _MOST_OUTCOMES = 1_000_000
 

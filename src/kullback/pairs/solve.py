@@ -51,8 +51,6 @@ from kullback.pairs.support import check_comparable, is_infinite
 from kullback.pairs.torch_registry import ThirdPartyRule
 from kullback.results.estimate import Estimate
 
-__all__ = ["estimate"]
-
 # Formulas with an exponential saturate at e^709, the exponential of `LARGEST_EXPONENT`.
 _OVERFLOW = 8e307
 _KL = KL()

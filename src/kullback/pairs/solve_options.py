@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["FEWEST_DRAWS", "MASS_ERROR", "METHODS", "SolveOptions", "Tolerance"]
-
 METHODS = ("auto", "closed_form", "series", "summation", "quadrature", "monte_carlo")
 FEWEST_DRAWS = 4
 """The smallest number of draws, for each element of the batch, that gives a standard error."""

@@ -15,15 +15,6 @@ from kullback.generators.growth import End, Growth
 from kullback.pairs.densities.density import Density, Tail
 from kullback.pairs.registry import Plan, plan_for
 
-__all__ = [
-    "check_comparable",
-    "is_divergence_finite",
-    "is_divergence_infinite",
-    "is_infinite",
-    "tail_margins",
-]
-
-
 # If the terms grow by at least this power of log(p / q), their sum is infinite wherever KL is.
 _NO_LESS_THAN_KL = 0.95
 # Coefficients of tails with a smaller relative difference count as equal.

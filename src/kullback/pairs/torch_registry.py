@@ -8,22 +8,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.distributions import kl
 
-__all__ = [
-    "PLANS",
-    "REPLACED",
-    "TORCH",
-    "TorchRule",
-    "ThirdPartyRule",
-    "TypePair",
-    "forget_plans",
-    "is_of_torch",
-    "is_ours",
-    "mark_as_ours",
-    "registry",
-    "rule_without_kullback",
-    "third_party_rule",
-]
-
 TORCH = "torch.distributions."
 """The modules of torch's classes and rules begin with this."""
 TorchRule = Callable[[Any, Any], Tensor]

@@ -30,8 +30,6 @@ from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, SolveOptions
 from kullback.pairs.support import is_divergence_infinite
 
-__all__ = ["divergence_of_densities", "method_for"]
-
 # The first number of nodes of an element; an element that needs more gets the maximum.
 _FIRST_EVALUATIONS = 1200
 # The number of elements of a batch that are computed again, alone, if they did not reach their tolerance.

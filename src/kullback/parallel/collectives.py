@@ -14,9 +14,6 @@ from kullback.common.dtypes import accurate_dtype
 from kullback.common.inputs import can_inspect
 from kullback.errors import KullbackError, invalid_type, invalid_value
 
-__all__ = ["Ranks", "agree", "check_first_derivative", "pattern", "stacked"]
-
-
 # Number of integers that `agree` sends, equal for all calls, because gloo aborts on messages of unexpected length.
 _HEADER = 32
 

@@ -22,8 +22,6 @@ from kullback.generators import KL, Alpha, Divergence, FinitePair, Renyi, behave
 from kullback.generators.power import log_affinity, support_of_p
 from kullback.parallel.collectives import stacked
 
-__all__ = ["CombineRule", "DerivativeSums", "Merged", "first_rank", "rule_of"]
-
 
 class DerivativeSums(NamedTuple):
     """Sums of the derivatives and masses of a side, one for each row."""

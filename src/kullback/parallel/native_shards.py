@@ -22,8 +22,6 @@ from kullback.kernels.reference import RowDivergence
 from kullback.parallel.combine import Merged
 from kullback.parallel.sharded_labels import MixedLabels
 
-__all__ = ["Normalizer", "add_gradients", "local_numbers", "serves"]
-
 # Elements in a block of one side, for each thread.
 _BLOCK = 1 << 17
 

@@ -25,8 +25,6 @@ from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first
 from kullback.parallel.native_shards import Normalizer
 from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, places_of
 
-__all__ = ["ShardedRows", "log_sums", "merged_log_sums"]
-
 
 class SweepResults(NamedTuple):
     """Results of the forward sweep. The values and sums are the same on all ranks."""

@@ -17,8 +17,6 @@ from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.rows import log_sums, merged_log_sums
 from kullback.parallel.sharded_labels import LabelSums, logits_at, places_of
 
-__all__ = ["Shard", "ShardedClasses"]
-
 
 class Shard(NamedTuple):
     """This rank's classes.

@@ -10,8 +10,6 @@ from torch import Tensor
 from kullback.common.dtypes import upcast
 from kullback.kernels.label_terms import HardLabels
 
-__all__ = ["LabelSums", "MixedLabels", "logits_at", "places_of"]
-
 
 def places_of(classes: Tensor, start: int, own: int) -> Tensor:
     """Return the indices of classes in this rank's `own` classes from `start`; `own` for classes of other ranks."""

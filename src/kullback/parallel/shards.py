@@ -13,8 +13,6 @@ from torch import Tensor
 from kullback.errors import invalid_value, safe_repr
 from kullback.parallel.collectives import Ranks, check_first_derivative
 
-__all__ = ["Ranges", "Sides", "has_dtensor", "is_dtensor", "local_shard", "mesh_group", "whole_on_every_rank"]
-
 Ranges = list[tuple[int, int]]
 
 _MODULE = "torch.distributed.tensor"

@@ -19,8 +19,6 @@ from kullback.errors import (
 )
 from kullback.parallel.collectives import Ranks
 
-__all__ = ["Workers", "torchrun_workers", "worker_count"]
-
 # Timeout for a worker that neither answers nor exits. A worker that exits is noticed at once.
 _SECONDS = 300
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -23,23 +23,6 @@ from kullback.errors import FileError, invalid_type, printable, safe_repr
 from kullback.kernels.native.library import is_available
 from kullback.predictions.prediction_results import TopClass, WorstRow
 
-__all__ = [
-    "Checkpoint",
-    "KeptState",
-    "checkpoint_of",
-    "decoded_number",
-    "decoded_rows",
-    "decoded_tops",
-    "decoded_whole",
-    "encoded_rows",
-    "file_stamp",
-    "fingerprint",
-    "kept_state",
-    "require_state",
-    "tensor_bytes",
-    "weights_stamp",
-]
-
 SCHEMA = "kullback.checkpoint/3"
 APPLICATION = 0x4B554C4C  # "KULL"
 BEGINNING = (

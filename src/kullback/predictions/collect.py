@@ -34,8 +34,6 @@ from kullback.results.value import Value
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["BOUNDS", "Collector", "ComparisonSide", "complement"]
-
 
 class ComparisonSide(Protocol):
     """A comparison's data of one of its sides."""

@@ -40,8 +40,6 @@ from kullback.predictions.sources import CALL, open_source, take_clusters, take_
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["compare_predictions"]
-
 # glibc returns blocks beyond 32 MiB to the system at once; smaller ones would fragment its heap.
 BLOCK_BYTES = 40 * 1024 * 1024
 MOST_DRAWS = 100_000

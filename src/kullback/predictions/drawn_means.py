@@ -19,8 +19,6 @@ from kullback.predictions.mean_intervals import (
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows
 from kullback.results.value import Interval, Value
 
-__all__ = ["DrawnMean", "drawn_mean", "population_mean", "row_estimates"]
-
 # The control variate is used where base and candidate are alike: in rows of at most this spread, in nats.
 LARGEST_SPREAD = 1.0
 # The smallest number of rows of similar spread that is enough for it.

@@ -13,8 +13,6 @@ from kullback.io.llama_cpp_base import stored_log_probs
 from kullback.predictions.prediction_results import LlamaCppFigures, LlamaCppStatistics
 from kullback.representations import Representation
 
-__all__ = ["LIKE_COLUMNS", "LlamaCpp", "LlamaCppRows", "measure_like"]
-
 # The rows to use: the comparison's rows, or the rows that llama.cpp computes.
 LlamaCppRows = Literal["format", "like"]
 FORMAT_COLUMNS = ("cross_entropy_q", "cross_entropy_p", "kl_pq", "delta_prob", "top1_agreement")

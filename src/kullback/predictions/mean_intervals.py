@@ -16,8 +16,6 @@ from kullback.common.serial_dependence import SerialDependence, number_scores, s
 from kullback.predictions.row_blocks import RowBlocks, finite, sums_of_blocks
 from kullback.results.value import Reason
 
-__all__ = ["FEWEST_UNITS", "MeanEstimate", "MeanEstimator", "RatioOfSums", "student_t"]
-
 # Units beyond so many share a group at random, which preserves the variance of the mean.
 GROUPS = 10_000
 DRAWN_AT_ONCE = 1_000_000

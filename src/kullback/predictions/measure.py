@@ -15,20 +15,6 @@ from kullback.predictions.llama_cpp_statistics import measure_like
 from kullback.predictions.prediction_results import TopClass
 from kullback.representations import REPRESENTATIONS, Logits, Representation
 
-__all__ = [
-    "COLUMNS",
-    "DIVERGENCES",
-    "LABEL_COLUMNS",
-    "PART",
-    "TOP_K_ACCURACY_P",
-    "TOP_K_ACCURACY_Q",
-    "TOP_K_AGREEMENT",
-    "LikeLlamaCpp",
-    "MeasuredRows",
-    "measure",
-    "rows_in_part",
-]
-
 # Elements in a part, which one thread measures: its temporaries fit the core's cache, and torch starts no threads of
 # its own for so few.
 PART = (1 << 15) - 1

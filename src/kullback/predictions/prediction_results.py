@@ -9,18 +9,6 @@ from kullback.common.short_repr import ShortRepr
 from kullback.errors import quoted
 from kullback.results.value import Value
 
-__all__ = [
-    "Comparison",
-    "ConfidenceBin",
-    "LabelStatistics",
-    "LlamaCppFigures",
-    "LlamaCppStatistics",
-    "Segment",
-    "Summary",
-    "TopClass",
-    "WorstRow",
-]
-
 
 @dataclass(frozen=True)
 class Summary(Value[float]):

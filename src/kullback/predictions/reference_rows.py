@@ -17,15 +17,6 @@ from kullback.io.reference_writer import rows_in_part, top_classes
 from kullback.kernels.reference import pair_from_weights
 from kullback.predictions.measure import DIVERGENCES
 
-__all__ = [
-    "CandidateLogProbs",
-    "DrawnDivergence",
-    "ReferenceRows",
-    "join_rows",
-    "measure_reference",
-    "read_candidate",
-]
-
 CALL = "measure_reference"
 # The places at which the order of the top classes is compared.
 PLACES = 10

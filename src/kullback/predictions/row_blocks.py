@@ -19,8 +19,6 @@ from kullback.common.serial_dependence import (
     serial_dependence,
 )
 
-__all__ = ["RowBlocks", "finite", "sums_of_blocks"]
-
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 # Rows whose order is examined one by one. Beyond, the order of sums of consecutive rows is examined; there are at most

@@ -9,8 +9,6 @@ from torch import Tensor
 from kullback.io import RowSource
 from kullback.parallel.workers import Workers
 
-__all__ = ["shared_blocks"]
-
 # Formats that can read a block without the blocks before it. Of others each worker reads all rows: text and compressed
 # arrays are decoded from the beginning, and statements about the whole file, such as its stored mass, need all of it.
 DIRECT = {"npy", "safetensors", "pt", "parquet", "tensor"}

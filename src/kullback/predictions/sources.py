@@ -19,15 +19,6 @@ from kullback.io.source_files import FileReference
 from kullback.representations import REPRESENTATIONS, Representation
 from kullback.samples import Samples
 
-__all__ = [
-    "CALL",
-    "Clusters",
-    "open_source",
-    "require_values",
-    "take_clusters",
-    "take_labels",
-]
-
 CALL = "compare_predictions"
 NAME_OF: dict[type[Representation], RepresentationName] = {
     wrapper: name for name, wrapper in REPRESENTATIONS.items()

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kullback.predictions.measure import MeasuredRows
     from kullback.predictions.sources import Clusters
 
-__all__ = ["EXACT_ROWS", "Segments", "ByConfidence", "Histogram", "Quantiles", "Worst"]
-
 EXACT_ROWS = 4_000_000
 CONFIDENCE_EDGES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 SEGMENTS = 400

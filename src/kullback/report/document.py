@@ -17,28 +17,6 @@ from kullback.results.verdict import Verdict, headline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "Bar",
-    "Bars",
-    "Block",
-    "Document",
-    "Figure",
-    "Findings",
-    "Frame",
-    "Gallery",
-    "Headline",
-    "Meaning",
-    "Passage",
-    "Passages",
-    "Plot",
-    "Remark",
-    "Section",
-    "Table",
-    "Token",
-    "Tone",
-    "main_tables",
-]
-
 Tone: TypeAlias = Literal["bad", "warning", "good", "unknown", ""]
 
 

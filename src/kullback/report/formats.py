@@ -5,20 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kullback.errors import printable
-
-__all__ = [
-    "count",
-    "counted",
-    "decimal",
-    "number",
-    "percent",
-    "printable",
-    "probability",
-    "token_text",
-    "visible",
-]
-
 
 def number(value: float, digits: int = 4) -> str:
     """Format a number to so many significant digits, without an exponent from 1e-7 to 1e7.

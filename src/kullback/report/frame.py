@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from kullback.results.verdict import Verdict
 
-__all__ = ["to_pandas"]
-
 
 def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:
     """Return a result as a data frame; its ``attrs["gates"]`` says of each limit whether it holds.

@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kullback.common.optional import load
+from kullback.errors import printable
 from kullback.report.document import main_tables
-from kullback.report.formats import printable
 from kullback.report.plots.svg import draw_svg
 from kullback.report.subjects import document
 
 if TYPE_CHECKING:
     from kullback.report.document import Block, Plot
     from kullback.results.verdict import Verdict
-
-__all__ = ["render", "render_table"]
 
 
 def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str:

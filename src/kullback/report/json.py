@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from kullback.report.document import Document
     from kullback.results.verdict import Verdict
 
-__all__ = ["dumps", "to_dict"]
-
 
 def to_dict(result: Any, verdicts: Sequence[Verdict] = (), *, flat: bool = False) -> dict[str, Any]:
     """Return a result as dicts, lists, strings and finite numbers, which `json.dumps` writes with ``allow_nan=False``.

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from kullback.predictions import Comparison
     from kullback.predictions.prediction_results import LlamaCppFigures
 
-__all__ = ["FEWEST_ROWS", "render"]
-
 FEWEST_ROWS = 100  # of fewer it prints the chunks alone
 CHUNKS = (
     "chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence              Δp RMS            "

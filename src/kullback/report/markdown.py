@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kullback.errors import printable
 from kullback.report.document import Findings, main_tables
-from kullback.report.formats import counted, printable
+from kullback.report.formats import counted
 from kullback.report.subjects import document
 
 if TYPE_CHECKING:
     from kullback.report.document import Document, Table
     from kullback.results.verdict import Verdict
-
-__all__ = ["render"]
 
 MOST_ROWS = 40
 MOST_REMARKS = 25

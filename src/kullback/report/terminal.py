@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kullback.errors import printable
 from kullback.report.document import Findings, Gallery, Passages, Section, Table
-from kullback.report.formats import count, printable
+from kullback.report.formats import count
 from kullback.report.subjects import document
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
     from kullback.report.document import Block, Tone
     from kullback.results.verdict import Verdict
-
-__all__ = ["render"]
 
 STYLES: dict[Tone, str] = {"bad": "bold red", "warning": "yellow", "good": "green", "unknown": "dim", "": ""}
 LONGEST_NAME = 18  # characters of a name that a table has room for; a longer one folds

@@ -16,9 +16,6 @@ from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type
 from kullback.generators.divergence import NAMED
 
-__all__ = ["Estimate", "sentence_of", "table_of"]
-
-
 _KINDS = {
     "kl": "KL",
     "reverse_kl": "reverse KL",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-__all__ = ["Interval", "Reason", "Value"]
-
 Interval: TypeAlias = tuple[float, float]
 Reason: TypeAlias = Literal["few units", "few nonzero units", "heavy tail", "not bounded"]
 Number = TypeVar("Number", float, "float | None")

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from kullback.common.inputs import whole_from
+from kullback.common.inputs import check_confidence, whole_from
 from kullback.common.optional import load
 from kullback.errors import (
     LONGEST_NAME,
@@ -18,17 +18,6 @@ from kullback.errors import (
     quoted,
     safe_repr,
 )
-from kullback.estimators.sample_checks import check_confidence
-
-__all__ = [
-    "check_column",
-    "check_settings",
-    "groups_of",
-    "name_or_none",
-    "names_of",
-    "no_column",
-    "no_further_column",
-]
 
 MOST_NAMED = 10
 MOST_BINS = 1_000_000

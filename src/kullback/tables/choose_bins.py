@@ -28,8 +28,6 @@ from kullback.tables.columns.log_grid import bucket_ends
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["bin_counts", "choose_bins"]
-
 ROWS_OF_AN_ATOM = 3
 
 

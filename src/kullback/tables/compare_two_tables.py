@@ -53,8 +53,6 @@ from kullback.tables.table_findings import (
 from kullback.tables.table_profile import Profile, profile_opened
 from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison, least
 
-__all__ = ["compare_profiles", "compare_tables"]
-
 CALL = "compare_tables"
 
 

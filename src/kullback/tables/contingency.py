@@ -39,16 +39,6 @@ from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile
 from kullback.tables.table_results import Bin
 
-__all__ = [
-    "ContingencyTable",
-    "Pair",
-    "column_bins",
-    "column_contingency",
-    "contingency_tables",
-    "divergences",
-    "joint_contingency",
-]
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Group = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]

@@ -17,8 +17,6 @@ from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.log_grid import bucket_ends, integers_in
 from kullback.tables.table_results import HistogramBin
 
-__all__ = ["histogram"]
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 MOST_VALUES = 24  # drawn one by one

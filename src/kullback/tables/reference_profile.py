@@ -18,8 +18,6 @@ from kullback.tables.engines import open_table
 from kullback.tables.engines.engine import Caller
 from kullback.tables.table_profile import Profile, profile_opened
 
-__all__ = ["batch_profile", "is_profile", "merge_profiles", "profile_path", "reference_profile"]
-
 SUFFIX = ".profile.json"
 OPENING = '{"schema":"kullback.profile/'
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kullback.tables.columns.types import Field
     from kullback.tables.engines.engine import Table
 
-__all__ = ["RowOrder", "row_order"]
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 MOST_ROWS = 1 << 15  # the first ones, whose order is examined

@@ -12,8 +12,6 @@ from kullback.tables.inference.divergences import MIN_EFFECTIVE, MIN_EXPECTED
 from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile
 
-__all__ = ["TableSettings", "effective_rows"]
-
 
 @dataclass(frozen=True)
 class TableSettings:

@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from kullback.tables.columns.types import Field
     from kullback.tables.table_profile import Profile
 
-__all__ = [
-    "FINDINGS",
-    "Unshared",
-    "changed_type",
-    "column_findings",
-    "finding",
-    "in_proportion",
-    "order_findings",
-    "schema_findings",
-    "size_findings",
-    "text_finding",
-    "unshared_categories",
-]
-
 # The codes of findings, each with its usual level and when it is reported. Within version 2 of the JSON codes may be
 # added, never changed.
 FINDINGS: dict[str, tuple[Level, str]] = {

@@ -36,8 +36,6 @@ from kullback.tables.engines import open_table
 from kullback.tables.engines.engine import ColumnSpec, Table, TableCounts
 from kullback.tables.row_order import RowOrder, row_order
 
-__all__ = ["SCHEMA", "Profile", "profile_table"]
-
 SCHEMA = "kullback.profile/2"
 SAVED_CATEGORIES = 1000
 ROUNDS = 6

@@ -12,8 +12,6 @@ from kullback.errors import LONGEST_NAME, ColumnNotFoundError, printable, quoted
 from kullback.results.value import Value
 from kullback.tables.columns.types import ColumnType
 
-__all__ = ["Bin", "ColumnComparison", "HistogramBin", "JointComparison", "TableComparison"]
-
 
 def least(quantity: Value[float | None]) -> float:
     """Return the value of a divergence, or the lower end of its interval where it has no value."""

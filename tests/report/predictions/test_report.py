@@ -22,7 +22,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kullback import Logits, Probs
-from kullback.errors import OptionalDependencyError
+from kullback.errors import OptionalDependencyError, printable
 from kullback.predictions import (
     Comparison,
     ConfidenceBin,
@@ -34,7 +34,7 @@ from kullback.predictions import (
     compare_predictions,
 )
 from kullback.report import html, json as report_json, terminal
-from kullback.report.formats import number, percent, printable, probability
+from kullback.report.formats import number, percent, probability
 from kullback.results.value import Value
 
 NASTY = 'a<script>alert("x")</script>&[bold]\x1b[31m\udcff${7*7}{{ 7*7 }}.npy'

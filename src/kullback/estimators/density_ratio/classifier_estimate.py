@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from kullback.common.inputs import check_confidence
 from kullback.common.optional import load
 from kullback.common.progress import Update, progress_bar
 from kullback.errors import invalid_type, invalid_value
@@ -35,14 +36,12 @@ from kullback.estimators.dimension import fills_less
 from kullback.estimators.draws import Array, Draws, Integers, number_from_scores
 from kullback.estimators.histogram import histogram
 from kullback.estimators.normal_interval import half_width, infinite_estimate, normal_estimate, opened
-from kullback.estimators.sample_checks import check_confidence, check_finite, check_samples, seed_of
+from kullback.estimators.sample_checks import check_finite, check_samples, seed_of
 from kullback.estimators.spans import common_span
 from kullback.estimators.tails import heaviness
 from kullback.estimators.unseen import UpperEndShift, unseen_in_scores, upper_end
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
-
-__all__ = ["density_ratio"]
 
 # The largest number of draws of each side for model selection; more would not change a clear choice.
 _SELECTION_DRAWS = 10_000

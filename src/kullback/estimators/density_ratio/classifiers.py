@@ -15,19 +15,6 @@ from kullback.estimators.density_ratio.gaussian import gaussian_log_odds
 from kullback.estimators.draws import Array, Integers
 from kullback.estimators.sample_checks import seeded
 
-__all__ = [
-    "GAUSSIAN",
-    "NamedClassifier",
-    "FitClassifier",
-    "Labeled",
-    "LogOdds",
-    "Mask",
-    "calibrated",
-    "candidates_for",
-    "log_loss",
-    "users_candidate",
-]
-
 LogOdds = Callable[[Array], Array]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 

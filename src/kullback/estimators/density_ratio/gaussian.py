@@ -22,8 +22,6 @@ import numpy as np
 from kullback.common.optional import load
 from kullback.estimators.draws import Array
 
-__all__ = ["GaussianKL", "gaussian_kl", "gaussian_log_odds"]
-
 # Draws with a smaller relative variance in some direction have no density there.
 _FLAT = 1e-12
 

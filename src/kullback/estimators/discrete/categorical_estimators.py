@@ -17,29 +17,15 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor
 
+from kullback.common.inputs import check_confidence
 from kullback.estimators.discrete import point
-from kullback.estimators.discrete.count_intervals import FEWEST_DRAWS, MOST_UNSEEN, coarser, kl_interval
+from kullback.estimators.discrete.count_intervals import MOST_UNSEEN, coarser, kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, count_categories
+from kullback.estimators.discrete.measures import FEWEST_DRAWS
 from kullback.estimators.normal_interval import note_on_sign
-from kullback.estimators.sample_checks import check_confidence
 from kullback.representations import Counts
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
-
-__all__ = [
-    "augmented_plugin",
-    "coverage_adjusted",
-    "describe",
-    "describe_rows",
-    "is_refused",
-    "nothing_shared",
-    "rows_note",
-    "what_q_misses",
-    "dirichlet",
-    "miller_madow",
-    "plugin",
-    "zhang_grabchak",
-]
 
 Parameters = ParamSpec("Parameters")
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kullback.estimators.discrete.measures import (
-    FEWEST_DRAWS,
     KL_MEASURE,
     KNOWN,
     Measure,
@@ -18,8 +17,6 @@ from kullback.estimators.discrete.measures import (
 from kullback.estimators.discrete.point import CoverageCorrection, unseen_shares
 from kullback.estimators.draws import student_ratio
 from kullback.estimators.normal_interval import standard_normal_quantile
-
-__all__ = ["FEWEST_DRAWS", "MOST_UNSEEN", "coarser", "has_upper_end", "kl_interval"]
 
 # With a larger share of P's draws in categories without draws of Q, the upper limit is infinite. With a larger share in
 # categories that P drew once, the lower limit is computed after a merge of rare categories.

@@ -26,17 +26,6 @@ from kullback.estimators.sample_checks import check_samples
 from kullback.representations import Counts, Representation
 from kullback.samples import Samples
 
-__all__ = [
-    "CategoryCounts",
-    "count_categories",
-    "dof_of_squares",
-    "drawn_one_by_one",
-    "is_drawn",
-    "number_of_draws",
-    "table_of",
-    "tabulate",
-]
-
 # Of more categories the correlations between them are not computed.
 _MOST_FOR_SPREAD = 1000
 

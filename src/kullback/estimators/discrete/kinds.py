@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.inputs import check_confidence
 from kullback.errors import NoRuleError, explain
 from kullback.estimators.discrete.categorical_estimators import is_refused, nothing_shared, rows_note
 from kullback.estimators.discrete.count_intervals import kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, count_categories
 from kullback.estimators.discrete.measures import KL_MEASURE, Measure, at_the_ends, measure_of
 from kullback.estimators.discrete.total_variation import total_variation_estimate, total_variation_interval
-from kullback.estimators.sample_checks import check_confidence
 from kullback.generators import (
     KL,
     Alpha,
@@ -29,8 +29,6 @@ from kullback.generators.growth import as_kl, is_own
 from kullback.representations import Counts
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
-
-__all__ = ["DebiasedEstimate", "bias_corrected", "describe_kind", "estimable", "largest_of", "measured"]
 
 
 def bias_corrected(

@@ -32,8 +32,6 @@ from kullback.generators import Divergence
 from kullback.generators.divergence import FinitePair
 from kullback.generators.growth import power_of
 
-__all__ = ["KL_MEASURE", "KNOWN", "Measure", "at_the_ends", "measure_of", "no_correction", "of_shares"]
-
 # Known probabilities count as this number of draws.
 KNOWN = 1e15
 # With more draws, the jackknife's bias is rounding.

@@ -21,20 +21,6 @@ from kullback.common.inputs import number_from
 from kullback.common.special import scaled_e1
 from kullback.errors import invalid_value, safe_repr
 
-__all__ = [
-    "CoverageCorrection",
-    "augmented_plugin",
-    "coverage_adjusted",
-    "coverage_correction",
-    "dirichlet",
-    "kl_influence",
-    "kl_variance",
-    "miller_madow",
-    "plugin",
-    "unseen_shares",
-    "zhang_grabchak",
-]
-
 
 def plugin(a: Tensor, b: Tensor) -> Tensor:
     """Return the divergence of the proportions: biased upwards, and infinite if Q has no draw of a category of P."""

@@ -17,8 +17,6 @@ from kullback.estimators.discrete.measures import KNOWN, is_rare
 from kullback.estimators.discrete.point import unseen_shares
 from kullback.estimators.normal_interval import standard_normal_quantile
 
-__all__ = ["total_variation_estimate", "total_variation_interval"]
-
 # E |Z| for a standard normal variable, and the variance of |Z|.
 _MEAN, _VARIANCE = math.sqrt(2 / math.pi), 1 - 2 / math.pi
 _STEPS = 60

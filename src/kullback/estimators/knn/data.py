@@ -16,8 +16,6 @@ from kullback.estimators.spans import rank_of
 from kullback.estimators.surfaces import sphere_chart, surface_of
 from kullback.samples import Samples
 
-__all__ = ["RepeatedDrawsError", "charted", "check_independent", "check_points", "prepared"]
-
 _CALL = "nearest_neighbors"
 # Rounding of real measurements gives a few ties; a larger share of them dominates the result.
 _MOST_TIED = 0.05

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kullback.common.inputs import whole_from
+from kullback.common.inputs import check_confidence, whole_from
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimators.dimension import too_few_dimensions
 from kullback.estimators.draws import Array, Draws, affordable_draws
@@ -22,13 +22,11 @@ from kullback.estimators.knn.data import charted, check_independent, check_point
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import KNearest, search_line, search_space
 from kullback.estimators.normal_interval import infinite_estimate, standard_normal_quantile
-from kullback.estimators.sample_checks import check_confidence, seed_of
+from kullback.estimators.sample_checks import seed_of
 from kullback.estimators.spans import as_log_ratios, common_span
 from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, upper_end
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
-
-__all__ = ["nearest_neighbors"]
 
 # The smallest number of draws for a Gaussian pilot; it also needs ten for each component.
 _PILOT_DRAWS = 100

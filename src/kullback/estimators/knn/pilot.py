@@ -20,8 +20,6 @@ from kullback.common.special import HALF_LOG_2PI
 from kullback.estimators.draws import Array
 from kullback.estimators.tails import fit_tail
 
-__all__ = ["MarginalGaussianization", "Whitening", "log_ball_volume"]
-
 _KNOTS = 6
 _TAIL = 0.05
 

@@ -15,8 +15,6 @@ from kullback.common.optional import load
 from kullback.common.progress import progress_bar
 from kullback.estimators.draws import Array, Integers
 
-__all__ = ["KNearest", "nearest_among", "search_line", "search_space", "spatial_order"]
-
 Block = tuple[slice, Array, Integers]
 
 # In as many dimensions or more, a tree visits nearly every leaf, and matrix products are faster.

@@ -13,8 +13,6 @@ from typing import Any, cast
 
 from kullback.io.top_k.records import Collected, Place, Tokens, get, lists, token_id
 
-__all__ = ["FIELDS", "has_fields", "reader_of"]
-
 FIELDS = ("llm_text_generation_vllm_logprobs", "target_logprobs", "logprobs")
 _IDS, _MASK = "target_token_ids", "target_mask"
 

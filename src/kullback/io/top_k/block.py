@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from kullback.errors import FileError
     from kullback.io.source_files import FileReference
 
-__all__ = ["Positions", "TopKBlock", "check", "join", "log_tail_mass", "part", "to_block"]
-
 LARGEST_INDEX = 2**31 - 1
 SAME = 1e-2  # largest relative difference between two computations of one token's log-probability
 

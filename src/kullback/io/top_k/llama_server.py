@@ -13,8 +13,6 @@ from typing import Any
 
 from kullback.io.top_k.records import Collected, Place, Tokens, get, lists, token_id
 
-__all__ = ["has_probabilities", "read"]
-
 _AFTER_SAMPLERS = (
     "the probabilities are those after the samplers (temperature, top-k, top-p ...), not the model's own: leave out "
     "post_sampling_probs, or use a llama-server of 2025 or later"

@@ -12,8 +12,6 @@ from typing import Any, cast
 
 from kullback.io.top_k.records import CLAMPED, Collected, Place, Tokens, get, lists, token_id
 
-__all__ = ["has_log_probs", "read"]
-
 
 def has_log_probs(record: object) -> bool:
     """Return whether a record is such a response with log-probabilities."""

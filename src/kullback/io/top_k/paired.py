@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from kullback.io.top_k.source import TopKSource
 
-__all__ = ["paired_top_k_blocks"]
-
 _INSTEAD = "compare files made from the same tokens"
 
 

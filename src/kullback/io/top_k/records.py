@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from kullback.errors import FileError
     from kullback.io.source_files import FileReference
 
-__all__ = [
-    "CLAMPED",
-    "Collected",
-    "Place",
-    "ReadRecord",
-    "RecordReader",
-    "Records",
-    "Tokens",
-    "get",
-    "lists",
-    "token_id",
-]
-
 # JSON is decoded a record at a time, and takes about ten times its size then.
 LONGEST_RECORD = 1 << 28
 # What servers write for a probability of 0: llama.cpp the lowest float32, vLLM and OpenAI -9999.

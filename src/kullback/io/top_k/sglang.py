@@ -11,8 +11,6 @@ from typing import Any
 
 from kullback.io.top_k.records import Collected, Place, Tokens, get, lists
 
-__all__ = ["has_meta_info", "read"]
-
 
 def has_meta_info(record: object) -> bool:
     """Return whether a record is from SGLang."""

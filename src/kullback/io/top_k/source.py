@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from kullback.io.source_files import FileReference
 
-__all__ = ["TopKReader", "TopKSource"]
-
 BLOCK_BYTES = 64 * 1024 * 1024
 # Rows of a block where the number of listed classes is unknown before reading.
 BLOCK_ROWS = 1024

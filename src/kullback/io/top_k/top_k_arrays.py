@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["ARRAY_FORMATS", "ArraysReader", "array_format", "open_arrays", "open_folder"]
-
 
 class Names(NamedTuple):
     """The tensors of a format: those it needs, those it may have, and whether its values are logits."""

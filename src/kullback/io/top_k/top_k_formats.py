@@ -18,8 +18,6 @@ from kullback.io.top_k.source import TopKReader, TopKSource
 from kullback.io.top_k.top_k_arrays import ARRAY_FORMATS, array_format, open_arrays, open_folder
 from kullback.io.top_k.top_k_parquet import ParquetRows
 
-__all__ = ["TOP_K_FORMATS", "open_top_k"]
-
 # How each format of JSON records is recognized and read, the most particular first.
 RECORD_FORMATS: dict[str, tuple[Callable[[object], bool], ReadRecord]] = {
     "vllm": (vllm.has_prompt_log_probs, vllm.read),

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from kullback.io.source_files import FileReference
 
-__all__ = ["ParquetRows"]
-
 ROWS = 8  # read at once; each is a text with its log-probabilities
 
 

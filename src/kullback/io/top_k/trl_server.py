@@ -18,8 +18,6 @@ import numpy as np
 
 from kullback.io.top_k.records import Collected, Place, Tokens, get, lists
 
-__all__ = ["has_sequence_log_probs", "read"]
-
 
 def has_sequence_log_probs(record: object) -> bool:
     """Return whether a record is from TRL's server."""

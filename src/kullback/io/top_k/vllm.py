@@ -13,8 +13,6 @@ from typing import Any, cast
 
 from kullback.io.top_k.records import Collected, Place, Tokens, get, lists
 
-__all__ = ["has_prompt_log_probs", "read"]
-
 _INSTEAD = "ask for them: SamplingParams(prompt_logprobs=20), or prompt_logprobs=20 in the request"
 _GUESSED = "the true tokens are taken to stand first at each position, as vLLM writes them"
 

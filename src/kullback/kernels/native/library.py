@@ -16,8 +16,6 @@ from torch._C import _is_tracing  # pyright: ignore[reportPrivateUsage]  # torch
 
 from kullback.kernels.codes import INTERFACE
 
-__all__ = ["empty_like", "is_available", "missing"]
-
 _LIBRARY = Path(__file__).with_name("_native.dll" if sys.platform == "win32" else "_native.so")
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from kullback.common.inputs import can_inspect
 from kullback.kernels.codes import Outcome
 
-__all__ = ["Form", "GradientFunction", "Parameters", "divergence", "required_gradients"]
-
 # In this order: for scalar parameters; for rows of parameters; for means and matrices; for means and low-rank
 # covariances on one side or both, which returns values only.
 Operator = Literal["closed_form", "closed_form_of_rows", "closed_form_of_normals", "closed_form_of_factors"]

@@ -17,8 +17,6 @@ from kullback.kernels.divergence_codes import Arguments, arguments_of
 from kullback.kernels.native import library
 from kullback.kernels.reference import RowDivergence
 
-__all__ = ["DTYPES", "devices", "missing", "serves", "value_and_gradient", "weighted_total"]
-
 NAME = "native"
 SUMMARY = "C++ of this install; computes in float32 (float64 for float64 logits) and sums in float64"
 OPERATIONS = (

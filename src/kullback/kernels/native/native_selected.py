@@ -8,8 +8,6 @@ from torch import Tensor
 from kullback.kernels.native import library
 from kullback.kernels.native.native_rows import DTYPES
 
-__all__ = ["gradient", "serves", "statistics"]
-
 
 def serves(logits: Tensor) -> bool:
     """Return whether these kernels support the logits."""

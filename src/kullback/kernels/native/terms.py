@@ -10,8 +10,6 @@ from kullback.common.inputs import can_inspect
 from kullback.kernels.native import library
 from kullback.kernels.native.native_rows import DTYPES
 
-__all__ = ["compute", "gradients", "kl_of_weights", "serves"]
-
 _TENSORS = (Tensor, torch.nn.Parameter)
 
 

@@ -16,8 +16,6 @@ import triton.language as tl
 
 from kullback.kernels.codes import DivergenceCode
 
-__all__ = ["row_kernel"]
-
 _KL = tl.constexpr(DivergenceCode.KL.value)
 _REVERSE_KL = tl.constexpr(DivergenceCode.REVERSE_KL.value)
 _JEFFREYS = tl.constexpr(DivergenceCode.JEFFREYS.value)

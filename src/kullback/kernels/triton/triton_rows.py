@@ -22,8 +22,6 @@ from kullback.kernels.codes import DivergenceCode
 from kullback.kernels.divergence_codes import Arguments, arguments_of
 from kullback.kernels.reference import RowDivergence
 
-__all__ = ["DTYPES", "devices", "missing", "serves", "value_and_gradient", "weighted_total"]
-
 NAME = "triton"
 SUMMARY = "for GPUs; computes in float32 and sums in float64"
 OPERATIONS = ("KL, ReverseKL, Jeffreys, JensenShannon, SkewKL, TotalVariation of logits", "first derivatives")

@@ -18,8 +18,6 @@ from kullback.pairs.native_forms import NativeForm, divergence_of, is_ordinary_c
 from kullback.pairs.numerics.parameters import is_transformed
 from kullback.pairs.registry import closed_form
 
-__all__ = ["concentrations", "dirichlet_divergence"]
-
 # The number of concentrations in a block: the series for lgamma needs hundreds of numbers for each.
 _BLOCK = 2**15
 # The largest number of classes in one row of the kernel.

@@ -31,8 +31,6 @@ from kullback.pairs.native_forms import ATTRIBUTES, CHOICE, Reader, Shortcut, re
 from kullback.pairs.registry import shortcut
 from kullback.pairs.torch_registry import TypePair
 
-__all__ = ["ALWAYS_INFINITE"]
-
 _REAL = (Normal, Laplace, Cauchy, Gumbel)
 _POSITIVE = (Exponential, Gamma, HalfNormal, HalfCauchy)
 _UNIT = (Beta, ContinuousBernoulli)

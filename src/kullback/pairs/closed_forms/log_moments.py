@@ -21,9 +21,6 @@ from kullback.common.special import (
     trigamma_decrease,
 )
 
-__all__ = ["Exact", "Factor", "GammaProduct", "KumaraswamyLog", "LogMoments", "NormalLog"]
-
-
 # Beyond this e^x - 1 is e^x.
 _WIDE = 40.0
 

@@ -46,14 +46,6 @@ from kullback.pairs.numerics.parameters import MATRICES, matrix_of
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import closed_form
 
-__all__ = [
-    "LARGE_MATRIX",
-    "FactorModel",
-    "factor_model_divergence",
-    "form_of_normals",
-    "moments",
-]
-
 # The smallest number of dimensions at which low-rank covariances are not formed.
 _MANY = 64
 # Products with the precision lose five digits if the columns of W are this many deviations of the noise.

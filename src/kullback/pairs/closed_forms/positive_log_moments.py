@@ -59,8 +59,6 @@ from kullback.pairs.closed_forms.log_moments import (
 from kullback.pairs.closed_forms.positive import shape_and_rate
 from kullback.pairs.registry import closed_form
 
-__all__ = ["log_moments_of"]
-
 
 def _positive(x: Tensor) -> Tensor:
     """Return x where it is positive, and 1 elsewhere."""

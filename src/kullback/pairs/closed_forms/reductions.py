@@ -30,8 +30,6 @@ from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import reduction
 from kullback.results.estimate import Estimate
 
-__all__ = ["kl_of_dimensions", "kl_transformed_transformed", "sum_of_dimensions"]
-
 SolvePair = Callable[[Distribution, Distribution], Estimate]
 
 

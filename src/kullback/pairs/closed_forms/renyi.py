@@ -44,8 +44,6 @@ from kullback.pairs.numerics.bernoulli import generalized_kl
 from kullback.pairs.numerics.cholesky import mixed_with_one, relative, whitened
 from kullback.pairs.overrides import overrides_density
 
-__all__ = ["renyi_in_closed_form"]
-
 # The square of a ratio of scales above this may overflow.
 _WIDE = 1e150
 _ROUNDING = 1e-13

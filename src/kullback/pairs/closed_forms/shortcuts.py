@@ -16,8 +16,6 @@ from kullback.pairs.native_forms import NativeForm, is_ordinary_call
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import plan_for, shortcut
 
-__all__ = ["fused_divergence", "fused_divergence_of_logits"]
-
 # Longer rows of logits have their own kernels.
 _MOST_CLASSES = 32
 

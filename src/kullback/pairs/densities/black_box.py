@@ -22,8 +22,6 @@ from kullback.pairs.densities.density import Coordinate, Density, Points, Tail, 
 from kullback.pairs.densities.integer import CategoricalDensity
 from kullback.pairs.sampling.generator import DrawsFrom
 
-__all__ = ["UNDERFLOWED", "BlackBoxDensity", "black_box"]
-
 UNDERFLOWED = -746.0
 """The logarithm that a distribution may return for a positive density that rounds to 0."""
 

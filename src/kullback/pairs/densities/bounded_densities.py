@@ -29,14 +29,6 @@ from kullback.pairs.densities.density import (
 )
 from kullback.pairs.numerics.parameters import given_logits
 
-__all__ = [
-    "BetaDensity",
-    "ContinuousBernoulliDensity",
-    "KumaraswamyDensity",
-    "UniformDensity",
-    "VonMisesDensity",
-]
-
 
 class _Unit(PositiveAtEnds):
     def low(self) -> Tensor | None:

@@ -23,8 +23,6 @@ from kullback.pairs.densities.density import (
 from kullback.pairs.densities.image import density_on_image
 from kullback.pairs.numerics.parameters import log_probs_of
 
-__all__ = ["MixtureDensity", "log_weights_of"]
-
 
 @dataclass(frozen=True)
 class MixtureDensity(Density):

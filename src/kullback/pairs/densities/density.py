@@ -21,20 +21,6 @@ from torch.nn.functional import logsigmoid
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.pairs.overrides import overrides_density
 
-__all__ = [
-    "Coordinate",
-    "Density",
-    "Points",
-    "PositiveAtEnds",
-    "Tail",
-    "register_density",
-    "density_of",
-    "density_of_family",
-    "log_mean_exp",
-    "log_sum",
-    "breakpoints_around",
-]
-
 
 def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
     """Return log(e^a + e^b) with finite second derivatives far out, where `torch.logaddexp` has NaN."""

@@ -15,8 +15,6 @@ from kullback.pairs.clone import unvalidated
 from kullback.pairs.densities.black_box import black_box
 from kullback.pairs.densities.density import Density
 
-__all__ = ["Ends", "density_on_image", "ends_after", "steps_of"]
-
 _ONE = torch.Size()
 
 Ends = tuple[Tensor | None, Tensor | None]

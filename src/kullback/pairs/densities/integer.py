@@ -23,15 +23,6 @@ from kullback.pairs.densities.density import Coordinate, Density, Points, Tail, 
 from kullback.pairs.numerics.bernoulli import probabilities_of, rate_of
 from kullback.pairs.numerics.parameters import log_probs_of
 
-__all__ = [
-    "BinomialDensity",
-    "CategoricalDensity",
-    "GeometricDensity",
-    "IntegerDensity",
-    "NegativeBinomialDensity",
-    "PoissonDensity",
-]
-
 # log(x!) - (x + 1/2) log x + x - log(2 pi) / 2 = 1 / 12 x - 1 / 360 x^3 + ...
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 _LARGE = 16.0

@@ -17,14 +17,6 @@ from kullback.pairs.densities.density import Density, Points, Tail
 from kullback.pairs.densities.real_densities import LocationScaleDensity, log_one_plus_square
 from kullback.pairs.densities.transformed import AffineDensity
 
-__all__ = [
-    "components_in_own_scale",
-    "in_own_scale",
-    "is_far_and_narrow",
-    "lives_everywhere",
-    "shares_in_own_scale",
-]
-
 # The largest ratio of scales, or distance in units of a scale: its square does not overflow.
 _WIDEST = 1e150
 # The largest distance of a component from 0 in units of its scale: farther out, gradients on absolute nodes are off by

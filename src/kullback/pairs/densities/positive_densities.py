@@ -36,18 +36,6 @@ from kullback.pairs.densities.density import (
 )
 from kullback.pairs.densities.real_densities import log_one_plus_square
 
-__all__ = [
-    "FisherSnedecorDensity",
-    "GammaDensity",
-    "GeneralizedParetoDensity",
-    "HalfCauchyDensity",
-    "HalfNormalDensity",
-    "InverseGammaDensity",
-    "LogNormalDensity",
-    "ParetoDensity",
-    "WeibullDensity",
-]
-
 
 def _log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:
     """Return c log y - y - lgamma(c), without large terms near y = c for a large c."""

@@ -15,18 +15,6 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import HALF_LOG_2PI, stirling_remainder
 from kullback.pairs.densities.density import Density, Points, Tail, density_of_family, register_density
 
-__all__ = [
-    "CauchyDensity",
-    "GumbelDensity",
-    "LaplaceDensity",
-    "LocationScaleDensity",
-    "LogisticDensity",
-    "NormalDensity",
-    "StudentTDensity",
-    "log_one_plus_square",
-    "logit_relaxed_bernoulli",
-]
-
 
 def log_one_plus_square(z: Tensor) -> Tensor:
     """Return log(1 + z^2), also if z^2 overflows."""

@@ -32,8 +32,6 @@ from kullback.pairs.densities.density import (
 from kullback.pairs.densities.image import density_on_image, ends_after, steps_of
 from kullback.pairs.densities.real_densities import logit_relaxed_bernoulli
 
-__all__ = ["AffineDensity", "ExpDensity", "LogDensity", "SigmoidDensity"]
-
 _FARTHEST = 1e14
 
 

@@ -17,8 +17,6 @@ from kullback.pairs.densities.density import Coordinate, Density
 from kullback.pairs.integration.panels import OUTERMOST, Line
 from kullback.pairs.numerics.parameters import is_tracked
 
-__all__ = ["Break", "corner_terms", "find_breaks", "moving"]
-
 # The step from a break at which the logarithm of a density is evaluated, in distances to the next edge.
 _STEP = 1e-4
 # Edges closer to a break than this, relative to its place, are the break itself after rounding.

@@ -20,9 +20,6 @@ from kullback.generators.growth import growth_of, is_own, order_of, power_of
 from kullback.generators.of_ratio import OfRatio, OwnTerms
 from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
-__all__ = ["DivergenceTerms", "total_of_masses", "with_derivatives"]
-
-
 # The logarithm of a mass that rounds to 0, and whose square root does too.
 _NO_MASS = -2000.0
 # The logarithm of a mass that is negligible, and has a derivative.

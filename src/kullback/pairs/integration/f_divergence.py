@@ -47,8 +47,6 @@ from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 from kullback.pairs.support import is_divergence_finite
 
-__all__ = ["Shares", "integrate_divergence", "sum_divergence"]
-
 # Below this logarithm a mass rounds to 0 or nearly to 0.
 _UNDERFLOW = -700.0
 # A node with e^-60 of a density's mass is negligible.

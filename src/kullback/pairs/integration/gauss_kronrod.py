@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["NODES", "WEIGHTS", "WEIGHTS_KRONROD"]
-
 # From the middle outwards.
 _POSITIVE_NODES = (
     0.0,

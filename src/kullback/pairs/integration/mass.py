@@ -13,8 +13,6 @@ from kullback.pairs.densities.density import Density, density_of
 from kullback.pairs.integration.panels import OUTERMOST, Line, Panels, integrate_panels, panel_nodes, refine
 from kullback.pairs.sampling.generator import DrawsFrom
 
-__all__ = ["check_mass"]
-
 _LIBRARIES = ("torch.", "kullback.")
 _DRAWS, _EDGES, _EVALUATIONS = 1000, 60, 4000
 # The allowed difference of a mass from 1, in addition to its error; it covers densities in float32.

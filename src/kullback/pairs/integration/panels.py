@@ -18,32 +18,6 @@ from torch import Tensor
 from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.integration.gauss_kronrod import NODES, WEIGHTS, WEIGHTS_KRONROD
 
-__all__ = [
-    "NEAREST",
-    "NEGLIGIBLE",
-    "OUTERMOST",
-    "SAFETY",
-    "Line",
-    "Panels",
-    "breakpoints_on",
-    "either_matters",
-    "first_edges",
-    "integrate_panels",
-    "last_where",
-    "matters",
-    "out_to_ends",
-    "panel_nodes",
-    "refine",
-    "relative_errors",
-    "rounding_error",
-    "runs_away",
-    "same_coordinate",
-    "scan_points",
-    "span",
-    "with_halves",
-    "without_ladders",
-]
-
 NEGLIGIBLE = 46.0
 """An integrand that is this much below its largest value, in logarithms, is ignored."""
 OUTERMOST = 690.0

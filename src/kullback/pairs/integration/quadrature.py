@@ -39,8 +39,6 @@ from kullback.pairs.integration.slow_tails import SlowTail, slow_tails
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
-__all__ = ["Integral", "integrate", "kl_integrand"]
-
 _FIRST_PANELS = 16
 # The logarithm below which P's density is too small to have a derivative.
 _UNDERFLOW = -700.0

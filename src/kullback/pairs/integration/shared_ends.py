@@ -25,8 +25,6 @@ from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.panels import NEAREST
 from kullback.pairs.numerics.parameters import is_differentiated
 
-__all__ = ["LEAST_VALUE", "SharedEnds", "shared_ends"]
-
 # Smaller values are of equal P and Q, and count as 0.
 LEAST_VALUE = 1e-12
 # Logarithms of p / q at which the orders of a kind are measured, and the smallest order that is not a logarithm.

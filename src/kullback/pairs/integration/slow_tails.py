@@ -11,8 +11,6 @@ from kullback.pairs.densities.density import Density
 from kullback.pairs.integration.panels import NEGLIGIBLE, Line
 from kullback.pairs.support import tail_margins
 
-__all__ = ["SlowTail", "slow_tails"]
-
 # The logarithm of the farthest distance. The square of the distance does not overflow, so -log q does not either.
 _FARTHEST = 345.0
 # The relative deviation of the tail from a pure power at this distance.

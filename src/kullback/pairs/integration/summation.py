@@ -25,8 +25,6 @@ from kullback.pairs.integration.panels import with_halves
 from kullback.pairs.integration.quadrature import Integral, kl_integrand
 from kullback.pairs.solve_options import Tolerance
 
-__all__ = ["sum_terms"]
-
 _NODES = 16
 # Terms are ignored where p (1 + |log p / q|), times P's width, is less than e to this power.
 _NEGLIGIBLE = -140.0

@@ -14,16 +14,6 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import expm1mx, safe_log
 from kullback.pairs.numerics.parameters import given_logits
 
-__all__ = [
-    "Probabilities",
-    "probabilities_of",
-    "stop_gradient_where",
-    "log_ratios",
-    "generalized_kl",
-    "generalized_kl_of",
-    "rate_of",
-]
-
 # The log-ratio of two logits closer than this is computed from their difference, without cancellation.
 _CLOSE = 1.0
 _NEAR = 0.3

@@ -17,22 +17,6 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import itakura_saito
 from kullback.pairs.numerics.parameters import matrix_of
 
-__all__ = [
-    "Covariance",
-    "Mixed",
-    "Relative",
-    "covariance_of",
-    "factors_of",
-    "identity_like",
-    "mixed_with_one",
-    "of_low_rank",
-    "of_matrix",
-    "of_root",
-    "relative",
-    "solve_lower",
-    "whitened",
-]
-
 # If the squared norm of the whitened difference is below this, M is computed from that difference.
 _NEAR = 0.02
 # The smallest number of columns in a block of `solve_lower`.

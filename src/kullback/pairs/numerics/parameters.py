@@ -13,22 +13,6 @@ from kullback.common.inputs import can_inspect
 from kullback.common.special import safe_log
 from kullback.pairs.overrides import overrides_density
 
-__all__ = [
-    "MATRICES",
-    "all_equal",
-    "batch_shape_of",
-    "categorical_of",
-    "dtype_of",
-    "first_given",
-    "given_logits",
-    "is_batched",
-    "is_differentiated",
-    "is_tracked",
-    "is_transformed",
-    "log_probs_of",
-    "matrix_of",
-]
-
 MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")
 """The matrix parameters of a MultivariateNormal or Wishart, in the order of `MatrixKind`."""
 

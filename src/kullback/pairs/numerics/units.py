@@ -35,8 +35,6 @@ from kullback.common.inputs import can_inspect
 from kullback.pairs.numerics.parameters import dtype_of, matrix_of
 from kullback.pairs.overrides import overrides_density
 
-__all__ = ["in_common_unit"]
-
 # The parameters of each family, and the power of the unit of each.
 _LOC_SCALE = {"loc": 1, "scale": 1}
 _POWERS: dict[type[Distribution], dict[str, int]] = {

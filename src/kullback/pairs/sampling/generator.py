@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["DrawsFrom"]
-
 
 class DrawsFrom(TorchDispatchMode):
     """A context where all random operations of torch use separate generators with a given seed, one for each device.

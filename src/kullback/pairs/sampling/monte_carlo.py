@@ -30,8 +30,6 @@ from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 from kullback.pairs.solve_options import SolveOptions
 from kullback.results.estimate import Estimate
 
-__all__ = ["estimate"]
-
 
 def estimate(call: str, p: Distribution, q: Distribution, options: SolveOptions) -> Estimate:
     """Return KL(P || Q) from draws of P, with its standard error."""

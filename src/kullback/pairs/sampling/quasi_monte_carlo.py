@@ -24,8 +24,6 @@ from torch.quasirandom import SobolEngine
 
 from kullback.pairs.overrides import overrides
 
-__all__ = ["SEQUENCES", "quasi_draws"]
-
 SEQUENCES = 16
 _LEAST = 8
 # torch's sequences are multiples of 2^-30; half a step moves them away from 0.

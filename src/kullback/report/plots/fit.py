@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     # Draws on axes in the colors of the target and of the fit.
     _Painter = Callable[[Axes, str, str], None]
 
-__all__ = ["draw", "draw_plots", "unit"]
-
 TARGET, FITTED, INK, FAINT = "#2b6cb0", "#c2410c", "#222222", "#cccccc"
 DRAWS = 4_000
 GRID = 801

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from kullback.models import ModelComparison
 
-__all__ = ["draw_plots"]
-
 LONGEST_NAME = 18
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from numpy.typing import NDArray
 
-__all__ = ["draw_plots"]
-
 KL_PQ = "kl_pq"
 KL_OF_A_ROW = "KL(P‖Q), nats"
 MARKED_SEGMENTS = 40  # up to so many get a dot each: a line through a single point is invisible

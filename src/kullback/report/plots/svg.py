@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-__all__ = ["FIRST", "SECOND", "draw_legend", "draw_svg", "power_of_ten"]
-
 # The marker colors of matplotlib, and the CSS variables that replace them.
 INK, FAINT, FIRST, SECOND = "#000001", "#000002", "#000003", "#000004"
 COLORS = {INK: "var(--ink)", FAINT: "var(--faint)", FIRST: "var(--first)", SECOND: "var(--second)"}

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from kullback.tables.table_results import ColumnComparison, HistogramBin, JointComparison
 
-__all__ = ["draw_column", "percentage", "totals"]
-
 MOST_TICKS = 8
 ROOM = 34  # characters of all ticks' labels together
 CROWDED = 30  # times the least distance of two values, beyond which bars at their true places are too thin

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from kullback.models import Candidate, ModelComparison, ModelInfo, Passage
     from kullback.predictions.drawn_means import DrawnMean
 
-__all__ = ["fields"]
-
 
 def fields(found: ModelComparison) -> dict[str, Any]:
     """Return the fields of the schema of this module."""

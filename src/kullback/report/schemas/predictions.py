@@ -45,8 +45,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kullback.predictions import Comparison
 
-__all__ = ["fields", "mean_fields"]
-
 
 def fields(comparison: Comparison) -> dict[str, Any]:
     """Return the fields of the schema of this module."""

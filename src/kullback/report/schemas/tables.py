@@ -35,8 +35,6 @@ from kullback.common.words import TABLE_DIVERGENCE_NAMES
 if TYPE_CHECKING:
     from kullback.tables.table_results import TableComparison
 
-__all__ = ["fields"]
-
 FIRST = ("name", "columns", "column_type")
 
 

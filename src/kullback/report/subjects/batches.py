@@ -17,8 +17,6 @@ from kullback.report.subjects import document, tables
 from kullback.results.verdict import Verdict
 from kullback.tables.table_results import TableComparison
 
-__all__ = ["Batches"]
-
 
 @dataclass(frozen=True)
 class Batches:

@@ -9,8 +9,6 @@ from kullback.report.document import Document, Findings, Frame, Headline, Remark
 from kullback.results.estimate import Estimate, sentence_of, table_of
 from kullback.results.verdict import Verdict
 
-__all__ = ["document", "table"]
-
 
 def document(estimate: Estimate, verdicts: Sequence[Verdict] = ()) -> Document:
     """Return the document of an estimate.

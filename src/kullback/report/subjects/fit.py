@@ -17,8 +17,6 @@ from kullback.report.plots.fit import draw_plots, unit
 from kullback.representations import Representation
 from kullback.results.verdict import Verdict
 
-__all__ = ["document"]
-
 COLUMNS = ("value", "error", "standard_error", "before", "above", "gradient_norm", "converged", "iterations")
 MOST_NUMBERS = 3
 

@@ -38,8 +38,6 @@ from kullback.report.subjects.predictions import (
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
-__all__ = ["document"]
-
 WORST = 5  # tokens of each candidate in a table
 DROPPED_FIRST = (9, 8, 7, 5, 4, 2, 3, 6)
 MEANINGS = (

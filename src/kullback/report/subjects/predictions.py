@@ -35,21 +35,6 @@ from kullback.report.schemas import predictions as schema
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
-__all__ = [
-    "KL",
-    "KL_PQ",
-    "LONGEST_TOKEN",
-    "MEANINGS",
-    "Tokens",
-    "document",
-    "infinite",
-    "label_rows",
-    "numbers",
-    "token_of",
-    "top_classes",
-    "unseen",
-]
-
 LONGEST_TOKEN = 16
 # The text of each class; None, or a class beyond the end, has none.
 Tokens = Sequence[str | None]

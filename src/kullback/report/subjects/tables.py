@@ -39,8 +39,6 @@ from kullback.tables.table_results import (
     least,
 )
 
-__all__ = ["document", "meaning", "summary"]
-
 MOST_DRAWN = 40  # columns whose distributions are shown: a page of some hundred KB
 MOST_BINS = 8  # categories of a column that are shown
 MOST_CONTRIBUTORS = 2  # bins of a column in a remark

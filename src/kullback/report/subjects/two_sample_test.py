@@ -10,8 +10,6 @@ from kullback.report.document import Document, Findings, Frame, Headline, Remark
 from kullback.report.subjects.estimate import table
 from kullback.results.verdict import Verdict
 
-__all__ = ["document"]
-
 
 def document(test: TwoSampleTest, verdicts: Sequence[Verdict] = ()) -> Document:
     """Return the document of a two-sample test, and of the estimate of how much the two differ.

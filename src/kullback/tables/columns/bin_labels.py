@@ -13,8 +13,6 @@ import numpy as np
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.log_grid import SMALLEST, buckets_of, integers_in
 
-__all__ = ["constant_label", "interval_labels"]
-
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIMESTAMP_FORMATS = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f")
 

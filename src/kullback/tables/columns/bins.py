@@ -9,8 +9,6 @@ import numpy as np
 from kullback.common.short_repr import ShortRepr
 from kullback.tables.columns.types import GRIDDED, ColumnType
 
-__all__ = ["OTHER", "SPECIALS", "Bins"]
-
 OTHER = "other categories"
 # The bins that follow the bins of numbers and categories, and the attributes of a profile with their weights.
 SPECIALS = {

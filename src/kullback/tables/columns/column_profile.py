@@ -22,8 +22,6 @@ from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
 from kullback.tables.columns.types import GRIDDED, ColumnType
 from kullback.tables.columns.word_groups import WORD_GROUPS
 
-__all__ = ["ColumnProfile", "combined"]
-
 _Key = TypeVar("_Key", bound=Hashable)
 
 

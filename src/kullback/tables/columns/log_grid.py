@@ -21,20 +21,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "CODES",
-    "FARTHEST_CENTER",
-    "MOST_BUCKET",
-    "PER_OCTAVE",
-    "SMALLEST",
-    "bucket_codes",
-    "bucket_ends",
-    "bucket_middles",
-    "buckets_of",
-    "buckets_of_codes",
-    "integers_in",
-]
-
 PER_OCTAVE = 32
 SHIFT = np.uint64(52 - 5)
 CODES = 1 << 17

@@ -5,18 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = [
-    "GRIDDED",
-    "MAX_CATEGORIES",
-    "ColumnType",
-    "Field",
-    "FieldType",
-    "arrow_field",
-    "is_arrow_integer",
-    "is_text",
-    "narwhals_field",
-]
-
 ColumnType = Literal["numeric", "datetime", "boolean", "categorical", "text"]
 # A column of strings is categories or text; its values decide.
 FieldType = ColumnType | Literal["string"]

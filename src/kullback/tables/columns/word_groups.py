@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["WORD_GROUPS", "rows_with_words"]
-
 WORD_GROUPS = 2048
 CHUNK = 1 << 19  # bytes, but for longer texts
 BASE = 0x9E3779B97F4A7C15  # odd: it has an inverse modulo 2^64

@@ -12,17 +12,6 @@ from kullback.tables.engines.engine import bad_weights
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "category_codes",
-    "characters_of",
-    "integer_offsets",
-    "integers_of",
-    "lengths_of",
-    "numbers_of",
-    "strings_of",
-    "weights_of",
-]
-
 MICROSECONDS = 1_000_000
 EXACT_OFFSET = 2.0**62  # differences of integers are exact up to this number
 

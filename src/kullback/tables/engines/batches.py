@@ -27,8 +27,6 @@ from kullback.tables.engines.joint_counts import JointCounter
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
 
-__all__ = ["BATCH_ROWS", "BatchTable", "counter_for", "each_once"]
-
 BATCH_ROWS = 1 << 16
 WAITING = 4
 

@@ -11,18 +11,18 @@ from kullback.tables.engines.dask_table import DaskTable
 from kullback.tables.engines.engine import Caller
 from kullback.tables.engines.in_memory import ArrowTable, PandasTable, not_a_table
 from kullback.tables.engines.spark_table import SparkTable
-from kullback.tables.engines.streamed_tables import DuckTable, FileTable, IbisTable, PolarsTable
+from kullback.tables.engines.streamed_tables import DuckTable, IbisTable, PolarsTable
 
 if TYPE_CHECKING:
     from kullback.tables.engines.engine import Table
-
-__all__ = ["open_table"]
 
 
 def open_table(frame: object, caller: Caller | None = None) -> Table:
     """Return the table as its engine reads it; errors name the caller."""
     caller = caller or Caller()
     if isinstance(frame, (str, os.PathLike)):
+        from kullback.tables.engines.file_table import FileTable  # only files need kullback.io
+
         return FileTable(os.fspath(frame), caller)
     nw = load("narwhals", "reading tables")
     load("pyarrow", "reading tables")

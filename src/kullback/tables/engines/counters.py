@@ -18,8 +18,6 @@ from kullback.tables.engines.arrow import integer_offsets, integers_of, lengths_
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["CategoryCounter", "Counter", "GridCounter", "StringCounter", "WeightCounter"]
-
 PENDING = 1 << 17
 MOST_BYTES = 1 << 26
 

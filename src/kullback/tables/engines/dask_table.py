@@ -10,8 +10,6 @@ from kullback.tables.engines.engine import Caller
 from kullback.tables.engines.in_memory import PandasTable, distinct_names
 from kullback.tables.engines.parts import PartsTable
 
-__all__ = ["DaskTable"]
-
 
 class DaskTable(PartsTable):
     """A Dask DataFrame with partitions of pandas, counted by the active scheduler or cluster."""

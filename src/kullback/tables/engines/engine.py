@@ -14,8 +14,6 @@ from kullback.tables.columns.types import ColumnType, Field, FieldType
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
 
-__all__ = ["Caller", "ColumnSpec", "JointCounts", "Table", "TableCounts", "bad_weights"]
-
 # The weight of each combination of bins that occurs.
 JointCounts = dict[tuple[Any, ...], float]
 

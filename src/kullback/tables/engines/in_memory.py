@@ -10,8 +10,6 @@ from kullback.tables.columns.types import Field, arrow_field
 from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
 from kullback.tables.engines.engine import Caller
 
-__all__ = ["ArrowTable", "PandasTable", "distinct_names"]
-
 
 class ArrowTable(BatchTable):
     """A PyArrow table."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from kullback.tables.columns.bins import Bins
 
-__all__ = ["JointCounter"]
-
 
 class JointCounter:
     """The weight of every combination of bins, for each key; a column without bins counts by its own values."""

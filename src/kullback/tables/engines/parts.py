@@ -15,8 +15,6 @@ from kullback.tables.engines.engine import ColumnSpec, JointCounts, Table, Table
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
 
-__all__ = ["PartsTable"]
-
 _Result = TypeVar("_Result")
 # For each column the number of values present, of their characters, and some different values.
 Strings = dict[str, tuple[int, int, set[str]]]

@@ -20,8 +20,6 @@ from kullback.tables.engines.engine import Caller, TableCounts
 from kullback.tables.engines.in_memory import distinct_names
 from kullback.tables.engines.parts import PartsTable
 
-__all__ = ["SparkTable"]
-
 SCHEMA = "result binary"
 MERGERS = 4  # tasks that merge the partitions' results, so that the driver gets few
 

@@ -38,8 +38,6 @@ from kullback.tables.inference.sampling_error import (
 )
 from kullback.tables.inference.significance import g_test, together
 
-__all__ = ["MIN_EFFECTIVE", "BinStatistics", "compare_counts", "expected_rows"]
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 

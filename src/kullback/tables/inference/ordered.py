@@ -30,8 +30,6 @@ import numpy as np
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.inference.significance import MOST_PERMUTED, permutation_test
 
-__all__ = ["OrderedTest", "of_either", "ordered_test", "ordered_test_of_clusters"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FEWEST_ROWS = 5  # on each side; with fewer the statistic is not near its limit

@@ -28,8 +28,6 @@ import numpy as np
 
 from kullback.tables.inference.significance import sparse_test
 
-__all__ = ["GROUPS", "RareValues", "rare_values", "rare_values_of_clusters"]
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Group = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -11,14 +11,6 @@ import numpy as np
 from kullback.estimators.discrete.counts import dof_of_squares
 from kullback.estimators.draws import cluster_correction, few_clusters
 
-__all__ = [
-    "ClusteredRows",
-    "IndependentRows",
-    "RowsWithRareValues",
-    "ProportionErrors",
-    "multinomial_variance",
-]
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 MOST_GAIN = 100.0

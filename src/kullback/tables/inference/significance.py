@@ -9,8 +9,6 @@ import numpy as np
 
 from kullback.tables.inference.sampling_error import ProportionErrors
 
-__all__ = ["MOST_PERMUTED", "adjusted", "g_test", "permutation_test", "sparse_test", "together"]
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 ENOUGH_EXPECTED = 5.0  # in every bin: then the statistic is nearly chi-square distributed

@@ -26,8 +26,6 @@ from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.word_groups import WORD_GROUPS
 from kullback.tables.inference.significance import adjusted
 
-__all__ = ["WordTest", "word_test"]
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 FEWEST_EXPECTED = 10.0  # rows with a word, and rows without, on the smaller side
