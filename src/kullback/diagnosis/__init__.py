@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kullback.common.findings import Finding
 from kullback.common.inputs import as_tensor, can_inspect
 from kullback.diagnosis.call_checks import findings_of
 from kullback.diagnosis.case import Case
@@ -14,6 +13,7 @@ from kullback.diagnosis.suggestion import Suggestion, suggest
 from kullback.diagnosis.values import RowValues
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.losses.reduction import check_reduction
+from kullback.results.finding import Finding
 
 __all__ = ["Diagnosis", "Finding", "RowValues", "Suggestion", "TensorSummary", "diagnose"]
 

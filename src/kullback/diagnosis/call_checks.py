@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kullback.common.findings import Finding, Level
 from kullback.diagnosis.case import Case
 from kullback.diagnosis.reading import Reading, interval, number
 from kullback.diagnosis.values import largest_cut
+from kullback.results.finding import Finding, Level
 
 # Level and advice of findings that do not depend on the call. `{name}` is the argument, input or target.
 _CATALOG: dict[str, tuple[Level, str]] = {

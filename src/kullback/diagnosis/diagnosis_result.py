@@ -8,13 +8,13 @@ from html import escape
 from typing import Any
 
 from kullback.common.display import html_table
-from kullback.common.findings import Finding
 from kullback.common.plain_values import flat_numbers, json_safe
 from kullback.diagnosis.case import Case
 from kullback.diagnosis.reading import Reading
 from kullback.diagnosis.suggestion import Suggestion
 from kullback.diagnosis.values import RowValues
 from kullback.losses.reduction import REDUCTIONS, Reduction
+from kullback.results.finding import Finding
 
 _WIDTH = 88
 

@@ -6,12 +6,13 @@ them, and the page sets the two bars of KL(P||Q) as one sign.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from kullback.results.finding import Level
 from kullback.results.verdict import Verdict, headline
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Remark:
     Media without drawings leave out a remark that leads to one.
     """
 
-    level: Literal["error", "warning", "note"]
+    level: Level
     message: str
     word: str = ""
     link: str = ""
@@ -161,6 +162,12 @@ class Findings:
 
     title: str
     remarks: Sequence[Remark]
+
+    @classmethod
+    def of_notes(cls, notes: Iterable[str]) -> tuple[Findings, ...]:
+        """Return the block of a result's notes, or none if it has no note."""
+        remarks = [Remark("note", note) for note in notes]
+        return (cls("Notes", remarks),) if remarks else ()
 
 
 @dataclass(frozen=True)

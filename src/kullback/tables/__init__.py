@@ -6,7 +6,7 @@ Each table is read into a `Profile`: for each column, the weight of every bucket
 
 from __future__ import annotations
 
-from kullback.common.findings import Finding
+from kullback.results.finding import Finding
 from kullback.tables.choose_bins import bin_counts, choose_bins
 from kullback.tables.columns.bins import Bins
 from kullback.tables.columns.column_profile import ColumnProfile

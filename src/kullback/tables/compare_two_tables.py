@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from kullback.common.findings import Finding
 from kullback.common.inputs import check_independent
 from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.estimators.sample_checks import seed_of
+from kullback.results.finding import Finding
 from kullback.results.value import Value
 from kullback.tables.arguments import (
     check_column,

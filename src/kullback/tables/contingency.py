@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kullback.common.findings import Finding
 from kullback.errors import invalid_value, quoted
+from kullback.results.finding import Finding
 from kullback.results.value import Value
 from kullback.tables.choose_bins import bin_counts, choose_bins
 from kullback.tables.columns.bin_labels import interval_labels

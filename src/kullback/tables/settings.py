@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kullback.common.findings import Finding
+from kullback.results.finding import Finding
 from kullback.tables.inference.divergences import MIN_EFFECTIVE, MIN_EXPECTED
 from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kullback.common.findings import Finding, Level
 from kullback.errors import LONGEST_MESSAGE, printable, quoted
+from kullback.results.finding import Finding, Level
 from kullback.tables.columns.bin_labels import constant_label
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import overload
 
 from kullback.common.display import Shown
-from kullback.common.findings import Finding
 from kullback.errors import LONGEST_NAME, ColumnNotFoundError, printable, quoted, safe_repr
+from kullback.results.finding import Finding
 from kullback.results.value import Value
 from kullback.tables.columns.types import ColumnType
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from kullback.report.document import Document, Findings, Frame, Headline, Remark, Table
+from kullback.report.document import Document, Findings, Frame, Headline, Table
 from kullback.results.estimate import Estimate, sentence_of, table_of
 from kullback.results.verdict import Verdict
 
@@ -17,11 +17,10 @@ def document(estimate: Estimate, verdicts: Sequence[Verdict] = ()) -> Document:
         estimate: the result of `kl_estimate`, or of another estimator.
         verdicts: the limits that you asked for.
     """
-    notes = [Findings("Notes", [Remark("note", note) for note in estimate.notes])] if estimate.notes else []
     return Document(
         sentence_of(estimate),
         Headline(sentence_of(estimate)),
-        (table(estimate), *notes),
+        (table(estimate), *Findings.of_notes(estimate.notes)),
         tuple(verdicts),
         frame=partial(_frame, estimate),
         maker="kullback.kl_estimate",

@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 
 from kullback.fitting.fit_result import Fit
 from kullback.fitting.unconstrained import read_family
-from kullback.report.document import Document, Findings, Frame, Gallery, Headline, Remark, Table
+from kullback.report.document import Document, Findings, Frame, Gallery, Headline, Table
 from kullback.report.formats import number
 from kullback.report.plots.fit import draw_plots, unit
 from kullback.representations import Representation
@@ -28,13 +28,12 @@ def document(fit: Fit, verdicts: Sequence[Verdict] = ()) -> Document:
         fit: the result of `kullback.fit`.
         verdicts: the limits that you asked for.
     """
-    notes = [Findings("Notes", [Remark("note", note) for note in fit.notes])] if fit.notes else []
     return Document(
         f"{_outcome(fit)}: fit",
         Headline(_outcome(fit)),
         (
             Table("The fit", ("", ""), _rows(fit), is_main=True),
-            *notes,
+            *Findings.of_notes(fit.notes),
             Gallery("Target, fit and history", draw_plots(fit)),
         ),
         tuple(verdicts),

@@ -18,7 +18,6 @@ from kullback.report.document import (
     Meaning,
     Passage as ShownPassage,
     Passages,
-    Remark,
     Section,
     Table,
     Token,
@@ -69,8 +68,7 @@ def document(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docume
     if plots := draw_plots(found):
         blocks.append(Gallery("Divergence against size", plots))
     blocks += [_section(found, place, candidate) for place, candidate in enumerate(found.candidates)]
-    if notes := _notes(found):
-        blocks.append(Findings("Notes", [Remark("note", note) for note in notes]))
+    blocks += Findings.of_notes(_notes(found))
     return Document(
         f"{found.candidates[0].model.name} against {found.base.name}: KL divergence of language models",
         Headline(_outcome(found), _size(found)),

@@ -61,8 +61,7 @@ def document(
     blocks.append(by_confidence)
     if comparison.worst:
         blocks.append(_worst(comparison, tokens))
-    if comparison.notes:
-        blocks.append(Findings("Notes", [Remark("note", note) for note in comparison.notes]))
+    blocks += Findings.of_notes(comparison.notes)
     return Document(
         f"{comparison.q_name} against {comparison.p_name}: KL divergence",
         Headline(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from kullback.estimators.two_sample_test import TwoSampleTest
-from kullback.report.document import Document, Findings, Frame, Headline, Remark, Table
+from kullback.report.document import Document, Findings, Frame, Headline, Table
 from kullback.report.subjects.estimate import table
 from kullback.results.verdict import Verdict
 
@@ -32,7 +32,7 @@ def document(test: TwoSampleTest, verdicts: Sequence[Verdict] = ()) -> Document:
         (
             Table("The test", ["p-value", "statistic", "value", "permutations"], [row], is_main=True),
             *effect,
-            *([Findings("Notes", [Remark("note", note) for note in notes])] if notes else []),
+            *Findings.of_notes(notes),
         ),
         tuple(verdicts),
         frame=partial(_frame, test),
