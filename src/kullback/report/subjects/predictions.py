@@ -54,13 +54,11 @@ def document(
         tokens: the text of each class, shown with its number; None, or a class beyond the end, has none.
     """
     blocks: list[Block] = [Findings("Findings", found)] if (found := infinite(comparison)) else []
-    divergences, *others, by_confidence = numbers(comparison)
-    blocks += [divergences, *others]
     if plots := draw_plots(comparison):
         blocks.append(Gallery("KL(P||Q) in pictures", plots))
-    blocks.append(by_confidence)
     if comparison.worst:
         blocks.append(_worst(comparison, tokens))
+    blocks += numbers(comparison)
     blocks += Findings.of_notes(comparison.notes)
     return Document(
         f"{comparison.q_name} against {comparison.p_name}: KL divergence",
