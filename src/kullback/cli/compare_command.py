@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kullback.cli.gates import METRICS_IN_WORDS, TABLE_METRICS_IN_WORDS, parse_gate, parse_table_gate
+from kullback.cli.grouped_help import GroupedCommand
 from kullback.cli.model_options import MODEL_OPTIONS, model_options
 from kullback.cli.outputs import Outputs
 from kullback.cli.shared_options import (
@@ -44,15 +45,49 @@ OF_PREDICTIONS = (
 )  # fmt: skip
 OF_TABLES = ("columns", "weights", "joint", "bins", "confidence")
 OF_MODELS = (
-    *MODEL_OPTIONS, "text", "noise_floor", "one_at_a_time", "api_key_env", "server_top",
+    "text", *MODEL_OPTIONS, "noise_floor", "one_at_a_time", "api_key_env", "server_top",
 )  # fmt: skip
 OF_ROWS = ("worst", "bootstrap", "block_mb", "resume")
 FOR_LABELS = ("lines", "like")
 LLAMA_CPP = "llama.cpp"
 MEBIBYTE = 1024 * 1024
 
+# The help, by the job that an option does.
+JOBS = {
+    "Predictions": ("representation", *OF_PREDICTIONS, "cluster", "independent"),
+    "Tables": OF_TABLES,
+    "Language models": (*OF_MODELS, "resume"),
+    "Limits": ("fail_above", "fail_below"),
+    "Computation": ("bootstrap", "seed", "block_mb", "no_progress"),
+    "Output": ("worst", "html_path", "json_path", "markdown_path", *FOR_LABELS, "help", "help_all"),
+}
+# The options of ``--help``: how to write each, and a text of one line.
+COMMON = {
+    "representation": ("--as TYPE", "logits, log-probs, probs, counts or table"),
+    "labels": ("--labels FILE", "The true class of each row"),
+    "cluster": ("--cluster FILE|COLUMN", "The document or window of each row"),
+    "tokens": ("--tokens FILE", "The text of each class"),
+    "columns": ("--columns A,B,...", "The columns to compare; all by default"),
+    "joint": ("--joint A,B", "Columns to compare together"),
+    "weights": ("--weights COLUMN", "The column of row weights"),
+    "text": ("--text FILE", "The text on which models are compared"),
+    "context": ("--context N", "The tokens in a window"),
+    "windows": ("--windows N", "How many windows to read; all by default"),
+    "device": ("--device NAME", "Where models run, such as cuda"),
+    "noise_floor": ("--noise-floor", "Also compare P with itself plus rounding noise"),
+    "resume": ("--resume FILE", "Continue a run that was stopped"),
+    "fail_above": ("--fail-above METRIC=LIMIT", "Exit with status 1 above a limit: mean=0.01"),
+    "fail_below": ("--fail-below METRIC=LIMIT", "Exit with status 1 below a limit: top1=0.99"),
+    "worst": ("--worst N", "The number of worst rows to show"),
+    "html_path": ("--html FILE", "Write a page with plots"),
+    "json_path": ("--json [FILE]", "Write the numbers, or print them"),
+    "markdown_path": ("--markdown FILE", "Write a summary in Markdown"),
+    "help": ("-h, --help", "Show this message and exit"),
+    "help_all": ("--help-all", "Show every option, and what P and Q may be"),
+}
 
-@click.command()
+
+@click.command(cls=GroupedCommand, jobs=JOBS, common=COMMON)
 @click.argument("p", metavar="P", shell_complete=complete_files)
 @click.argument("others", metavar="Q...", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
