@@ -29,8 +29,8 @@ class StoredMass:
         highest: the largest sum.
 
     Example:
-        >>> import kullback.io
-        >>> kullback.io.StoredMass(rows=2, mean=0.9999, lowest=0.9998, highest=1.0)
+        >>> from kullback.io.reader import StoredMass
+        >>> StoredMass(rows=2, mean=0.9999, lowest=0.9998, highest=1.0)
         StoredMass(rows=2, mean=0.9999, lowest=0.9998, highest=1.0)
     """
 
