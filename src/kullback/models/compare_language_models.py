@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence, ValuesView
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +25,7 @@ from kullback.models.noise import NoisyModel
 from kullback.models.open_model import Opened, OpenOptions, Progress, is_reference, opened_in
 from kullback.models.pairing import DensePairing, Pairing, PairingSettings
 from kullback.models.partial import ListedPairing, ReferencePairing
-from kullback.models.recording import record_reference
+from kullback.models.recording import BLOCK_BYTES, record
 from kullback.models.run import Run, differences
 from kullback.models.side import DenseSide, ModelSide, ReferenceSide
 from kullback.models.text import Score, Text, take_texts
@@ -34,7 +34,6 @@ from kullback.predictions.llama_cpp_statistics import LlamaCppRows
 from kullback.predictions.sources import Clusters
 
 CALL = "compare_models"
-BLOCK_BYTES = 40 * 1024 * 1024
 FEWEST_DOCUMENTS = 10  # to be the clusters; of fewer, the windows are
 # Classes kept for each token of the base where only one model is in memory: more than in a file that is shared.
 RECORDED_TOP, RECORDED_DRAWS = 256, 64
@@ -165,28 +164,34 @@ def compare_models(
             got=str(resume),
             instead="resume without one_at_a_time",
         )
-    cut = Cut(context, score, most_windows)
-    options = OpenOptions(
-        tokenizer=tokenizer,
-        representation=representation,
-        dtype=dtype,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        hub=hub,
-        api_key_env=api_key_env,
-        server_top=server_top,
-    )
     text = None if texts is None else take_texts(CALL, texts)
-    seed = int(torch.randint(2**62, (), generator=generator or torch.Generator().manual_seed(0)))
-    tuning = _Tuning(
-        worst, bootstrap, seed, resume, block_bytes, progress, llama_cpp, representation, independent
+    settings = _Settings(
+        cut=Cut(context, score, most_windows),
+        options=OpenOptions(
+            tokenizer=tokenizer,
+            representation=representation,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            hub=hub,
+            api_key_env=api_key_env,
+            server_top=server_top,
+        ),
+        worst=worst,
+        bootstrap=bootstrap,
+        seed=int(torch.randint(2**62, (), generator=generator or torch.Generator().manual_seed(0))),
+        llama_cpp=llama_cpp,
+        independent=independent,
+        resume=resume,
+        block_bytes=block_bytes,
+        progress=progress,
     )
     with ExitStack() as stack:
         name = None
         if one_at_a_time and not is_reference(base):
             name = str(base) if isinstance(base, str | os.PathLike) else type(base).__name__
-            base = _recorded(stack, base, texts, options, cut, progress)
-        opened = opened_in(stack, base, "base", options)
+            base = _recorded(stack, base, texts, settings)
+        opened = opened_in(stack, base, "base", settings.options)
         # With one at a time, a group is a candidate by itself; the text is the same for all.
         groups = [[each] for each in given] if one_at_a_time else [given]
         parts = [
@@ -195,9 +200,7 @@ def compare_models(
                 group,
                 # A reference alone cannot read the text, and is compared by its tokens.
                 None if one_at_a_time and is_reference(group[0]) else text,
-                cut,
-                options,
-                tuning,
+                settings,
                 noise_floor=noise_floor and not place,
             )
             for place, group in enumerate(groups)
@@ -205,18 +208,27 @@ def compare_models(
     return _joined(parts, name, None if named is None else list(named))
 
 
-class _Tuning(NamedTuple):
-    """Settings that all groups of candidates share."""
+@dataclass(frozen=True)
+class _Settings:
+    """Settings that all candidates share."""
 
+    cut: Cut
+    options: OpenOptions
     worst: int
     bootstrap: int
     seed: int
+    llama_cpp: LlamaCppRows | None
+    independent: bool
     resume: str | os.PathLike[str] | None
     block_bytes: int
     progress: Progress | None
-    llama_cpp: LlamaCppRows | None
-    representation: RepresentationName | None
-    independent: bool
+
+    def of_pairings(self, matched: Matched) -> PairingSettings:
+        """Return the settings of each pair of a base and a candidate."""
+        clusters = _clusters(matched.windows, matched.documents, independent=self.independent)
+        return PairingSettings(
+            matched.windows, clusters, self.worst, self.bootstrap, self.seed, self.llama_cpp
+        )
 
 
 class _Group(NamedTuple):
@@ -230,30 +242,20 @@ class _Group(NamedTuple):
 
 
 def _compare_group(
-    opened: Opened,
-    group: list[Any],
-    text: Text | None,
-    cut: Cut,
-    options: OpenOptions,
-    tuning: _Tuning,
-    *,
-    noise_floor: bool,
+    opened: Opened, group: list[Any], text: Text | None, settings: _Settings, *, noise_floor: bool
 ) -> _Group:
     with ExitStack() as stack:
-        others = [opened_in(stack, each, "candidate", options) for each in group]
-        matched = match_sides(opened, others, text, cut)
-        clusters = _clusters(matched.windows, matched.documents, independent=tuning.independent)
-        settings = PairingSettings(
-            matched.windows, clusters, tuning.worst, tuning.bootstrap, tuning.seed, tuning.llama_cpp
-        )
+        others = [opened_in(stack, each, "candidate", settings.options) for each in group]
+        matched = match_sides(opened, others, text, settings.cut)
+        of_pairings = settings.of_pairings(matched)
         base, *sides = matched.sides
         if noise_floor:
             sides.append(_noisy(opened, matched.windows))
-        pairings = [_pairing(base, side, settings) for side in sides]
-        _run(base, pairings, settings, cut, tuning)
+        pairings = [_pairing(base, side, of_pairings) for side in sides]
+        _run(base, pairings, of_pairings, settings)
         found = [pairing.result() for pairing in pairings]
         floor = found.pop()[0] if noise_floor else None
-        return _Group(matched, settings, found, floor, pairings[0].passages.whole_text)
+        return _Group(matched, of_pairings, found, floor, pairings[0].passages.whole_text)
 
 
 def _named(candidates: object) -> dict[str, object] | None:
@@ -331,28 +333,12 @@ def _called(candidate: Candidate, base: str, name: str) -> Candidate:
     )
 
 
-def _recorded(
-    stack: ExitStack, base: object, texts: object, options: OpenOptions, cut: Cut, progress: Progress | None
-) -> Path:
+def _recorded(stack: ExitStack, base: object, texts: object, settings: _Settings) -> Path:
     """Record the base in a temporary folder, and return the file."""
     folder = stack.enter_context(TemporaryDirectory(prefix="kullback-"))
     path = Path(folder) / "base.klref"
-    record_reference(
-        base,
-        texts,
-        path,
-        tokenizer=options.tokenizer,
-        top=RECORDED_TOP,
-        tail_draws=RECORDED_DRAWS,
-        context=cut.context,
-        score=cut.score,
-        most_windows=cut.most_windows,
-        dtype=options.dtype,
-        device=options.device,
-        trust_remote_code=options.trust_remote_code,
-        hub=options.hub,
-        progress=progress,
-    )
+    options, cut, progress = settings.options, settings.cut, settings.progress
+    record(base, texts, path, options, cut, RECORDED_TOP, RECORDED_DRAWS, progress=progress)
     return path
 
 
@@ -387,24 +373,22 @@ def _has_draws(side: ModelSide) -> bool:
     return isinstance(side, ReferenceSide) and side.reference.tail_draws > 0
 
 
-def _run(
-    base: ModelSide, pairings: list[Pairing], settings: PairingSettings, cut: Cut, tuning: _Tuning
-) -> None:
-    run = Run(base, pairings, settings)
-    if tuning.resume is None:
-        run.all_windows(tuning.block_bytes, tuning.progress)
+def _run(base: ModelSide, pairings: list[Pairing], of_pairings: PairingSettings, settings: _Settings) -> None:
+    run = Run(base, pairings, of_pairings)
+    if settings.resume is None:
+        run.all_windows(settings.block_bytes, settings.progress)
         return
+    infos = [side.info for side in (base, *(pairing.candidate for pairing in pairings))]
+    windows, cut = of_pairings.windows, settings.cut
     identity = fingerprint(
-        tokens=settings.windows.tokens,
-        scored=settings.windows.scored.to(torch.uint8),
-        models=[vars(side.info) for side in (base, *(pairing.candidate for pairing in pairings))],
-        weights=[
-            weights_stamp(side.info.name) for side in (base, *(pairing.candidate for pairing in pairings))
-        ],
-        options=[cut.context, cut.score, settings.worst, settings.llama_cpp, tuning.representation],
+        tokens=windows.tokens,
+        scored=windows.scored.to(torch.uint8),
+        models=[vars(info) for info in infos],
+        weights=[weights_stamp(info.name) for info in infos],
+        options=[cut.context, cut.score, settings.worst, settings.llama_cpp, settings.options.representation],
     )
-    with checkpoint_of(tuning.resume, identity) as checkpoint:
-        run.all_windows(tuning.block_bytes, tuning.progress, checkpoint)
+    with checkpoint_of(settings.resume, identity) as checkpoint:
+        run.all_windows(settings.block_bytes, settings.progress, checkpoint)
 
 
 def _clusters(windows: Windows, documents: Tensor, *, independent: bool) -> Clusters:

@@ -30,6 +30,10 @@ class Cut(NamedTuple):
     score: Score
     most_windows: int | None
 
+    def windows(self, model: LanguageModel, text: Text) -> tuple[Windows, Tensor]:
+        """Return the windows of a text in a model's tokens, and the document of each."""
+        return make_windows(model, text, context=self.context, score=self.score, most=self.most_windows)
+
 
 class Matched(NamedTuple):
     """The sides of a comparison, with windows of the same tokens.
@@ -98,9 +102,7 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
                 got="None",
                 instead="texts=pathlib.Path('corpus.txt') (--text FILE)",
             )
-        windows, documents = make_windows(
-            reader, text, context=cut.context, score=cut.score, most=cut.most_windows
-        )
+        windows, documents = cut.windows(reader, text)
     sides = [_side(each, held, reader, windows, text, cut) for each in everyone]
     words = None
     if isinstance(reader, LanguageModel):
@@ -180,7 +182,7 @@ def _own_windows(
     same_words = opened.vocabulary.fingerprint == reader.vocabulary.fingerprint
     if (same_words and opened.bos == reader.bos) or text is None:
         return windows
-    own, _ = make_windows(opened, text, context=cut.context, score=cut.score, most=cut.most_windows)
+    own, _ = cut.windows(opened, text)
     same = len(own.tokens) == len(windows.tokens)
     if same:
         pairs = zip(windows.tokens.tolist(), own.tokens.tolist(), strict=True)
@@ -243,7 +245,7 @@ def _same_windows(a: Windows, b: Windows) -> bool:
 
 def _require_reference_of(held: Reference, reader: LanguageModel, text: Text, cut: Cut) -> None:
     """Refuse a text that is not the one a reference was recorded with."""
-    windows, _ = make_windows(reader, text, context=cut.context, score=cut.score, most=cut.most_windows)
+    windows, _ = cut.windows(reader, text)
     if not _same_windows(windows, held.windows):
         raise _other_text(held, "leave the text out, or record the reference again")
 

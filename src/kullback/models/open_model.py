@@ -124,6 +124,18 @@ class OpenOptions:
     api_key_env: str | None = None
     server_top: int = 20
 
+    def model(self, given: object, argument: str = "model") -> LanguageModel:
+        """Open a language model."""
+        return open_model(
+            given,
+            argument=argument,
+            tokenizer=self.tokenizer,
+            dtype=self.dtype,
+            device=self.device,
+            trust_remote_code=self.trust_remote_code,
+            hub=self.hub,
+        )
+
 
 Opened = LanguageModel | RowSource | Reference | TopKSource
 
@@ -158,12 +170,4 @@ def open_side(given: object, argument: str, options: OpenOptions) -> Opened:
             return open_top_k(path, name=argument)
         if path.is_file() and path.suffix.lower() != ".gguf":
             return open_rows(path, representation=options.representation, name=argument)
-    return open_model(
-        given,
-        argument=argument,
-        tokenizer=options.tokenizer,
-        dtype=options.dtype,
-        device=options.device,
-        trust_remote_code=options.trust_remote_code,
-        hub=options.hub,
-    )
+    return options.model(given, argument)

@@ -9,11 +9,11 @@ from typing import Any
 
 from kullback.common.files import check_writable
 from kullback.io.reference_writer import ReferenceWriter
-from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel
-from kullback.models.open_model import Progress, open_model
+from kullback.models.match import Cut
+from kullback.models.open_model import OpenOptions, Progress
 from kullback.models.side import DenseSide
-from kullback.models.text import Score, make_windows, take_texts
+from kullback.models.text import Score, take_texts
 
 CALL = "record_reference"
 BLOCK_BYTES = 40 * 1024 * 1024
@@ -71,17 +71,43 @@ def record_reference(
         >>> record_reference("llama-3-8b", "some long text", "llama.klref")  # doctest: +SKIP
         []
     """
+    options = OpenOptions(
+        tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub
+    )
+    cut = Cut(context, score, most_windows)
+    return record(
+        model,
+        texts,
+        path,
+        options,
+        cut,
+        top,
+        tail_draws,
+        seed=seed,
+        block_bytes=block_bytes,
+        progress=progress,
+    )
+
+
+def record(
+    model: object,
+    texts: object,
+    path: str | os.PathLike[str],
+    options: OpenOptions,
+    cut: Cut,
+    top: int,
+    tail_draws: int,
+    *,
+    seed: int = 0,
+    block_bytes: int = BLOCK_BYTES,
+    progress: Progress | None = None,
+) -> list[str]:
+    """Write a reference file as `record_reference` does, with its settings in objects."""
     check_writable(path)
     text = take_texts(CALL, texts)
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "device": device,
-        "trust_remote_code": trust_remote_code,
-        "hub": hub,
-    }
-    with open_model(model, tokenizer=tokenizer, **options) as opened:
-        windows, _ = make_windows(opened, text, context=context, score=score, most=most_windows)
-        settings = {"context": str(context), "score": score}
+    with options.model(model) as opened:
+        windows, _ = cut.windows(opened, text)
+        settings = {"context": str(cut.context), "score": cut.score}
         writer = ReferenceWriter(
             path,
             windows,
@@ -90,19 +116,13 @@ def record_reference(
             seed=seed,
             metadata=settings | _describe(opened),
         )
-        record_side(DenseSide(opened.info, windows, opened), writer, windows, block_bytes, progress)
+        side = DenseSide(opened.info, windows, opened)
+        with writer:
+            for block in side.blocks(max(1, block_bytes // (4 * side.classes)), 0):
+                writer.add(block)
+                if progress is not None:
+                    progress(writer.written, windows.rows)
     return writer.notes
-
-
-def record_side(
-    side: DenseSide, writer: ReferenceWriter, windows: Windows, block_bytes: int, progress: Progress | None
-) -> None:
-    """Write all rows of a side."""
-    with writer:
-        for block in side.blocks(max(1, block_bytes // (4 * side.classes)), 0):
-            writer.add(block)
-            if progress is not None:
-                progress(writer.written, windows.rows)
 
 
 def _describe(model: LanguageModel) -> dict[str, str]:
