@@ -149,10 +149,7 @@ def _median(target: FitTarget) -> Tensor:
     """Return a median, which minimizes E|x - m|."""
     if isinstance(target, DrawsTarget):
         order = target.draws.sort(0)
-        weights = target.weights.reshape(
-            *target.weights.shape, *[1] * (target.draws.ndim - target.weights.ndim)
-        )
-        weights = weights.expand_as(target.draws)
+        weights = target.weights_beside(target.draws).expand_as(target.draws)
         total = weights.gather(0, order.indices).cumsum(0)
         lower = (total >= 0.5 - 1e-12).to(torch.uint8).argmax(0, keepdim=True)
         upper = (total > 0.5 + 1e-12).to(torch.uint8).argmax(0, keepdim=True)
@@ -207,7 +204,7 @@ def _uniform(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Par
 
 def _extreme(target: DrawsTarget, side: int) -> Tensor:
     """Return the smallest or the largest draw with weight."""
-    weights = target.weights.reshape(*target.weights.shape, *[1] * (target.draws.ndim - target.weights.ndim))
+    weights = target.weights_beside(target.draws)
     return side * torch.where(weights > 0, side * target.draws, -torch.inf).amax(0)
 
 

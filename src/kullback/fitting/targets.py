@@ -164,6 +164,10 @@ class DrawsTarget(FitTarget):
     def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.draws.shape[1:]
 
+    def weights_beside(self, values: Tensor) -> Tensor:
+        """Return the weights with as many dimensions as values at the draws."""
+        return self.weights.reshape(*self.weights.shape, *[1] * (values.ndim - self.weights.ndim))
+
     def mean(self) -> Tensor:
         rough = self.mean_of(lambda at: at.x).value
         return rough + self.mean_of(lambda at, about: at.x - about, rough).value
@@ -172,7 +176,7 @@ class DrawsTarget(FitTarget):
         self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None
     ) -> StatisticMean:
         values = statistic(Points(self.draws), *parameters)
-        weights = self.weights.reshape(*self.weights.shape, *[1] * (values.ndim - self.weights.ndim))
+        weights = self.weights_beside(values)
         value = torch.where(weights > 0, weights * values, 0).sum(0)
         return StatisticMean(value, torch.zeros_like(value))
 
