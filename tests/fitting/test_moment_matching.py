@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -16,6 +18,7 @@ from torch.distributions import (
     Beta,
     Binomial,
     Categorical,
+    Cauchy,
     Chi2,
     ContinuousBernoulli,
     Dirichlet,
@@ -23,6 +26,8 @@ from torch.distributions import (
     Exponential,
     Gamma,
     Geometric,
+    Gumbel,
+    HalfCauchy,
     HalfNormal,
     Independent,
     InverseGamma,
@@ -45,6 +50,9 @@ from torch.distributions import (
 )
 
 from kullback import KL, Counts, Logits, Probs, Samples, divergence, fit
+from kullback.errors import ArgumentValueError
+from kullback.fitting import choose_method, default_start
+from kullback.fitting.exact_fit import nearest
 
 mpmath.mp.dps = 30
 
@@ -362,6 +370,32 @@ def test_a_variance_that_lies_far_out_is_all_of_it(df: float) -> None:
     found = fit(Normal(t(0), t(1)), to=StudentT(t(df)))
     assert float(found.distribution.scale) == pytest.approx(np.sqrt(df / (df - 2)), rel=1e-6)
     assert bool(found.converged)
+
+
+@pytest.mark.parametrize(
+    ("family", "target"),
+    [
+        (Normal, Gumbel(0.0, 1.0)),
+        (Normal, Cauchy(0.0, 1.0)),
+        (Gamma, HalfCauchy(1.0)),
+        (Laplace, Samples(torch.ones(10, dtype=torch.float64))),
+    ],
+    ids=lambda x: getattr(x, "__name__", type(x).__name__),
+)
+def test_the_formula_is_solved_once_for_a_class(
+    family: type[Distribution], target: Distribution | Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets: list[object] = []
+
+    def counted(q: Distribution, to: Any, *others: Any) -> Any:
+        targets.append(to)
+        return nearest(q, to, *others)
+
+    for module in (choose_method, default_start):
+        monkeypatch.setattr(module, "nearest", counted)
+    with suppress(ArgumentValueError):
+        fit(family, to=target)
+    assert len(targets) == 1
 
 
 def test_clusters_enter_the_standard_error() -> None:

@@ -132,7 +132,7 @@ def fit(
     if isinstance(q, torch.nn.Module):
         result = fit_module(q, objective, settings)
         return _finish(result, kind, objective, to, began)
-    is_nearest = False
+    is_nearest = None
     if isinstance(q, type):
         q, is_nearest = start_of(q, target)
     form = type(q) if isinstance(q, Representation) else None
@@ -143,7 +143,7 @@ def fit(
         _check_comparable(q, target)
     family = read_family(q, names)
     q = with_tensors(q, _in_float64)
-    result = _fitted(q, target, objective, kind, family, names, settings, is_nearest and not names)
+    result = _fitted(q, target, objective, kind, family, names, settings, None if names else is_nearest)
     if form is not None:
         own = getattr(result.distribution, "_categorical", result.distribution)
         result = result._replace(distribution=_as_representation(form, own))
@@ -328,16 +328,17 @@ def _fitted(
     family: Family,
     fixed: frozenset[str],
     settings: FitSettings,
-    is_nearest: bool,
+    is_nearest: bool | None,
 ) -> MethodAnswer:
-    """Return the fit; `is_nearest` if the start already has the smallest KL(to || q)."""
+    """Return the fit; `is_nearest` is that of `start_of`, and None if the formula has not been tried."""
     method = settings.method
     count = None if settings.starts is None else settings.starts - 1
     starts = itertools.islice(other_starts(q, target, family, fixed), count)
     by_formula = "maximum_likelihood" if isinstance(target, Samples) else "moment_matching"
     if behaves_as(kind, KL) and method in ("auto", by_formula):
-        distribution = q if is_nearest else nearest(q, target, family, fixed)
-        is_finite = is_nearest or (distribution is not None and has_numbers(distribution))
+        distribution = nearest(q, target, family, fixed) if is_nearest is None else q
+        is_new = is_nearest is None and distribution is not None
+        is_finite = is_nearest or (is_new and has_numbers(distribution))
         # Without finite means, the other methods find the optimum or report that there is none.
         others = method == "auto" and isinstance(target, Distribution)
         if is_finite or not (distribution is None or others):

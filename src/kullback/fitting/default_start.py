@@ -16,8 +16,12 @@ from kullback.pairs.clone import upcast_copy
 from kullback.samples import Samples
 
 
-def start_of(family: Any, to: Any) -> tuple[Distribution, bool]:
-    """Return the member of a class with the smallest KL(to || q) and True, or the standard member and False."""
+def start_of(family: Any, to: Any) -> tuple[Distribution, bool | None]:
+    """Return the member of a class with the smallest KL(to || q) and True, or the standard member.
+
+    The standard member comes with False if the formula gives parameters outside of their range, and with None if there
+    is no formula.
+    """
     if not issubclass(family, Distribution):
         raise invalid_type(
             "fit",
@@ -29,9 +33,9 @@ def start_of(family: Any, to: Any) -> tuple[Distribution, bool]:
     start = _standard(family, to)
     if isinstance(to, Distribution | Samples):
         member = nearest(start, to, read_family(start, frozenset()), frozenset())
-        if member is not None and has_numbers(member):
-            return upcast_copy(member), True
-    return start, False
+        if member is not None:
+            return (upcast_copy(member), True) if has_numbers(member) else (start, False)
+    return start, None
 
 
 def _standard(family: Any, to: Any) -> Distribution:
