@@ -55,6 +55,7 @@ class Table:
         links: the names of the drawings to which the first cells lead.
         dropped_first: the columns that a narrow medium leaves out, one after the other.
         is_main: whether summaries and notebooks show it.
+        is_open: whether a page shows it unfolded.
     """
 
     title: str
@@ -65,6 +66,7 @@ class Table:
     links: Sequence[str] = ()
     dropped_first: Sequence[int] = ()
     is_main: bool = False
+    is_open: bool = True
 
 
 @dataclass(frozen=True)

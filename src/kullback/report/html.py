@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from kullback.common.optional import load
@@ -17,9 +20,10 @@ if TYPE_CHECKING:
 
 
 def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str:
-    """Render a result as one HTML document that needs no other file, no network and no script.
+    """Render a result as one HTML document that needs no other file and no network.
 
-    It adapts to the width of a phone, to light and dark, and to paper. The same result always gives the same text.
+    A script sorts its tables and filters its long lists; without scripts the page shows everything. It adapts to the
+    width of a phone, to light and dark, and to paper. The same result always gives the same text.
 
     Arguments:
         result: a result, or its document.
@@ -37,10 +41,13 @@ def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str
         >>> from kullback import Probs, compare_predictions
         >>> p = Probs(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
         >>> page = render(compare_predictions(p, p))
-        >>> page.startswith("<!doctype html>"), "<script" in page
-        (True, False)
+        >>> page.startswith("<!doctype html>"), page.count("<script>")
+        (True, 1)
     """
-    return _rendered("page.html.j2", page=document(result, verdicts, **options))
+    script = files("kullback.report").joinpath("templates/page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = document(result, verdicts, **options)
+    return _rendered("page.html.j2", page=page, script=script, digest=digest)
 
 
 def render_table(result: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 from kullback.io.windows import Windows
 from kullback.models import LanguageModel, ModelComparison, ModelInfo, Token, Vocabulary, compare_models
 from kullback.report import frame, html, json as report, markdown
+from tests.report.pages import CONTRAST, MEASURE_CONTRAST
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -50,7 +52,7 @@ def found() -> ModelComparison:
 
 def test_nothing_of_a_token_is_markup(found: ModelComparison) -> None:
     page = html.render(found)
-    assert "<script" not in page
+    assert page.count("<script") == 1
     assert "alert(1)&lt;/script&gt;" in page
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", page)
     assert "\x1b" not in str(found)
@@ -81,6 +83,33 @@ def test_the_notebook_shows_the_scoreboard(found: ModelComparison) -> None:
     assert shown is not None
     assert "mean KL" in shown
     assert len(repr(found)) < 200
+
+
+def test_the_outcome_is_a_multiple_of_the_noise_floor(found: ModelComparison) -> None:
+    near, far = found.candidates
+    noisy = dataclasses.replace(found, candidates=[far], differences=[], noise_floor=near)
+    ratio = far.comparison.divergences["kl_pq"].mean / near.comparison.divergences["kl_pq"].mean
+    assert 60 < ratio < 75
+    assert f"This is {ratio:.0f} times the rounding noise of float64." in html.render(noisy)
+    assert "rounding noise" not in html.render(found)
+
+
+def test_all_candidates_have_one_color_scale(found: ModelComparison) -> None:
+    scales = re.findall(r"from 0 to\s+([\d.]+) nats or more", html.render(found))
+    far = found["far|x"].comparison.divergences["kl_pq"].p99
+    assert len(scales) == 2
+    assert [float(scale) for scale in scales] == pytest.approx([far, far], rel=1e-3)
+
+
+def test_every_text_of_a_plot_can_be_read_in_the_dark(found: ModelComparison, browser: Browser) -> None:
+    page = browser.new_page(color_scheme="dark")
+    page.set_content(html.render(found))
+    texts = page.locator("figure text").all()
+    assert {"far|x", "near<b>"} <= {
+        text.inner_html().replace("&lt;", "<").replace("&gt;", ">") for text in texts
+    }
+    assert min(text.evaluate(MEASURE_CONTRAST) for text in texts) >= CONTRAST
+    page.close()
 
 
 @pytest.mark.parametrize("width", [375, 1400])

@@ -35,7 +35,7 @@ def report(tmp_path_factory) -> Path:
 def test_every_plot_is_shown_within_the_page(open_page, width):
     page = open_page(width)
     plots = boxes(page, "figure svg")
-    assert len(plots) == 4
+    assert len(plots) == 4  # no mean is finite, so there is no ladder
     for plot in plots:
         assert plot["width"] >= min(width, 480) * 0.8
         assert plot["height"] >= 150
@@ -79,6 +79,8 @@ def test_a_phone_scrolls_in_one_direction_only(open_page):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_wide_table_can_be_reached_by_keyboard_and_scrolls_in_its_box(open_page, width):
     page = open_page(width)
+    for summary in page.locator("summary").all():
+        summary.click()
     for table in page.locator(".scroll").all():
         assert table.bounding_box()["width"] <= width
         table.focus()

@@ -44,7 +44,7 @@ def test_the_terminal_names_the_tokens_within_its_width(width):
 def test_the_page_names_the_tokens_and_obeys_nothing_in_them():
     text = html.render(COMPARISON, tokens=WORDS)
     page = Page(text)
-    assert page.tags("script", "b") == page.tags("b")
+    assert page.tags("script") == [{}]
     assert len(page.tags("b")) == len(Page(html.render(COMPARISON)).tags("b"))
     assert {"␣the", "⏎⇥", "<b>x</b>&"} <= set(re.findall(r"\S+", page.text))
     shown = " ".join(page.text.split())

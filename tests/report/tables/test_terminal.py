@@ -76,7 +76,7 @@ def test_columns_mean_what_their_numbers_and_limits_say(found):
     means = {column.name: meaning(column) for column in found.columns}
     assert means["number"] == ("large shift", "bad")
     assert found["flag"].psi.value < MODERATE
-    assert means["flag"] == ("small shift", "good")
+    assert means["flag"] == ("small shift", "unknown")
     assert means["still"] == means["constant"] == ("none seen", "good")
     assert means["id"] == ("inconclusive", "unknown")
     strict = parse_table_gate("psi.value=0.01", "above").verdict(found)

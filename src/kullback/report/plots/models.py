@@ -1,4 +1,4 @@
-"""The plot of a comparison of language models: divergence against size."""
+"""The plots of a comparison of language models: the ladder, and divergence against size."""
 
 from __future__ import annotations
 
@@ -6,19 +6,33 @@ import math
 from typing import TYPE_CHECKING
 
 from kullback.report.document import Plot
-from kullback.report.plots.svg import FIRST, power_of_ten
+from kullback.report.plots.ladder import draw_ladder
+from kullback.report.plots.svg import FIRST, plain, power_of_ten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from kullback.models import ModelComparison
+    from kullback.models import Candidate, ModelComparison
 
 LONGEST_NAME = 18
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 
 
 def draw_plots(found: ModelComparison) -> list[Plot]:
-    """Return the plot of mean KL against size on disk, where two or more candidates have both."""
+    """Return the ladder, and the plot of mean KL against size on disk, where two or more candidates have both."""
+    means = [(_label(each), each.comparison.divergences["kl_pq"].mean) for each in found.candidates]
+    if found.noise_floor is not None:
+        means.append(("rounding noise", found.noise_floor.comparison.divergences["kl_pq"].mean))
+    return [*draw_ladder(means), *_sizes(found)]
+
+
+def _label(candidate: Candidate) -> str:
+    """Return the last part of a candidate's name, short enough for a plot."""
+    label = candidate.model.name.rstrip("/").rsplit("/", 1)[-1]
+    return label if len(label) <= LONGEST_NAME else f"…{label[1 - LONGEST_NAME :]}"
+
+
+def _sizes(found: ModelComparison) -> list[Plot]:
     points = [
         (candidate.model.file_bytes, candidate.comparison.divergences["kl_pq"], candidate)
         for candidate in found.candidates
@@ -39,10 +53,8 @@ def draw_plots(found: ModelComparison) -> list[Plot]:
             low, high = kl.interval or (kl.mean, kl.mean)
             upper = high - kl.mean if high < math.inf else 0
             axes.errorbar([size], [kl.mean], [[kl.mean - low], [upper]], fmt="o", color=FIRST, capsize=3)
-            label = candidate.model.name.rstrip("/").rsplit("/", 1)[-1]
-            label = label if len(label) <= LONGEST_NAME else f"…{label[1 - LONGEST_NAME :]}"
-            label = f"≥ {label}" if candidate.is_lower_bound else label
-            axes.annotate(_plain(label), (size, kl.mean), (6, 4), textcoords="offset points", fontsize=9)
+            label = f"{'≥ ' * candidate.is_lower_bound}{_label(candidate)}"
+            axes.annotate(plain(label), (size, kl.mean), (6, 4), textcoords="offset points", fontsize=9)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: power_of_ten(value))
         axes.minorticks_off()
@@ -54,8 +66,3 @@ def draw_plots(found: ModelComparison) -> list[Plot]:
     if any(candidate.is_lower_bound for _, _, candidate in points):
         caption += " Of those marked ≥ it is a lower bound."
     return [Plot("sizes", "Mean KL and size", caption, draw)]
-
-
-def _plain(text: str) -> str:
-    """Return the text without what matplotlib would read as mathematics."""
-    return text.replace("$", r"\$")

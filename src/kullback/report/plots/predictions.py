@@ -1,4 +1,4 @@
-"""The plots of a comparison of predictions: distribution, quantiles, segments of rows, and P's confidence."""
+"""The plots of a comparison of predictions: ladder, distribution, quantiles, segments of rows, P's confidence."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from kullback.predictions import Comparison
 from kullback.report.document import Plot
 from kullback.report.formats import count, number
+from kullback.report.plots.ladder import draw_ladder
 from kullback.report.plots.svg import FIRST, SECOND, draw_legend, power_of_ten
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def draw_plots(comparison: Comparison) -> list[Plot]:
         _segments(comparison),
         _by_confidence(comparison),
     )
-    return [plot for plot in plots if plot is not None]
+    ladder = draw_ladder([("this comparison", comparison.divergences[KL_PQ].mean)])
+    return ladder + [plot for plot in plots if plot is not None]
 
 
 def _distribution(comparison: Comparison) -> Plot | None:

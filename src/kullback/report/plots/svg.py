@@ -45,6 +45,7 @@ STYLE = {
     "legend.frameon": False,
     "legend.handlelength": 1.6,
     "legend.labelcolor": INK,
+    "text.color": INK,
     "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
     "xtick.color": FAINT,
     "xtick.labelcolor": INK,
@@ -64,6 +65,11 @@ def power_of_ten(value: float) -> str:
     if not math.isclose(value, 10.0**exponent):
         return ""
     return f"10{str(exponent).translate(SUPERSCRIPTS)}" if exponent else "1"
+
+
+def plain(text: str) -> str:
+    """Return the text without what matplotlib would read as mathematics."""
+    return text.replace("$", r"\$")
 
 
 def draw_legend(axes: Axes) -> None:

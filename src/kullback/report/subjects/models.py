@@ -66,12 +66,13 @@ def document(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docume
     """
     blocks: list[Block] = [_scoreboard(found)]
     if plots := draw_plots(found):
-        blocks.append(Gallery("Divergence against size", plots))
-    blocks += [_section(found, place, candidate) for place, candidate in enumerate(found.candidates)]
+        blocks.append(Gallery("KL(P||Q) in pictures", plots))
+    scale = max(map(_scale, found.candidates))
+    blocks += [_section(found, place, candidate, scale) for place, candidate in enumerate(found.candidates)]
     blocks += Findings.of_notes(_notes(found))
     return Document(
         f"{found.candidates[0].model.name} against {found.base.name}: KL divergence of language models",
-        Headline(_outcome(found), _size(found)),
+        Headline(_outcome(found) + _against_noise(found), _size(found)),
         tuple(blocks),
         tuple(verdicts),
         MEANINGS,
@@ -81,15 +82,18 @@ def document(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docume
     )
 
 
-def _section(found: ModelComparison, place: int, candidate: Candidate) -> Section:
-    """Return what there is of one candidate: the text colored by token, and the numbers."""
+def _scale(candidate: Candidate) -> float:
+    """Return the divergence of the full color: the 99 % quantile, or the largest of a token that is finite."""
+    p99 = candidate.comparison.divergences[KL_PQ].p99
+    tokens = [token.kl for passage in candidate.passages for token in passage.tokens if token.kl < math.inf]
+    return p99 if 0 < p99 < math.inf else max(tokens, default=0.0)
+
+
+def _section(found: ModelComparison, place: int, candidate: Candidate, scale: float) -> Section:
+    """Return what there is of one candidate: the text colored by token up to `scale`, and the numbers."""
     several = len(found.candidates) > 1
     remarks = infinite(candidate.comparison)
     blocks: list[Block] = [Findings("Infinite divergences", remarks)] if remarks else []
-    kl = candidate.comparison.divergences[KL_PQ]
-    tokens = [token.kl for passage in candidate.passages for token in passage.tokens if token.kl < math.inf]
-    # The divergence of the full color: the 99 % quantile, or the largest that is finite.
-    scale = kl.p99 if 0 < kl.p99 < math.inf else max(tokens, default=0.0)
     blocks.append(
         Passages(
             "The text" if found.whole_text else "The passages in which it differs most",
@@ -341,6 +345,16 @@ def _noise(found: ModelComparison) -> list[str]:
     if hidden:
         return [f"{told}: no measurement can tell {', '.join(hidden)} from it."]
     return [f"{told}."]
+
+
+def _against_noise(found: ModelComparison) -> str:
+    """Say how many times the noise floor the best candidate's mean KL is; nothing if either is unknown or 0."""
+    best = found.candidates[0]
+    kl = best.comparison.divergences[KL_PQ].mean
+    floor = 0.0 if found.noise_floor is None else found.noise_floor.comparison.divergences[KL_PQ].mean
+    if not (0 < kl < math.inf and 0 < floor < math.inf):
+        return ""
+    return f" This is {_least(best)}{number(kl / floor, 2)} times the rounding noise of {found.base.dtype}."
 
 
 def _notes(found: ModelComparison) -> list[str]:

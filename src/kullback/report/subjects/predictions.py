@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 from kullback.predictions import (
@@ -159,14 +159,14 @@ def numbers(comparison: Comparison) -> list[Table]:
                 ),
             ),
         ]
-    return [
-        *tables,
+    tables.append(
         Table(
             "By P's confidence, the probability of its top class",
             ["confidence", "rows", "mean KL(P||Q)", "99% quantile", "same top class"],
             [_confidence(part) for part in comparison.by_confidence if part.rows],
-        ),
-    ]
+        )
+    )
+    return [tables[0], *(replace(table, is_open=False) for table in tables[1:])]
 
 
 def _figures(comparison: Comparison) -> tuple[Figure, ...]:

@@ -282,7 +282,7 @@ def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Shift:
         psi = max(psi, words_psi(compared) or 0.0)
         if psi >= LARGE:
             return Shift("large shift", "bad")
-        return Shift("shift", "warning") if psi >= MODERATE else Shift("small shift", "good")
+        return Shift("shift", "warning") if psi >= MODERATE else Shift("small shift", "unknown")
     if hidden or psi >= MODERATE:
         return Shift("inconclusive", "unknown")
     of_text = isinstance(compared, ColumnComparison) and compared.column_type == "text"

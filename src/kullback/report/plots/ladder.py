@@ -1,0 +1,58 @@
+"""The ladder: a mean divergence among values that kullback measured on known changes of one model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kullback.report.document import Plot
+from kullback.report.formats import number
+from kullback.report.plots.svg import FIRST, SECOND, plain, power_of_ten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Mean KL(P||Q) in nats per byte; P is examples/data/float32.npy.
+REFERENCES = {
+    "weights in int8": 0.00020178,
+    "temperature 0.9": 0.0077343,
+    "temperature 0.5": 0.33195,
+    "no context": 2.0522,
+}
+SOURCE = (
+    "Orange values are for orientation and are no limits. They compare the byte model of kullback's examples (478,976 "
+    "parameters, Python's help topics) with itself: its weights in int8, another temperature, or its mean prediction "
+    "everywhere. They are nats per byte; other models and tokens have other values."
+)
+
+
+def draw_ladder(means: Sequence[tuple[str, float]]) -> list[Plot]:
+    """Return the plot of mean divergences among the reference values: none if no mean is positive and finite.
+
+    Arguments:
+        means: names of at most 18 characters, and mean divergences in nats.
+    """
+    own = [(mean, name, FIRST) for name, mean in means if 0 < mean < math.inf]
+    if not own:
+        return []
+    rungs = sorted([*own, *((mean, name, SECOND) for name, mean in REFERENCES.items())])
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import LogLocator
+
+        axes.scatter(
+            [mean for mean, _, _ in rungs], range(len(rungs)), color=[color for _, _, color in rungs]
+        )
+        axes.set_xscale("log")
+        low, high = math.log10(rungs[0][0]), math.log10(rungs[-1][0])
+        axes.set_xlim(10.0 ** math.floor(low - 0.2), 10.0 ** math.ceil(high + 0.2))
+        axes.xaxis.set_major_locator(LogLocator(numticks=5))
+        axes.xaxis.set_major_formatter(lambda value, _: power_of_ten(value))
+        axes.minorticks_off()
+        axes.set_ylim(-0.6, len(rungs) - 0.4)
+        axes.set_yticks(range(len(rungs)), [plain(name) for _, name, _ in rungs])
+        axes.set(xlabel="mean KL(P‖Q), nats")
+
+    values = "; ".join(f"{name} {number(mean)}" for mean, name, _ in rungs)
+    return [Plot("ladder", "How large is that?", f"{values}. {SOURCE}", draw)]
