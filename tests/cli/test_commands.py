@@ -64,7 +64,7 @@ def assert_one_line_error(result, *words: str):
 
 
 def test_the_table_shows_what_was_asked_for(files):
-    result = compare("--labels", "labels.npy", "--cluster", "documents.txt", "--worst", "3")
+    result = compare("--labels", "labels.npy", "--cluster", "documents.txt", "--worst", "3", "--full")
     assert result.exit_code == 0, result.output
     assert result.stderr == ""
     for words in ("p.npy", "q.npy", "300 rows in 30 clusters", "KL(P||Q)", "cross-entropy", "confidence"):

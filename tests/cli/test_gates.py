@@ -162,7 +162,10 @@ def test_a_candidate_that_fails_is_named_though_another_is_the_closest(
     assert limit["failures"][0].startswith(sentence)
     for name in ("page.html", "page.md"):
         assert sentence in (folder / name).read_text().replace("\\", "")
-    assert sentence in result.stdout.replace("\n", "")
+    assert f"gate failed: {sentence}" in result.stderr
+    assert f"FAILED: mean at most 0.001: '{folders.int8()}'" in result.stdout
+    full = run(folder, monkeypatch, "compare", *arguments, "--full", "--fail-above", "mean=0.001")
+    assert sentence in full.stdout.replace("\n", "")
 
 
 def test_a_watch_without_a_batch_cannot_pass_a_gate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

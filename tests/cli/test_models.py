@@ -47,7 +47,7 @@ def test_the_reports_of_one_run_agree(words: Path, tmp_path: Path) -> None:
     assert held["noise_floor"]["comparison"]["divergences"]["kl_pq"]["mean"] > 0
     mean = held["candidates"][0]["comparison"]["divergences"]["kl_pq"]["mean"]
     shown = f"{mean:.7f}"
-    assert shown in result.output.replace("\n", "")
+    assert f" {1e6 * mean:.0f} µnat " in result.output
     assert shown in files["md"].read_text()
     assert shown in files["html"].read_text()
 

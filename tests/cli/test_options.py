@@ -107,8 +107,8 @@ def test_a_table_of_weights_alone_says_why_nothing_is_compared():
 @pytest.mark.parametrize(
     ("rows", "classes", "text"),
     [
-        (1, 8, "1 row, each a distribution over 8 classes"),
-        (3, 1, "3 rows, each a distribution over 1 class\n"),
+        (1, 8, "1 row, 8 classes\n"),
+        (3, 1, "3 rows, 1 class\n"),
     ],
 )
 def test_one_is_singular(rows, classes, text):
@@ -121,6 +121,9 @@ def test_one_is_singular(rows, classes, text):
         f"{rows} row{'s' * (rows > 1)} in 1 cluster,"
         in run("compare p.npy q.npy --as logits --cluster cluster.npy").stdout
     )
+    full = run("compare p.npy q.npy --as logits --full").stdout
+    assert text.replace(", ", ", each a distribution over ") in full
+    printed += full
     assert not re.search(r"\b1 (rows|classes|clusters|columns)\b", printed)
 
 

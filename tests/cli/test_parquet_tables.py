@@ -33,19 +33,20 @@ LISTS = [[0.25, 0.75]] * 200
 def test_tables_need_no_as(tmp_path: Path, columns: dict[str, Any]) -> None:
     found = compared(tmp_path, columns)
     assert found.exit_code == 0, found.output
-    assert "The largest PSI first; in nats" in found.output
+    assert "PSI" in found.output
+    assert "The largest PSI first; in nats" in compared(tmp_path, columns, "--full").output
     assert compared(tmp_path, columns, "--as", "table").output == found.output
 
 
 @pytest.mark.parametrize("columns", [{"0": COUNTS, "1": COUNTS}, {"probs": LISTS}])
 def test_what_can_be_predictions_is_no_table(tmp_path: Path, columns: dict[str, Any]) -> None:
-    assert "By column" not in compared(tmp_path, columns).output
+    assert "PSI" not in compared(tmp_path, columns).output
 
 
 def test_options_of_predictions_and_other_files_are_not_taken_for_tables(tmp_path: Path) -> None:
     wide = {"0": np.abs(NUMBERS), "1": np.abs(NUMBERS[::-1])}
     assert "mean" in compared(tmp_path, wide, "--as", "counts").output
-    assert "By column" not in compared(tmp_path, wide, "--worst", "3").output
+    assert "PSI" not in compared(tmp_path, wide, "--worst", "3").output
     (tmp_path / "q.parquet").write_bytes(b"PAR1 damaged")
     broken = CliRunner().invoke(
         kullback, ["compare", str(tmp_path / "p.parquet"), str(tmp_path / "q.parquet")]

@@ -59,7 +59,7 @@ JOBS = {
     "Language models": (*OF_MODELS, "resume"),
     "Limits": ("fail_above", "fail_below"),
     "Computation": ("bootstrap", "seed", "block_mb", "no_progress"),
-    "Output": ("worst", "html_path", "json_path", "markdown_path", *FOR_LABELS, "help", "help_all"),
+    "Output": ("full", "worst", "html_path", "json_path", "markdown_path", *FOR_LABELS, "help", "help_all"),
 }
 # The options of ``--help``: how to write each, and a text of one line.
 COMMON = {
@@ -78,7 +78,8 @@ COMMON = {
     "resume": ("--resume FILE", "Continue a run that was stopped"),
     "fail_above": ("--fail-above METRIC=LIMIT", "Exit with status 1 above a limit: mean=0.01"),
     "fail_below": ("--fail-below METRIC=LIMIT", "Exit with status 1 below a limit: top1=0.99"),
-    "worst": ("--worst N", "The number of worst rows to show"),
+    "full": ("--full", "Print every table and note"),
+    "worst": ("--worst N", "The number of worst rows in reports"),
     "html_path": ("--html FILE", "Write a page with plots"),
     "json_path": ("--json [FILE]", "Write the numbers, or print them"),
     "markdown_path": ("--markdown FILE", "Write a summary in Markdown"),
@@ -122,8 +123,13 @@ COMMON = {
 )
 @click.option("--cluster-key", "cluster_key", help="The name of the clusters in their file.")
 @INDEPENDENT
+@click.option("--full", is_flag=True, help="Print every table and note, not only the numbers that decide.")
 @click.option(
-    "--worst", type=click.IntRange(0), default=10, show_default=True, help="The number of worst rows to show."
+    "--worst",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="The number of worst rows in reports.",
 )
 @JSON
 @HTML
@@ -219,6 +225,7 @@ def compare(
     json_path: str | None,
     html_path: Path | None,
     markdown_path: Path | None,
+    full: bool,
     fail_above: tuple[str, ...],
     fail_below: tuple[str, ...],
     no_progress: bool,
@@ -245,7 +252,7 @@ def compare(
     of_tables = {name: settings.pop(name) for name in OF_TABLES}
     of_models = {name: settings.pop(name) for name in OF_MODELS}
     limits = given_limits(fail_above, fail_below)
-    outputs = Outputs(json_path, html_path, markdown_path)
+    outputs = Outputs(json_path, html_path, markdown_path, full)
     llama_cpp = "like" if like else "format" if lines == LLAMA_CPP else None
     from kullback.comparison import subject_of
 

@@ -23,11 +23,12 @@ STANDARD_OUTPUT = "-"
 
 
 class Outputs(NamedTuple):
-    """The path of the JSON, or ``-`` or None, and the paths of the page and of the Markdown, or None."""
+    """The path of the JSON, or ``-`` or None, the paths of the page and of the Markdown, or None, and what to print."""
 
     json: str | None
     html: Path | None
     markdown: Path | None = None
+    full: bool = True
 
     @property
     def files(self) -> list[Path]:
@@ -122,6 +123,8 @@ def write_reports(
             click.echo(printed, nl=False)
         elif table is not None:
             table(open_console())
-        else:
+        elif outputs.full:
             terminal.render(page, open_console())
+        else:
+            terminal.render_brief(page, open_console(), outputs.html)
     return [failure for verdict in page.verdicts for failure in verdict.failures]

@@ -165,6 +165,11 @@ class Findings:
     title: str
     remarks: Sequence[Remark]
 
+    @property
+    def unlinked(self) -> list[Remark]:
+        """The remarks of media without drawings."""
+        return [each for each in self.remarks if not each.link]
+
     @classmethod
     def of_notes(cls, notes: Iterable[str]) -> tuple[Findings, ...]:
         """Return the block of a result's notes, or none if it has no note."""
@@ -182,6 +187,19 @@ class Section:
 
 
 Block: TypeAlias = Table | Gallery | Passages | Findings | Section
+
+
+@dataclass(frozen=True)
+class Brief:
+    """The numbers that decide, in few short lines: sentences, and tables without titles.
+
+    Attributes:
+        size: the amount of data.
+        blocks: the lines and tables, each at most 60 columns wide after a table has dropped its columns.
+    """
+
+    size: str
+    blocks: tuple[str | Table, ...]
 
 
 @dataclass(frozen=True)
@@ -220,6 +238,7 @@ class Document:
         fields: returns the exact numbers for JSON, ``schema`` and ``unit`` among them.
         frame: returns the exact numbers for a data frame.
         maker: the command that makes such a page.
+        brief: the numbers that decide, for a terminal; None if everything is short.
     """
 
     title: str
@@ -230,6 +249,7 @@ class Document:
     fields: Callable[[], dict[str, Any]] | None = None
     frame: Callable[[], Frame] | None = None
     maker: str = "kullback"
+    brief: Brief | None = None
 
     @property
     def outcome(self) -> str:

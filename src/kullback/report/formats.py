@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -40,6 +41,50 @@ def decimal(value: float) -> str:
     if 0 < value < 0.0005:
         return "<0.001"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
+
+
+class Unit(NamedTuple):
+    """A unit of divergences that suits their size: its name, and how many of it make a nat."""
+
+    name: str
+    per_nat: float
+
+    @classmethod
+    def of(cls, value: float) -> Unit:
+        """Return nat, mnat or µnat for a divergence in nats.
+
+        Example:
+            >>> [Unit.of(x).name for x in (2.0, 0.05, 0.0002, 1e-12, float("inf"))]
+            ['nat', 'mnat', 'µnat', 'nat', 'nat']
+        """
+        if 1e-9 <= value < 0.1:
+            return cls("mnat", 1e3) if value >= 1e-3 else cls("µnat", 1e6)
+        return cls("nat", 1.0)
+
+    def write(self, values: Sequence[float]) -> list[str]:
+        """Format divergences in nats as numbers of this unit, all with as many decimals.
+
+        The smallest has three significant digits, or three decimals. "0" stands for exactly 0 alone.
+
+        Example:
+            >>> Unit.of(0.0002).write([0.0002018, 0.0001845, 0.0057474, 0.0, float("inf")])
+            ['202', '184', '5,747', '0', 'inf']
+            >>> Unit.of(0.02).write([0.0123, 0.2, 1e-9]), Unit.of(1e-12).write([1e-12])
+            (['12.300', '200.000', '<0.001'], ['1.00e-12'])
+        """
+        scaled = [value * self.per_nat for value in values]
+        sizes = [abs(value) for value in scaled if value and math.isfinite(value)]
+        smallest, largest = min(sizes, default=1.0), max(sizes, default=1.0)
+        decimals = min(3, max(0, 2 - math.floor(math.log10(smallest))))
+        texts: list[str] = []
+        for value in scaled:
+            if value == 0 or not math.isfinite(value):
+                texts.append("n/a" if math.isnan(value) else f"{value:g}")
+            elif largest < 1e-3:
+                texts.append(f"{value:.2e}")
+            else:
+                texts.append("<0.001" if 0 < value < 0.0005 else f"{value:,.{decimals}f}")
+        return texts
 
 
 def percent(proportion: float) -> str:

@@ -78,7 +78,7 @@ def _rest(table: Table) -> list[str]:
 
 
 def _remarks(findings: Findings) -> list[str]:
-    told = [each for each in findings.remarks if not each.link]
+    told = findings.unlinked
     lines = [f"- {each.level}: {escaped(each.message)}" for each in told[:MOST_REMARKS]]
     more = len(told) - MOST_REMARKS
     return lines + [f"- {counted(more, 'finding')} more in the JSON and on the page"] * (more > 0)

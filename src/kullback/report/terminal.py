@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kullback.errors import printable
+from kullback.errors import printable, quoted
 from kullback.report.document import Findings, Gallery, Passages, Section, Table
-from kullback.report.formats import count
+from kullback.report.formats import count, counted
 from kullback.report.subjects import document
+from kullback.results.verdict import headline
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from kullback.report.document import Block, Tone
+    from kullback.report.document import Block, Document, Tone
     from kullback.results.verdict import Verdict
 
 STYLES: dict[Tone, str] = {"bad": "bold red", "warning": "yellow", "good": "green", "unknown": "dim", "": ""}
 LONGEST_NAME = 18  # characters of a name that a table has room for; a longer one folds
 MOST_REMARKS = 25
+MOST_LINES = 12  # of a brief report
+_NUMBER = re.compile(r"(>= |<)?[\d,.e+-]+( ?\S?nat|%)?")
 
 
 def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **options: Any) -> None:
@@ -43,21 +51,100 @@ def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **op
         ...
     """
     page, say = document(result, verdicts, **options), _Printer(console)
-    style = STYLES[page.tone].removeprefix("dim")
-    say.line(page.outcome, style if "bold" in style else f"bold {style}".strip())
+    say.outcome(page.outcome, page.tone)
     for each in page.verdicts:
-        text = f"passed: {each.limit}" if each.passed else f"FAILED: {each.limit}: {'; '.join(each.failures)}"
-        say.line(text, STYLES["good" if each.passed else "bad"])
+        say.verdict(each, f": {'; '.join(each.failures)}")
     for letter, name in (page.headline.names or {}).items():
         say.line(f"{letter}  {name}")
     if page.headline.size:
         say.line(page.headline.size)
-    for block in page.blocks:
+    for block in _open(page.blocks):
         say.block(block)
     if page.meanings:
         say.space()
     for each in page.meanings:
         say.line(f"- {each.term}: {each.text}", "dim")
+
+
+def render_brief(page: Document, console: Console, html: Path | None = None) -> None:
+    """Print the numbers that decide, in at most 12 lines; a document without a short form is printed in full.
+
+    Only a path or a name of a limit that is wider than the console takes a line more.
+
+    Arguments:
+        page: the document.
+        console: the rich console to print on.
+        html: where the page is, if there is one.
+
+    Example:
+        >>> import torch
+        >>> from rich.console import Console
+        >>> from kullback import Probs, compare_predictions
+        >>> p = Probs(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
+        >>> render_brief(document(compare_predictions(p, p)), Console(width=80))
+        P  a tensor of shape (2, 2)   Q  a tensor of shape (2, 2)
+        2 rows, 2 classes
+        ...
+    """
+    if page.brief is None:
+        render(page, console)
+        return
+    say, blocks = _Printer(console), list(page.brief.blocks)
+    more = _more(page, console.width, has_page=html is not None)
+    ending = say.joined([f"Page: {html}", more] if html else [more])
+    room = MOST_LINES - len(ending) - bool(page.verdicts)
+    room -= sum(_height(each, console.width) for each in blocks)
+    if room < 0 and isinstance(worst := blocks[-1], Table):
+        blocks[-1] = replace(worst, rows=worst.rows[: max(1, len(worst.rows) + room)])
+    room -= say.limits(page, room)
+    named = say.joined([f"{letter}  {name}" for letter, name in (page.headline.names or {}).items()])
+    for line in (*named, page.brief.size):
+        if (height := _height(line, console.width)) <= room:
+            say.line(line)
+            room -= height
+    for block in blocks:
+        if isinstance(block, str):
+            say.line(block)
+        else:
+            if room > 0:
+                say.space()
+                room -= 1
+            say.short_table(block)
+    for line in ending:
+        say.line(line, "dim")
+
+
+def _height(block: str | Table, width: int) -> int:
+    return ceil(len(block) / width) if isinstance(block, str) else len(block.rows) + any(block.headings)
+
+
+def _more(page: Document, width: int, *, has_page: bool) -> str:
+    """Return the options that show more, and how many remarks there are."""
+    levels = Counter(
+        remark.level for each in _open(page.blocks) if isinstance(each, Findings) for remark in each.unlinked
+    )
+    remarks = [counted(number, level) for level in ("error", "warning", "note") if (number := levels[level])]
+    text = f"More: --full ({', '.join(['all numbers', *remarks])})"
+    with_page = f"{text}, --html FILE (a page)"
+    return text if has_page or len(with_page) > width else with_page
+
+
+def _failures(verdict: Verdict) -> Iterator[str]:
+    """Yield how a limit is broken, and what breaks it, each shorter than the one before it."""
+    yield f": {'; '.join(verdict.failures)}"
+    if verdict.broken_by:
+        others = len(verdict.broken_by) - 1
+        yield f": {quoted(verdict.broken_by[0])}" + f" and {count(others)} more" * bool(others)
+    yield ""
+
+
+def _open(blocks: Iterable[Block]) -> Iterator[Table | Gallery | Passages | Findings]:
+    """Yield the blocks that are printed, those of open sections among them."""
+    for block in blocks:
+        if not isinstance(block, Section):
+            yield block
+        elif block.is_open is not False:
+            yield from _open(block.blocks)
 
 
 class _Printer:
@@ -66,17 +153,37 @@ class _Printer:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def block(self, block: Block) -> None:
-        if isinstance(block, Section):
-            for each in block.blocks if block.is_open is not False else ():
-                self.block(each)
-        elif isinstance(block, Findings):
+    def outcome(self, text: str, tone: Tone) -> None:
+        style = STYLES[tone].removeprefix("dim")
+        self.line(text, style if "bold" in style else f"bold {style}".strip())
+
+    def verdict(self, verdict: Verdict, failure: str) -> None:
+        text = f"passed: {verdict.limit}" if verdict.passed else f"FAILED: {verdict.limit}{failure}"
+        self.line(text, STYLES["good" if verdict.passed else "bad"])
+
+    def limits(self, page: Document, room: int) -> int:
+        """Print the verdict, and as many limits as there is room for, the broken ones first; return their number."""
+        if page.verdicts:
+            hidden = "; --full lists them" if room < len(page.verdicts) else ""
+            self.outcome(f"{headline(page.verdicts)}{hidden}", page.tone)
+        shown = sorted(page.verdicts, key=lambda verdict: verdict.passed)[: max(room, 0)]
+        for each in shown:
+            width = self._console.width - self._text(f"FAILED: {each.limit}").cell_len
+            self.verdict(
+                each, next(text for text in _failures(each) if self._text(text).cell_len <= width or not text)
+            )
+        return len(shown)
+
+    def joined(self, texts: Sequence[str]) -> list[str]:
+        """Return texts in one line if it fits, else each in a line."""
+        line = "   ".join(texts)
+        return [line] * bool(line) if self._text(line).cell_len <= self._console.width else list(texts)
+
+    def block(self, block: Table | Gallery | Passages | Findings) -> None:
+        if isinstance(block, Findings):
             self._findings(block)
-        elif isinstance(block, Gallery | Passages):
-            if block.table is not None:
-                self._table(block.table)
-        else:
-            self._table(block)
+        elif table := block.table if isinstance(block, Gallery | Passages) else block:
+            self._table(table)
 
     def space(self) -> None:
         self._console.print()
@@ -88,10 +195,12 @@ class _Printer:
         from rich.text import Text
 
         encoding = self._console.encoding
+        if not "µ".encode(encoding, "ignore"):
+            text = text.replace("µnat", "unat")
         return Text(printable(text).encode(encoding, "backslashreplace").decode(encoding))
 
     def _findings(self, findings: Findings) -> None:
-        remarks = [each for each in findings.remarks if not each.link]
+        remarks = findings.unlinked
         if remarks:
             self.space()
         for each in remarks[:MOST_REMARKS]:
@@ -105,20 +214,12 @@ class _Printer:
         from rich.table import Table as Grid
 
         cells = [[self._text(cell) for cell in row] for row in table.rows]
-        widths = [
-            max([len(heading), *(row[place].cell_len for row in cells)])
-            for place, heading in enumerate(table.headings)
-        ]
-        kept = list(range(len(table.headings)))
-        for place in table.dropped_first:
-            others = sum(widths[each] + 2 for each in kept[1:])
-            if others + min(widths[0], LONGEST_NAME) > self._console.width:
-                kept.remove(place)
+        kept, _ = self._kept(table, cells, gap=2)
         grid = Grid(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), show_header=any(table.headings))
-        grid.add_column(table.headings[0], overflow="fold")
+        grid.add_column(self._text(table.headings[0]), overflow="fold")
         for place in kept[1:]:
             justify = "left" if table.tones and place == 1 else "right"
-            grid.add_column(table.headings[place], justify=justify, no_wrap=True)
+            grid.add_column(self._text(table.headings[place]), justify=justify, no_wrap=True)
         for row, tone in zip(cells, table.tones, strict=False):
             row[1].stylize(STYLES[tone])
         for row in cells:
@@ -128,3 +229,48 @@ class _Printer:
         self._console.print(grid)
         for sentence in table.caption:
             self.line(sentence)
+
+    def short_table(self, table: Table) -> None:
+        """Print a table with one line for each row; a wide text in its first column loses its middle."""
+        from rich.table import Table as Grid
+
+        cells = [[self._text(cell) for cell in row] for row in table.rows]
+        kept, first = self._kept(table, cells, gap=_GAP)
+        grid = Grid(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=any(table.headings))
+        for place in kept:
+            is_number = place > 0 and all(_NUMBER.fullmatch(row[place].plain or "0") for row in cells)
+            grid.add_column(
+                self._text(table.headings[place]), justify="right" if is_number else "left", no_wrap=True
+            )
+        for row in cells:
+            grid.add_row(_shortened(row[0], first), *(row[place] for place in kept[1:]))
+        self._console.print(grid)
+
+    def _kept(self, table: Table, cells: Sequence[Sequence[Text]], *, gap: int) -> tuple[list[int], int]:
+        """Return the columns that fit, and the width that is left for the first."""
+        widths = [
+            max([len(heading), *(row[place].cell_len for row in cells)])
+            for place, heading in enumerate(table.headings)
+        ]
+        kept = list(range(len(table.headings)))
+        for place in table.dropped_first:
+            if (
+                sum(widths[each] + gap for each in kept[1:]) + min(widths[0], LONGEST_NAME)
+                > self._console.width
+            ):
+                kept.remove(place)
+        return kept, self._console.width - sum(widths[each] + gap for each in kept[1:])
+
+
+_GAP = 2  # columns between those of a short table
+
+
+def _shortened(text: Text, width: int) -> Text:
+    """Return a text without its middle if it is wider than `width`."""
+    if text.cell_len <= width:
+        return text
+    head, tail = text.copy(), text.copy()
+    head.truncate(max(1, width // 4), overflow="crop")
+    while tail.cell_len >= max(2, width - head.cell_len):
+        tail = tail[1:]
+    return head + "…" + tail

@@ -126,7 +126,7 @@ def test_all_files_are_written_or_none(files):  # noqa: F811
 
 def test_the_command_shows_the_tokens(files):  # noqa: F811
     Path("tokens.json").write_text(json.dumps([f" w{i}" for i in range(11)]))
-    result = compare("--tokens", "tokens.json", "--html", "x.html", "--worst", "3")
+    result = compare("--tokens", "tokens.json", "--html", "x.html", "--worst", "3", "--full")
     assert result.exit_code == 0
     worst = result.stdout[result.stdout.index("The worst rows") :]
     assert len(re.findall(r" (\d+) +␣w\1 ", worst)) >= 3
@@ -150,6 +150,6 @@ def test_more_tokens_than_classes_are_refused_before_the_work(files, monkeypatch
 
 def test_fewer_tokens_than_classes_leave_numbers(files):  # noqa: F811
     np.savetxt("tokens.txt", ["only"], fmt="%s")
-    result = compare("--tokens", "tokens.txt", "--worst", "20")
+    result = compare("--tokens", "tokens.txt", "--worst", "20", "--full")
     assert result.exit_code == 0
     assert re.search(r" 0 +only ", result.stdout)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from kullback.models import Candidate, ModelComparison, ModelInfo, Passage, ReadToken
 from kullback.report.document import (
     Block,
+    Brief,
     Document,
     Findings,
     Frame,
@@ -22,13 +23,16 @@ from kullback.report.document import (
     Table,
     Token,
 )
-from kullback.report.formats import count, counted, number, percent, probability, token_text, visible
+from kullback.report.formats import Unit, count, counted, number, percent, probability, token_text, visible
 from kullback.report.plots.models import draw_plots
 from kullback.report.schemas import models as schema
 from kullback.report.subjects.predictions import (
     KL,
     KL_PQ,
     LONGEST_TOKEN,
+    WORST_IN_BRIEF,
+    brief_numbers,
+    brief_remarks,
     infinite,
     numbers,
     top_classes,
@@ -79,7 +83,57 @@ def document(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docume
         partial(schema.fields, found),
         partial(_frame, found),
         "kullback compare",
+        _brief(found),
     )
+
+
+def _brief(found: ModelComparison) -> Brief:
+    best = found.candidates[0]
+    tokens = f"{counted(best.comparison.rows, 'token')} in {counted(found.windows, 'window')}"
+    if len(found.candidates) == 1:
+        size = f"{best.model.name} against {found.base.name}: {tokens}"
+        blocks: list[str | Table] = [brief_numbers(best.comparison, at_least=">= " * best.is_lower_bound)]
+    else:
+        size = f"{counted(len(found.candidates), 'candidate')} against {found.base.name}: {tokens}"
+        blocks = [_brief_scoreboard(found)]
+    blocks += brief_remarks(best.comparison)
+    if hidden := _hidden(found):
+        blocks.append(f"Not above rounding noise: {', '.join(hidden)}")
+    if (worst := _worst(found, best, several=False)) is not None:
+        unit = Unit.of(best.comparison.divergences[KL_PQ].mean)
+        kl = unit.write([row.kl for row in best.comparison.worst[:WORST_IN_BRIEF]])
+        rows = [
+            [text, f"{value} {unit.name}", *tops]
+            for (text, _, *tops, _), value in zip(worst.rows, kl, strict=False)
+        ]
+        title = "text [token] of the first" if len(found.candidates) > 1 else "text [token]"
+        blocks.append(Table("", (title, *worst.headings[1:-1]), rows))
+    return Brief(size, tuple(blocks))
+
+
+def _brief_scoreboard(found: ModelComparison) -> Table:
+    """Return the closest candidates, all in one unit."""
+    candidates = found.candidates[:WORST_IN_BRIEF]
+    divergences = [each.comparison.divergences[KL_PQ] for each in candidates]
+    unit = Unit.of(divergences[0].mean)
+    means = unit.write([kl.mean for kl in divergences])
+    ends = unit.write([end for kl in divergences for end in kl.interval or (math.nan, math.nan)])
+    rows = [
+        [
+            each.model.name,
+            ">= " * each.is_lower_bound + f"{mean} {unit.name}",
+            "n/a" if kl.interval is None else f"{low} to {high}",
+            percent(each.comparison.top1_agreement.value),
+            *_size_and_bits(each.model)[:1],
+        ]
+        for each, kl, mean, low, high in zip(
+            candidates, divergences, means, ends[::2], ends[1::2], strict=True
+        )
+    ]
+    more = len(found.candidates) - len(candidates)
+    clear = not candidates[0].is_open_above and _is_clear(found.differences[0])
+    heading = ("closest first" if clear else "first two unclear") + f", {more} more" * bool(more)
+    return Table("", (heading, "mean KL(P||Q)", "95% CI", "same top", "size"), rows, dropped_first=(4,))
 
 
 def _scale(candidate: Candidate) -> float:
@@ -337,14 +391,21 @@ def _noise(found: ModelComparison) -> list[str]:
         return []
     floor = found.noise_floor.comparison.divergences[KL_PQ]
     told = f"Rounding noise of its dtype ({found.base.dtype}) moves the base by {number(floor.mean)} nats per token"
-    hidden = [
+    if hidden := _hidden(found):
+        return [f"{told}: no measurement can tell {', '.join(hidden)} from it."]
+    return [f"{told}."]
+
+
+def _hidden(found: ModelComparison) -> list[str]:
+    """Return the candidates that are as close to the base as its rounding noise."""
+    if found.noise_floor is None:
+        return []
+    floor = found.noise_floor.comparison.divergences[KL_PQ]
+    return [
         each.model.name
         for each in found.candidates
         if not each.is_lower_bound and each.comparison.divergences[KL_PQ].mean <= 2 * floor.mean
     ]
-    if hidden:
-        return [f"{told}: no measurement can tell {', '.join(hidden)} from it."]
-    return [f"{told}."]
 
 
 def _against_noise(found: ModelComparison) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from kullback.report.document import (
     Bar,
     Bars,
     Block,
+    Brief,
     Document,
     Figure,
     Findings,
@@ -29,13 +30,14 @@ from kullback.report.document import (
     Remark,
     Table,
 )
-from kullback.report.formats import count, counted, number, percent, probability, visible
+from kullback.report.formats import Unit, count, counted, number, percent, probability, visible
 from kullback.report.plots.predictions import draw_plots
 from kullback.report.schemas import predictions as schema
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
 
-LONGEST_TOKEN = 16
+LONGEST_TOKEN, LONGEST_IN_BRIEF = 16, 9
+WORST_IN_BRIEF = 3
 # The text of each class; None, or a class beyond the end, has none.
 Tokens = Sequence[str | None]
 KL_PQ = "kl_pq"
@@ -74,7 +76,70 @@ def document(
         partial(schema.fields, comparison),
         partial(_frame, comparison),
         "kullback compare",
+        _brief(comparison, tokens),
     )
+
+
+def _brief(comparison: Comparison, tokens: Tokens | None) -> Brief:
+    clusters = "" if comparison.clusters is None else f" in {counted(comparison.clusters, 'cluster')}"
+    size = f"{counted(comparison.rows, 'row')}{clusters}, {counted(comparison.classes, 'class', 'classes')}"
+    blocks: list[str | Table] = [brief_numbers(comparison), *brief_remarks(comparison)]
+    if rows := [row for row in comparison.worst[:WORST_IN_BRIEF] if row.kl]:
+        unit = Unit.of(comparison.divergences[KL_PQ].mean)
+        cells = [
+            [
+                count(row.row),
+                f"{kl} {unit.name}",
+                *(f"{_class(top.index, tokens)} ({probability(each)})" for top, each in _tops(row)),
+                "" if row.label is None else _class(row.label, tokens),
+            ]
+            for row, kl in zip(rows, unit.write([row.kl for row in rows]), strict=True)
+        ]
+        headings = ["worst row", "KL(P||Q)", "top class of P", "of Q"]
+        if comparison.labels is not None:
+            headings.append("true class")
+        blocks.append(Table("", headings, [row[: len(headings)] for row in cells], dropped_first=(4,)))
+    return Brief(size, tuple(blocks))
+
+
+def _tops(row: WorstRow) -> tuple[tuple[TopClass, float], tuple[TopClass, float]]:
+    """Return the top class under P with its probability under P, and Q's with its probability under Q."""
+    p, q = top_classes(row)
+    return (p, p.p), (q, q.q)
+
+
+def _class(index: int, tokens: Tokens | None) -> str:
+    return token_of(index, tokens, longest=LONGEST_IN_BRIEF) or str(index)
+
+
+def brief_numbers(comparison: Comparison, *, at_least: str = "") -> Table:
+    """Return the mean KL(P||Q), in a unit that suits it, and how often the top class is the same."""
+    kl, same = comparison.divergences[KL_PQ], comparison.top1_agreement
+    unit = Unit.of(kl.mean)
+    value, *ends = unit.write([kl.mean, *(kl.interval or ())])
+    return Table(
+        "",
+        ("", "", ""),
+        (
+            ("mean KL(P||Q)", f"{at_least}{value} {unit.name}", _brief_interval(kl, ends, f" {unit.name}")),
+            ("same top class", percent(same.value), _brief_interval(same, map(percent, same.interval or ()))),
+        ),
+    )
+
+
+def _brief_interval(mean: Value[float], ends: Iterable[str], unit: str = "") -> str:
+    if mean.interval is not None:
+        return f"95% CI {' to '.join(ends)}{unit}"
+    return "no interval" if mean.reason is None else f"no interval: {mean.reason}"
+
+
+def brief_remarks(comparison: Comparison) -> list[str]:
+    """Return a line on what an interval leaves out, or on rows where Q gives probability 0 and P does not."""
+    if rows := comparison.infinite.get(KL_PQ, 0):
+        return [f"Q gives probability 0 and P does not in {counted(rows, 'row')}."]
+    if not comparison.unseen:
+        return []
+    return [f"The interval leaves out unseen kinds of rows: up to {percent(comparison.unseen)}."]
 
 
 KL = Meaning(

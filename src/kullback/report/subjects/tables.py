@@ -15,6 +15,7 @@ from kullback.report.document import (
     Bar,
     Bars,
     Block,
+    Brief,
     Document,
     Findings,
     Frame,
@@ -40,6 +41,7 @@ from kullback.tables.table_results import (
 )
 
 MOST_DRAWN = 40  # columns whose distributions are shown: a page of some hundred KB
+WORST_IN_BRIEF = 3
 MOST_BINS = 8  # categories of a column that are shown
 MOST_CONTRIBUTORS = 2  # bins of a column in a remark
 MOST_EXPLAINED, MOST_EXPLAINING = 5, 3  # columns in the table of bins, and bins of each
@@ -106,7 +108,8 @@ def document(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> D
         )
     if comparison.joint:
         blocks.append(_table("columns", "Columns together", comparison, comparison.joint, verdicts))
-    if remarks := _remarks(comparison, drawn):
+    remarks = _remarks(comparison, drawn)
+    if remarks:
         blocks.append(Findings("Findings", remarks))
     if drawn:
         few = f"The {len(drawn)} columns of largest PSI are shown; the table above has all of them."
@@ -132,7 +135,32 @@ def document(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> D
         partial(schema.fields, comparison),
         partial(_frame, comparison),
         "kullback compare",
+        _brief(comparison, remarks),
     )
+
+
+def _brief(comparison: TableComparison, remarks: Sequence[Remark]) -> Brief:
+    p, q = count(comparison.p_rows), counted(comparison.q_rows, "row")
+    blocks: list[str | Table] = [_sentence([part]) for part in _outcome(comparison, with_name=False)]
+    blocks += [f"error: {each.message}" for each in remarks if each.level == "error" and not each.link][:1]
+    worst = (differing(comparison) or comparison.columns)[:WORST_IN_BRIEF]
+    if worst:
+        rows = [
+            [
+                each.name,
+                meaning(each).words,
+                value_text(each.psi),
+                interval(each.psi),
+                p_value_text(each.p_adjusted),
+                ", ".join(part.label for part in contributors(each, 1)),
+            ]
+            for each in worst
+        ]
+        headings = ("column", "", "PSI", f"{100 * comparison.confidence:g}% CI", "p", "most of it in")
+        columns = range(5 + any(row[5] for row in rows))
+        shown = [[row[place] for place in columns] for row in (headings, *rows)]
+        blocks.append(Table("", shown[0], shown[1:], dropped_first=tuple(columns)[:3:-1]))
+    return Brief(f"{p} and {q}, {counted(len(comparison.columns), 'column')}", tuple(blocks))
 
 
 def _table(
@@ -309,20 +337,29 @@ def summary(comparison: TableComparison) -> str:
         >>> summary(compare_tables(table, table))
         'No difference is seen in 2 columns.'
     """
+    return _sentence(_outcome(comparison, with_name=True))
+
+
+def _sentence(parts: Sequence[str]) -> str:
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _outcome(comparison: TableComparison, *, with_name: bool) -> list[str]:
+    """Return the parts of the outcome, the first with the name of the column that differs most."""
     words = [meaning(column).words for column in comparison.columns]
     unknown, texts = words.count("inconclusive"), words.count("lengths alike")
-    outcome = _differences(comparison, unknown + texts)
+    outcome = _differences(comparison, unknown + texts, with_name=with_name)
     if unknown:
         outcome.append(f"{counted(unknown, 'column')} {'is' if unknown == 1 else 'are'} inconclusive")
     if texts:
         outcome.append(f"only the lengths were compared of {counted(texts, 'column')} of text")
     if comparison.not_compared:
         outcome.append(f"{counted(len(comparison.not_compared), 'column')} could not be compared")
-    sentence = "; ".join(outcome)
-    return f"{sentence[0].upper()}{sentence[1:]}."
+    return outcome
 
 
-def _differences(comparison: TableComparison, unknown: int) -> list[str]:
+def _differences(comparison: TableComparison, unknown: int, *, with_name: bool) -> list[str]:
     number = len(comparison.columns)
     if not number:
         return ["nothing was compared"]
@@ -334,6 +371,8 @@ def _differences(comparison: TableComparison, unknown: int) -> list[str]:
     text = f"{count(len(different))} of {counted(number, 'column')} {verb}"
     if large:
         text += f", {count(large)} of them by a large shift" if len(different) > 1 else " by a large shift"
+    if not with_name:
+        return [text]
     most = different[0]
     which = f"{quoted(most.name)} the most" if len(different) > 1 else quoted(most.name)
     psi = value_text(most.psi) if _shift(most) == least(most.psi) else f"of words {decimal(_shift(most))}"
