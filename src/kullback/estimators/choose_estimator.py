@@ -81,8 +81,7 @@ def estimate_from_samples(
     check_confidence(call, confidence)
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
-    if isinstance(p, Samples | Counts) and isinstance(q, Samples | Counts):
-        kind = estimable(call, kind)
+    kind = estimable(call, kind)
     settings = _Settings(call, method, confidence, generator)
     with _in_the_name_of(call):
         return replace(_in_groups(settings, p, q, kind), confidence=float(confidence))

@@ -223,7 +223,7 @@ class CsvReader(Reader):
         """Return the error for the first field that is no number: Arrow does not always name its column and line."""
         whole = self.dtype is torch.int64
         wanted = "a number in every field"
-        instead = "correct it, or leave it out; tables are compared by --as table"
+        instead = "correct it, or leave it out; for tables use compare_tables (--as table)"
         if whole:
             wanted, instead = (
                 "whole numbers, as the first row has",

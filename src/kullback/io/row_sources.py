@@ -220,7 +220,7 @@ class RowSource(Closes):
             else "pass representation= (--as) logits, log-probs, probs or counts"
         )
         if self.format in ("csv", "parquet"):
-            remedy += "; if these are tables, compare them by --as table (kullback.compare_tables)"
+            remedy += "; for tables use compare_tables (--as table)"
         raise self.ref.error(
             wanted="representation= (--as), the kind of numbers",
             got=f"none, and {describe(first)} in the first {len(first)} rows",

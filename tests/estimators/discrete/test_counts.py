@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from torch.distributions import Categorical, OneHotCategorical
+from torch.distributions import Categorical, Normal, OneHotCategorical
 
 from kullback import (
     KL,
@@ -252,4 +252,6 @@ def test_kinds_of_ones_own_and_of_unseen_probabilities_are_refused():
             for sides in ((rows(A), rows(B)), (Counts(A), Counts(B))):
                 with pytest.raises(NoRuleError, match="draws determine"):
                     call(*sides, kind)
+        with pytest.raises(NoRuleError, match="draws determine"):  # and not a remedy that is refused in turn
+            estimate(Samples(torch.linspace(-2, 2, 100)), Normal(0.0, 1.0), kind=kind)
     assert estimate(Counts(A), Probs(torch.from_numpy(KNOWN).float()), kind="renyi:2").interval[1].isfinite()
