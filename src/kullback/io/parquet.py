@@ -98,7 +98,7 @@ class ParquetReader(Reader):
                 raise self.ref.error(
                     wanted="columns of numbers, one for each class",
                     got=f"column {name!r} of {column_type}",
-                    instead="leave it out, or pass key= (--key) for one list column; for tables use compare_tables (--as table)",
+                    instead="leave it out, or use key= (--key) for a list; for tables use compare_tables (--as table)",
                 )
             dtype = found if dtype is None else torch.promote_types(dtype, found)
         return dtype or torch.float64

@@ -115,7 +115,7 @@ def find_format(ref: FileReference, known: dict[str, str] = EXTENSIONS) -> str:
         raise ref.error(
             wanted=f"one of {', '.join(known)}, or a llama.cpp base file",
             got=f"extension {ref.path.suffix!r}{looks}",
-            instead="rename the file to its format's extension, or convert it; for tables use compare_tables (--as table)",
+            instead="rename the file to its extension, or convert it; for tables use compare_tables (--as table)",
         )
     if not head:
         raise ref.truncated(wanted=f"a {claimed} file", got="an empty file")
