@@ -151,6 +151,8 @@ CALLS = [
     ("watch", "reference.parquet", "monday.csv", "tuesday.csv"),
     ("pairs",),
     ("pairs", "Normal"),
+    ("pairs", "Normal", "--full"),
+    ("pairs", "Normal", "Poisson"),
     ("backends",),
     *((name, "--help") for name in kullback.commands),
     ("--help",),

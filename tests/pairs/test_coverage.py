@@ -86,12 +86,44 @@ def test_the_terminal_shows_one_sign_for_each_pair() -> None:
     assert {len(line.split()[2]) for line in lines} == {len(NAMES)}
 
 
-def test_one_family_is_shown_both_ways() -> None:
-    printed = CliRunner().invoke(command, ["pairs", "Gamma"], catch_exceptions=False).output
+def test_one_family_is_shown_both_ways_as_a_table() -> None:
+    printed = CliRunner().invoke(command, ["pairs", "Gamma", "--full"], catch_exceptions=False).output
     row = next(line for line in printed.splitlines() if line.split()[1:2] == ["Normal"])
     assert rule_of(families()[Normal], families()[Gamma]) == "infinite"
     assert row.rstrip("│ ").endswith("+inf")
     assert RULES["Gamma", "Normal"].replace("_", " ") in row
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("family", ["Gamma", "Multinomial", "Poisson"])
+def test_one_family_is_told_in_words(family: str, width: int) -> None:
+    """Every type is in the line of its rule, and the types of a line are counted."""
+    run = CliRunner().invoke(command, ["pairs", family], env={"COLUMNS": str(width)}, catch_exceptions=False)
+    assert max(map(len, run.output.splitlines())) <= width
+    text = " ".join(run.output.split())
+    p_part, _, rest = text.partition(f"KL(X ‖ {family})")
+    q_part, _, both = rest.partition(f"{family} and X, both ways")
+    for part, rules in (
+        (p_part, {q: rule for (p, q), rule in RULES.items() if p == family}),
+        (q_part, {p: rule for (p, q), rule in RULES.items() if q == family}),
+    ):
+        for rule in MEANING:
+            types = [name for name, its_rule in rules.items() if its_rule == rule]
+            line = f"with {len(types)} type{'s' * (len(types) != 1)}: {', '.join(types)}"
+            place = both if rule == "not_comparable" else part
+            assert (f"({MEANING[rule]}) {line}" in place) == bool(types), rule
+
+
+def test_two_families_are_told_in_a_sentence_each_way() -> None:
+    run = CliRunner().invoke(command, ["pairs", "Normal", "Gamma"], env={"COLUMNS": "200"})
+    assert run.output.splitlines() == [
+        f"KL(Normal ‖ Gamma): +inf, {MEANING['infinite']}.",
+        f"KL(Gamma ‖ Normal): closed form, {MEANING['closed_form']}.",
+    ]
+    same = CliRunner().invoke(command, ["pairs", "Cauchy", "Cauchy"]).output
+    assert same == f"KL(Cauchy ‖ Cauchy): closed form, {MEANING['closed_form']}.\n"
+    rows = json.loads(CliRunner().invoke(command, ["pairs", "Normal", "Gamma", "--json"]).output)["pairs"]
+    assert {(row["p"], row["q"]) for row in rows} == {("Normal", "Gamma"), ("Gamma", "Normal")}
 
 
 def test_json_has_every_pair_and_its_rule() -> None:

@@ -6,17 +6,22 @@ import click
 
 
 @click.command()
-@click.argument("family", required=False)
+@click.argument("p", metavar="[FAMILY]", required=False)
+@click.argument("q", metavar="[FAMILY]", required=False)
+@click.option("--full", is_flag=True, help="Print one family's rules as a table.")
 @click.option("--json", "style", flag_value="json", help="Print JSON and nothing else.")
 @click.option("--markdown", "style", flag_value="markdown", help="Print the page of the documentation.")
-def pairs(family: str | None, style: str | None) -> None:
-    """Show which rule serves each pair of torch's distributions, or only those of one FAMILY, such as Gamma.
+def pairs(p: str | None, q: str | None, style: str | None, *, full: bool) -> None:
+    """Show which rule serves each pair of torch's distributions, those of one FAMILY, or two families both ways.
 
     \b
     kullback pairs
     kullback pairs Gamma
+    kullback pairs Normal Gamma
     kullback pairs Normal --json
+
+    Where the rule depends on the parameters, the rule for typical parameters is shown.
     """
     from kullback.cli.pairs_table import show_pairs
 
-    show_pairs(family, style)
+    show_pairs(tuple(name for name in (p, q) if name is not None), style, full=full)

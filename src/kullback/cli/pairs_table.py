@@ -14,6 +14,7 @@ from kullback.common.display import open_console
 from kullback.errors import ArgumentValueError
 from kullback.pairs.coverage import MEANING, Entry, families, is_univariate, matrix
 from kullback.pairs.registry import WRAPPERS
+from kullback.report.formats import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,22 +32,55 @@ SIGNS = {
 }
 
 
-def show_pairs(family: str | None, style: str | None) -> None:
-    """Print the rule of each pair as a matrix, or of one family's pairs; as JSON or as Markdown if `style` says so."""
-    entries = [entry for entry in matrix() if family in (None, entry.p, entry.q)]
-    if not entries:
-        names = ", ".join(kind.__name__ for kind in families())
-        raise ArgumentValueError(
-            f"kullback pairs FAMILY: wanted one of {names}; got {family!r}. Write: kullback pairs Gamma"
-        )
+def show_pairs(names: tuple[str, ...], style: str | None, *, full: bool) -> None:
+    """Print the rule of each pair, of one family's pairs, or of two families, both ways.
+
+    Arguments:
+        names: none, one or two families.
+        style: ``"json"`` or ``"markdown"``; None prints a matrix, or the rules of `names` in words.
+        full: print the rules of one family as a table.
+    """
+    known = [kind.__name__ for kind in families()]
+    for name in names:
+        if name not in known:
+            raise ArgumentValueError(
+                f"kullback pairs FAMILY: wanted one of {', '.join(known)}; got {name!r}. Write: kullback pairs Gamma"
+            )
+    wanted, is_pair = set(names), len(names) == 2
+    entries = [
+        entry for entry in matrix() if (wanted == {entry.p, entry.q} if is_pair else wanted <= {*entry[:2]})
+    ]
+    console = open_console()
     if style == "json":
         click.echo(json.dumps({"schema": SCHEMA, "pairs": [entry._asdict() for entry in entries]}, indent=1))
     elif style == "markdown":
         click.echo(page(entries), nl=False)
-    elif family is not None:
-        _print_family(family, entries, open_console())
+    elif not names:
+        _print_matrix(entries, console)
+    elif is_pair:
+        for p, q, rule in sorted(entries, key=lambda entry: entry.p != names[0]):
+            console.print(Text.assemble(f"KL({p} ‖ {q}): ", _in_words(rule), f", {MEANING[rule]}."))
+    elif full:
+        _print_family(names[0], entries, console)
     else:
-        _print_matrix(entries, open_console())
+        _print_summary(names[0], entries, console)
+
+
+def _print_summary(family: str, entries: list[Entry], console: Console) -> None:
+    """Print with which types each rule serves one family: as P, as Q, and those that it cannot be compared with."""
+    as_p = {entry.q: entry.rule for entry in entries if entry.p == family}
+    as_q = {entry.p: entry.rule for entry in entries if entry.q == family}
+    for title, rules, is_comparable in (
+        (f"KL({family} ‖ X)", as_p, True),
+        (f"KL(X ‖ {family})", as_q, True),
+        (f"{family} and X, both ways", as_p, False),
+    ):
+        console.print(title, style="bold", highlight=False)
+        for rule, meaning in MEANING.items():
+            types = [name for name, its_rule in rules.items() if its_rule == rule]
+            if types and is_comparable == (rule != "not_comparable"):
+                text = f" ({meaning}) with {counted(len(types), 'type')}: {', '.join(types)}"
+                console.print(Text.assemble("- ", _in_words(rule), text))
 
 
 def _print_family(family: str, entries: list[Entry], console: Console) -> None:

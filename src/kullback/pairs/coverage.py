@@ -31,7 +31,7 @@ MEANING = {
     "series": "a series that is summed until it has converged",
     "summation": "a sum over the integers that matter, with a bound on the rest",
     "quadrature": "an adaptive integral over the line, with an estimate of its error",
-    "infinite": "+inf: P has mass where Q has none, or falls too slowly for Q",
+    "infinite": "P has mass where Q has none, or falls too slowly for Q",
     "monte_carlo": 'only by method="monte_carlo", from draws',
     "not_comparable": "an error: only one is discrete, or their events are of different shapes or spaces",
 }
