@@ -22,17 +22,44 @@ def printed(option: str, width: int) -> str:
     return result.output
 
 
+def entries(option: str, width: int) -> dict[str, str]:
+    """The text of each option, by its flag, without line breaks."""
+    part = printed(option, width).partition("Predictions:\n")[2]
+    found: dict[str, str] = {}
+    for entry in re.split(r"\n(?=  -)|\n\n[A-Z][a-z ]+:\n(?=  -)", "\n" + part)[1:]:
+        flag = re.findall(r"--[a-z-]+", entry)[0]
+        found[flag] = " ".join(re.split(r"\s{2,}", entry.strip(), maxsplit=1)[1].split())
+    return found
+
+
 def test_the_common_options_fit_on_one_screen() -> None:
     lines = printed("--help", 80).splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
     assert lines[-1].split()[0] == "--help-all"
+    options = lines[lines.index("Predictions:") :]
+    assert all(line.startswith("  -") or line.endswith(":") or not line for line in options)
 
 
-def test_each_common_option_is_one_line() -> None:
-    lines = printed("--help", 80).splitlines()
-    for written, text in COMMON.values():
-        assert [line for line in lines if line.split("  ")[1:2] == [written] and line.endswith(text)], written
+def test_sixty_columns_show_the_same_words() -> None:
+    lines = printed("--help", 60).splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 60
+    assert entries("--help", 60) == entries("--help", 80)
+
+
+def test_each_short_text_is_the_first_sentence_of_the_long_one() -> None:
+    short, full = entries("--help", 80), entries("--help-all", 80)
+    assert len(short) == len(COMMON)
+    for flag, text in short.items():
+        assert full[flag].startswith(f"{text}."), flag
+    assert short["--cluster"].endswith("a file, or a table's column")
+
+
+def test_texts_begin_with_a_capital_and_do_not_repeat_their_section() -> None:
+    for flag, text in entries("--help-all", 80).items():
+        assert text[0].isupper() or text.startswith("-100"), flag
+        assert not text.startswith(tuple(f"{word}:" for word in ("Tables", "Models", *JOBS))), flag
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -49,10 +76,4 @@ def test_each_option_has_one_job() -> None:
     assert len(set(names)) == len(names)
     options = {each.name for each in compare.params if isinstance(each, click.Option)}
     assert set(names) == options | {"help"}
-    assert COMMON.keys() <= set(names)
-
-
-def test_the_short_form_of_an_option_is_the_option() -> None:
-    by_name = {each.name: each.opts for each in compare.params} | {"help": ["-h", "--help"]}
-    for name, (written, _) in COMMON.items():
-        assert set(re.findall(r"(?<!\S)--?[a-z-]+", written)) <= set(by_name[name])
+    assert set(COMMON) <= set(names)

@@ -61,31 +61,12 @@ JOBS = {
     "Computation": ("bootstrap", "seed", "block_mb", "no_progress"),
     "Output": ("full", "worst", "html_path", "json_path", "markdown_path", *FOR_LABELS, "help", "help_all"),
 }
-# The options of ``--help``: how to write each, and a text of one line.
-COMMON = {
-    "representation": ("--as TYPE", "logits, log-probs, probs, counts or table"),
-    "labels": ("--labels FILE", "The true class of each row"),
-    "cluster": ("--cluster FILE|COLUMN", "The document or window of each row"),
-    "tokens": ("--tokens FILE", "The text of each class"),
-    "columns": ("--columns A,B,...", "The columns to compare; all by default"),
-    "joint": ("--joint A,B", "Columns to compare together"),
-    "weights": ("--weights COLUMN", "The column of row weights"),
-    "text": ("--text FILE", "The text on which models are compared"),
-    "context": ("--context N", "The tokens in a window"),
-    "windows": ("--windows N", "How many windows to read; all by default"),
-    "device": ("--device NAME", "Where models run, such as cuda"),
-    "noise_floor": ("--noise-floor", "Also compare P with itself plus rounding noise"),
-    "resume": ("--resume FILE", "Continue a run that was stopped"),
-    "fail_above": ("--fail-above METRIC=LIMIT", "Exit with status 1 above a limit: mean=0.01"),
-    "fail_below": ("--fail-below METRIC=LIMIT", "Exit with status 1 below a limit: top1=0.99"),
-    "full": ("--full", "Print every table and note"),
-    "worst": ("--worst N", "The number of worst rows in reports"),
-    "html_path": ("--html FILE", "Write a page with plots"),
-    "json_path": ("--json [FILE]", "Write the numbers, or print them"),
-    "markdown_path": ("--markdown FILE", "Write a summary in Markdown"),
-    "help": ("-h, --help", "Show this message and exit"),
-    "help_all": ("--help-all", "Show every option, and what P and Q may be"),
-}
+# The options of ``--help``, which shows the first sentence of each.
+COMMON = (
+    "representation", "labels", "cluster", "tokens", "columns", "joint", "weights", "text", "context", "windows",
+    "device", "noise_floor", "resume", "fail_above", "fail_below", "full", "worst", "html_path", "json_path",
+    "markdown_path", "help", "help_all",
+)  # fmt: skip
 
 
 @click.command(cls=GroupedCommand, jobs=JOBS, common=COMMON)
@@ -95,23 +76,25 @@ COMMON = {
     "--as",
     "representation",
     type=click.Choice([*REPRESENTATIONS.choices, TABLE]),
-    help="What the numbers in both files are; or table, to compare two tables column by column.",
+    metavar="TYPE",
+    help=f"Both hold {', '.join(REPRESENTATIONS.choices)} or {TABLE}. Tables are compared column by column.",
 )
 @click.option(
     "--as-p",
     "representation_p",
     type=REPRESENTATIONS,
-    help="What the numbers in P are, where the files differ.",
+    help="The type of the numbers in P, where the files differ.",
 )
-@click.option("--as-q", "representation_q", type=REPRESENTATIONS, help="What the numbers in Q are.")
+@click.option("--as-q", "representation_q", type=REPRESENTATIONS, help="The type of the numbers in Q.")
 @click.option("--key", help="The array to read from files that hold several.")
 @click.option("--key-p", help="The array to read from P.")
 @click.option("--key-q", help="The array to read from Q.")
-@click.option("--labels", type=FILE, help="A file with the true class of each row, -100 for none.")
+@click.option("--labels", type=FILE, metavar="FILE", help="The true class of each row. -100 stands for none.")
 @click.option(
     "--tokens",
     type=FILE,
-    help="The text of each class, shown in the reports: a JSON list, one token on each line, or a tokenizer.json.",
+    metavar="FILE",
+    help="The text of each class, for reports. FILE is a JSON list, a token on each line, or a tokenizer.json.",
 )
 @click.option("--labels-key", help="The name of the labels in their file.")
 @click.option(
@@ -119,15 +102,20 @@ COMMON = {
     "cluster",
     type=FILE,
     metavar="FILE|COLUMN",
-    help="A file with the document or window of each row; of tables, the column of it.",
+    help="The document of each row: a file, or a table's column. Rows of one document may depend on each other.",
 )
 @click.option("--cluster-key", "cluster_key", help="The name of the clusters in their file.")
 @INDEPENDENT
-@click.option("--full", is_flag=True, help="Print every table and note, not only the numbers that decide.")
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Print every table and note. Without it, compare prints the numbers that decide.",
+)
 @click.option(
     "--worst",
     type=click.IntRange(0),
     default=10,
+    metavar="N",
     show_default=True,
     help="The number of worst rows in reports.",
 )
@@ -140,7 +128,7 @@ COMMON = {
     type=click.Choice(["table", LLAMA_CPP]),
     default="table",
     show_default=True,
-    help="What to print: tables, or, of models and of predictions with labels, the lines of llama-perplexity "
+    help="Print tables; or, of models and of predictions with labels, the lines of llama-perplexity "
     "--kl-divergence.",
 )
 @click.option(
@@ -149,7 +137,7 @@ COMMON = {
     help="Print those lines, computed as llama.cpp does: P as its base file holds it, without normalizing, without "
     "classes below its floor.",
 )
-@fail_above(f"{METRICS_IN_WORDS}. Of tables: {TABLE_METRICS_IN_WORDS}")
+@fail_above("mean=0.01", f"{METRICS_IN_WORDS}. Of tables: {TABLE_METRICS_IN_WORDS}")
 @fail_below("top1=0.99")
 @click.option(
     "--bootstrap",
@@ -166,42 +154,41 @@ COMMON = {
     callback=split_groups,
     multiple=True,
     metavar="A,B",
-    help="Tables: columns to compare together; repeatable.",
+    help="Columns to compare together. Repeatable.",
 )
 @BINS
 @CONFIDENCE
 @click.option(
     "--text",
     type=FILE,
-    help="Models: the text to compare them on, or JSONL with text, messages, or prompt and completion.",
+    metavar="FILE",
+    help="The text on which models are compared. It may be JSONL with text, messages, or prompt and completion.",
 )
 @model_options
 @click.option(
     "--noise-floor",
     is_flag=True,
-    help="Models: also compare P with itself plus rounding noise of its dtype in every layer.",
+    help="Also compare P with itself plus rounding noise. The noise is that of its dtype, in every layer.",
 )
 @click.option(
     "--one-at-a-time",
     is_flag=True,
-    help="Models: hold one model in memory at a time; P's predictions are kept as a reference on disk.",
+    help="Hold one model in memory at a time; P's predictions are kept as a reference on disk.",
 )
-@click.option(
-    "--api-key-env", metavar="NAME", help="Models: the environment variable with the key of the servers."
-)
+@click.option("--api-key-env", metavar="NAME", help="The environment variable with the key of the servers.")
 @click.option(
     "--top",
     "server_top",
     type=click.IntRange(1),
     default=20,
     show_default=True,
-    help="Models: how many of the most probable tokens to ask servers for.",
+    help="How many of the most probable tokens to ask servers for.",
 )
 @click.option(
     "--resume",
     type=FILE,
     metavar="FILE",
-    help="Models and predictions: keep what is finished in FILE; after a run was stopped, go on from there.",
+    help="Keep finished work in FILE, and go on from it after a stop. Predictions have this option too.",
 )
 @NO_PROGRESS
 @click.option(

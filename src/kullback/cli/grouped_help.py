@@ -1,9 +1,9 @@
-"""The help of a command with many options, grouped by job: the common options in short, or every option."""
+"""The help of a command with many options, by job: the common options' first sentences, or every option."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -16,14 +16,14 @@ class GroupedCommand(click.Command):
 
     Arguments:
         jobs: the names of all parameters, by the job that they do.
-        common: of the common parameters, how to write each, and a short text.
+        common: the names of the common parameters, whose first sentence fits on a line.
     """
 
     def __init__(
         self,
         *args: Any,
         jobs: Mapping[str, Sequence[str]],
-        common: Mapping[str, tuple[str, str]],
+        common: Collection[str],
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -35,7 +35,7 @@ class GroupedCommand(click.Command):
                 is_eager=True,
                 expose_value=False,
                 callback=_show_all,
-                help="Show every option and exit.",
+                help="Show every option and the whole description, and exit.",
             )
         )
 
@@ -48,10 +48,14 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of each job."""
-        shown: dict[str | None, Any] = {**self.common}
-        if _ALL in ctx.meta:  # the name of click's own option for help differs from version to version
-            names = {each: "help" if "--help" in each.opts else each.name for each in self.get_params(ctx)}
-            shown = {name: each.get_help_record(ctx) for each, name in names.items()}
+        shown: dict[str | None, tuple[str, str]] = {}
+        for each in self.get_params(ctx):
+            name = "help" if "--help" in each.opts else each.name  # versions of click name it differently
+            if isinstance(each, click.Option) and (record := each.get_help_record(ctx)):
+                if _ALL in ctx.meta:
+                    shown[name] = record
+                elif name in self.common:
+                    shown[name] = record[0], (each.help or "").partition(". ")[0].removesuffix(".")
         for job, names in self.jobs.items():
             if rows := [shown[name] for name in names if name in shown]:
                 with formatter.section(job):

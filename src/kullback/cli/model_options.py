@@ -14,28 +14,40 @@ _OPTIONS = (
         "--context",
         type=click.IntRange(3),
         default=512,
+        metavar="N",
         show_default=True,
-        help="the tokens in a window.",
+        help="The tokens in a window.",
     ),
     click.option(
         "--score",
         type=click.Choice(["second-half", "all", "assistant"]),
         default="second-half",
         show_default=True,
-        help="the tokens that count: those of each window's second half, as llama.cpp has it, all, or the "
+        help="The tokens that count: those of each window's second half, as llama.cpp has it, all, or the "
         "assistant's replies in JSONL conversations.",
     ),
-    click.option("--windows", type=click.IntRange(1), help="how many windows to read; all by default."),
+    click.option(
+        "--windows",
+        type=click.IntRange(1),
+        metavar="N",
+        help="How many windows to read; all by default.",
+    ),
     click.option(
         "--dtype",
         type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
         default="auto",
         show_default=True,
-        help="the dtype of the weights of folders.",
+        help="The dtype of the weights of folders.",
     ),
-    click.option("--device", default="cpu", show_default=True, help="where folders run, such as cuda."),
-    click.option("--trust-remote-code", is_flag=True, help="let code that comes with a folder run."),
-    click.option("--hub", is_flag=True, help="names may stand for models on the Hugging Face hub."),
+    click.option(
+        "--device",
+        default="cpu",
+        metavar="NAME",
+        show_default=True,
+        help="Where folders run, such as cuda.",
+    ),
+    click.option("--trust-remote-code", is_flag=True, help="Let code that comes with a folder run."),
+    click.option("--hub", is_flag=True, help="Names may stand for models on the Hugging Face hub."),
 )
 
 

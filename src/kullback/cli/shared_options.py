@@ -45,15 +45,18 @@ JSON = click.option(
     is_flag=False,
     flag_value="-",
     metavar="[FILE]",
-    help="Write JSON to FILE; without FILE, as the last argument, print JSON and nothing else.",
+    help="Write JSON to FILE, or print it. Without FILE, as the last argument, print JSON and nothing else.",
 )
 MARKDOWN = click.option(
     "--markdown",
     "markdown_path",
     type=FILE,
-    help="Write a short summary in Markdown to FILE, as for $GITHUB_STEP_SUMMARY.",
+    metavar="FILE",
+    help="Write a short summary in Markdown. It suits $GITHUB_STEP_SUMMARY.",
 )
-HTML = click.option("--html", "html_path", type=FILE, help="Write a self-contained page with plots to FILE.")
+HTML = click.option(
+    "--html", "html_path", type=FILE, metavar="FILE", help="Write a self-contained page with plots."
+)
 
 
 def split_columns(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str] | None:
@@ -84,11 +87,11 @@ COLUMNS = click.option(
     "--columns",
     callback=split_columns,
     metavar="A,B,...",
-    help="Tables: the columns to compare; all by default.",
+    help="The columns to compare; all by default.",
 )
-WEIGHTS = click.option("--weights", metavar="COLUMN", help="Tables: the column of row weights.")
+WEIGHTS = click.option("--weights", metavar="COLUMN", help="The column of row weights.")
 BINS = click.option(
-    "--bins", type=click.IntRange(2), default=20, show_default=True, help="Tables: bins of numbers, at most."
+    "--bins", type=click.IntRange(2), default=20, show_default=True, help="Bins of numbers, at most."
 )
 INDEPENDENT = click.option(
     "--independent",
@@ -100,7 +103,7 @@ CONFIDENCE = click.option(
     type=FiniteRange(0, 1, min_open=True, max_open=True),
     default=0.95,
     show_default=True,
-    help="Tables: the coverage probability of the intervals.",
+    help="The coverage probability of the intervals.",
 )
 NO_PROGRESS = click.option(
     "--no-progress", is_flag=True, help="Show no progress (none is shown without a terminal)."
@@ -131,16 +134,19 @@ def as_kind(command: str, name: str) -> Divergence:
         return as_divergence(command, name)
 
 
-def fail_above(metrics: str) -> Any:
-    """Return the option ``--fail-above``, whose help lists `metrics`."""
-    text = f"Exit with status 1 if METRIC is above LIMIT; repeatable. METRIC: {metrics}."
-    return click.option("--fail-above", multiple=True, metavar="METRIC=LIMIT", help=text)
+def fail_above(example: str, metrics: str) -> Any:
+    """Return the option ``--fail-above``, whose help gives an example and lists `metrics`."""
+    return _limit("above", example, f"METRIC: {metrics}.")
 
 
 def fail_below(example: str) -> Any:
     """Return the option ``--fail-below``, whose help gives an example."""
-    text = f"Likewise if METRIC is below LIMIT, as {example}."
-    return click.option("--fail-below", multiple=True, metavar="METRIC=LIMIT", help=text)
+    return _limit("below", example, "METRIC is as for --fail-above.")
+
+
+def _limit(side: Side, example: str, metrics: str) -> Any:
+    text = f"Exit with status 1 {side} a limit: {example}. Repeatable. {metrics}"
+    return click.option(f"--fail-{side}", multiple=True, metavar="METRIC=LIMIT", help=text)
 
 
 def given_limits(fail_above: tuple[str, ...], fail_below: tuple[str, ...]) -> list[tuple[Side, str]]:

@@ -45,7 +45,7 @@ from kullback.cli.shared_options import (
 @JSON
 @HTML
 @MARKDOWN
-@fail_above(TABLE_METRICS_IN_WORDS)
+@fail_above("psi=0.1", TABLE_METRICS_IN_WORDS)
 @fail_below("p_adjusted=0.01")
 @SEED
 @NO_PROGRESS
