@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kullback.common.optional import load
 from kullback.common.words import is_model
-from kullback.errors import ArgumentTypeError, invalid_type, safe_repr
+from kullback.errors import ArgumentTypeError, FileError, invalid_type, safe_repr
 
 if TYPE_CHECKING:
     from kullback.models import ModelComparison
@@ -137,11 +137,17 @@ def _are_tables(names: list[str]) -> bool:
     """Whether these are Parquet files that can only be tables: as predictions they would need an option."""
     if not all(name.endswith(".parquet") and Path(name).is_file() for name in names):
         return False
-    parquet, types = load("pyarrow.parquet", "a .parquet file"), load("pyarrow.types", "a .parquet file")
-    try:
-        columns = [column.type for name in names for column in parquet.read_schema(name)]
-    except (OSError, ValueError):  # damaged: the reader says how
-        return False
+    from kullback.io.parquet import open_parquet
+    from kullback.io.source_files import FileReference
+
+    columns: list[Any] = []
+    for name in names:
+        try:
+            with open_parquet(FileReference(Path(name), "p")) as file:
+                columns += [column.type for column in file.schema_arrow]
+        except FileError:  # damaged: the reader says how
+            return False
+    types = load("pyarrow.types", "a .parquet file")
     return not any(map(types.is_nested, columns)) and not all(map(types.is_integer, columns))
 
 

@@ -32,7 +32,7 @@ from kullback.models import (
 )
 from kullback.models.pairing import PairingSettings
 from kullback.models.partial import ListedPairing, ReferencePairing
-from kullback.models.side import DenseSide, ReferenceSide, take_rows
+from kullback.models.side import DenseSide, ReferenceSide
 from kullback.predictions.sources import Clusters
 from kullback.report import html, json as report, markdown
 from tests.models import folders
@@ -159,7 +159,7 @@ def paired(blocks: list[Any], pairing: Any, draws: int) -> Tensor:
     found: list[list[float]] = []
     for row in range(len(blocks[0])):
         made = pairing(*sides, settings)
-        made.add(made.measured(0, *(take_rows(block, slice(row, row + 1)) for block in blocks), (0, 1)))
+        made.add(made.measured(0, *(block[row : row + 1] for block in blocks), (0, 1)))
         divergences = made.result()[0].comparison.divergences
         found.append([divergences[name].maximum for name in NAMES])
     return torch.tensor(found, dtype=torch.float64)

@@ -32,8 +32,7 @@ from __future__ import annotations
 from kullback.io.llama_cpp_base import write_llama_base
 from kullback.io.reference_file import Reference, ReferenceBlock
 from kullback.io.reference_writer import ReferenceWriter
-from kullback.io.row_formats import open_rows
-from kullback.io.row_sources import RowSource, paired_blocks
+from kullback.io.row_sources import RowSource, open_rows, paired_blocks
 from kullback.io.tokens import read_tokens
 from kullback.io.top_k import TopKBlock, TopKSource, open_top_k, paired_top_k_blocks
 from kullback.io.top_k_reference import write_top_k_reference

@@ -13,7 +13,6 @@ import sys
 import warnings
 import zipfile
 import zlib
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from kullback.common.optional import load
 from kullback.io.reader import Reader, flat_shape
-from kullback.io.source_files import FileReference, choose_key, dtype_name, refuse_key
+from kullback.io.source_files import FileReference, choose_key, closed_on_error, dtype_name, refuse_key
 
 # NumPy's codes without byte order. torch has few operations for uint16 and uint32: they become int64 when read.
 NUMPY_DTYPES = {
@@ -137,16 +136,13 @@ class BytesReader(Reader):
         """Read elements into `block`, beginning with number `element`."""
         view: memoryview[int] = memoryview(cast("Any", block.view(-1).view(torch.uint8).numpy()))
         done = 0
-        try:
+        with self.ref.reading("an array that can be read to its end", *READ_ERRORS):
             self._file.seek(self._array.offset + element * self._array.dtype.itemsize)
             while done < len(view):
                 count = cast("Any", self._file).readinto(view[done : done + PIECE])
                 if not count:
                     break
                 done += count
-        except READ_ERRORS as error:
-            got = str(error) or "its end before that"
-            raise self.ref.truncated(wanted="an array that can be read to its end", got=got) from None
         if done < len(view):
             wanted = f"{self._array.end:,} bytes"
             raise self.ref.truncated(wanted=wanted, got="the end of the file before that")
@@ -161,8 +157,7 @@ class BytesReader(Reader):
 def open_npy(ref: FileReference, key: str | None) -> Reader:
     """Open a ``.npy`` file."""
     refuse_key(ref, key, "a single array")
-    with ExitStack() as stack:
-        file = stack.enter_context(ref.open())
+    with closed_on_error(ref.open()) as file:
         layout = _numpy_layout(ref, file)
         reader = BytesReader(ref, file, layout, format="npy")
         size = ref.path.stat().st_size
@@ -173,37 +168,33 @@ def open_npy(ref: FileReference, key: str | None) -> Reader:
                 got=f"{size:,} bytes, as where numpy.save was called more than once on an open file",
                 instead="save numpy.concatenate(arrays), or each to a file of its own",
             )
-        stack.pop_all()
     return reader
 
 
 def open_npz(ref: FileReference, key: str | None) -> Reader:
     """Open one array of a ``.npz`` archive; it is decompressed as it is read."""
-    with ExitStack() as stack:
-        try:
-            archive = stack.enter_context(zipfile.ZipFile(ref.path))
-            members = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-            chosen = choose_key(ref, members, key)
-            file = stack.enter_context(archive.open(f"{chosen}.npy"))
-        except (RuntimeError, *READ_ERRORS) as error:  # RuntimeError: encrypted, or compressed otherwise
-            raise ref.truncated(wanted="a zip archive of arrays", got=str(error)) from None
-        array = _numpy_layout(ref, file, columns_too=False)
-        reader = BytesReader(ref, file, array, format="npz", key=chosen, archive=archive)
-        reader.check_size(archive.getinfo(f"{chosen}.npy").file_size)
-        stack.pop_all()
+    reason = (RuntimeError, *READ_ERRORS)  # RuntimeError: encrypted, or compressed otherwise
+    with (
+        ref.reading("a zip archive of arrays", *reason),
+        closed_on_error(zipfile.ZipFile(ref.path)) as archive,
+    ):
+        members = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+        chosen = choose_key(ref, members, key)
+        with closed_on_error(archive.open(f"{chosen}.npy")) as file:
+            array = _numpy_layout(ref, file, columns_too=False)
+            reader = BytesReader(ref, file, array, format="npz", key=chosen, archive=archive)
+            reader.check_size(archive.getinfo(f"{chosen}.npy").file_size)
     return reader
 
 
 def _numpy_layout(ref: FileReference, file: IO[bytes], *, columns_too: bool = True) -> ArrayLayout:
     """Read NumPy's header; column-major order is refused for a member of an archive."""
-    try:
+    with ref.reading("a NumPy array with its header", ValueError, *READ_ERRORS):
         version = np.lib.format.read_magic(file)
         # A version beyond 2 is there for field names in Unicode, which no array of plain numbers has.
         first = np.lib.format.read_array_header_1_0
         read_header = first if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, columns_first, dtype = read_header(file)
-    except (ValueError, *READ_ERRORS) as error:
-        raise ref.truncated(wanted="a NumPy array with its header", got=str(error)) from None
     stored = _from_numpy_dtype(ref, dtype)
     if any(isinstance(size, bool) or size < 0 for size in shape):
         raise ref.truncated(wanted="an array with sizes of 0 or more", got=f"shape {shape}")
@@ -243,11 +234,8 @@ def open_safetensors(ref: FileReference, key: str | None) -> Reader:
 
 def safetensors_reader(ref: FileReference, key: str, array: ArrayLayout) -> BytesReader:
     """Open a tensor of a ``.safetensors`` file by its layout."""
-    with ExitStack() as stack:
-        file = stack.enter_context(ref.open())
-        reader = BytesReader(ref, file, array, format="safetensors", key=key)
-        stack.pop_all()
-    return reader
+    with closed_on_error(ref.open()) as file:
+        return BytesReader(ref, file, array, format="safetensors", key=key)
 
 
 def safetensors_header(ref: FileReference) -> tuple[int, dict[str, Any]]:
@@ -257,11 +245,8 @@ def safetensors_header(ref: FileReference) -> tuple[int, dict[str, Any]]:
     eight bytes, then JSON. (Its own slices map the file, and take only a range of the first dimension.)
     """
     library = load("safetensors", "reading a .safetensors file")
-    try:
-        with library.safe_open(ref.path, "numpy"):
-            pass
-    except library.SafetensorError as error:
-        raise ref.truncated(wanted="a safetensors file", got=str(error)) from None
+    with ref.reading("a safetensors file", library.SafetensorError), library.safe_open(ref.path, "numpy"):
+        pass
     with ref.open() as file:
         length = int.from_bytes(file.read(8), "little")
         return 8 + length, json.loads(file.read(length))
@@ -372,8 +357,3 @@ def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
         got="other Python objects" if held is None else f"a {type(held).__name__}",
         instead="save torch.save({'logits': x}, path)",
     )
-
-
-def open_torch(ref: FileReference, key: str | None) -> Reader:
-    """Open a ``.pt`` file that holds a tensor or a dict of tensors."""
-    return TorchReader(ref, key)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from kullback.common.optional import load
+from kullback.io.blocks import join_tensors, regroup, rows_from
 from kullback.io.parquet import to_numpy
-from kullback.io.reader import Reader, regroup
+from kullback.io.reader import Reader
 from kullback.io.source_files import FileReference, refuse_key
 
 if TYPE_CHECKING:
@@ -178,11 +179,11 @@ class CsvReader(Reader):
         """Return rows `start` to `stop`."""
         rows = stop - start
         empty = torch.empty(0, self.classes, dtype=self.dtype, device="cpu")
-        return next(regroup(self._tensors(), rows, skip=start), empty)
+        return next(regroup(rows_from(self._tensors(), start), rows, join_tensors), empty)
 
     def stream(self, rows: int) -> Iterator[Tensor]:
         """Iterate over all rows in one pass."""
-        return regroup(self._tensors(), rows)
+        return regroup(self._tensors(), rows, join_tensors)
 
     def _tensors(self) -> Iterator[Tensor]:
         count = 0

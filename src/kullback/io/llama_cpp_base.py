@@ -10,7 +10,6 @@ ik_llama.cpp takes 24) below the row's largest.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -26,7 +25,7 @@ from kullback.errors import ArgumentTypeError, invalid_type, invalid_value, safe
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
 from kullback.io.reader import Reader, StoredMass
 from kullback.io.row_checks import PART, check_rows
-from kullback.io.source_files import LLAMA_MAGIC, FileReference, refuse_key
+from kullback.io.source_files import LLAMA_MAGIC, FileReference, closed_on_error, refuse_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,8 +136,7 @@ class LlamaBaseFile(Reader):
     def __init__(self, ref: FileReference, key: str | None = None) -> None:
         refuse_key(ref, key, "one set of predictions")
         self.ref = ref
-        with ExitStack() as stack:
-            file = stack.enter_context(ref.open())
+        with closed_on_error(ref.open()) as file:
             self.layout = self._read_layout(file)
             codes = (self.layout.rows, self.layout.row_codes)
             offset = HEADER_BYTES + self.layout.tokens_bytes
@@ -146,7 +144,6 @@ class LlamaBaseFile(Reader):
                 ref, file, ArrayLayout(offset, codes, torch.int16, swapped=BIG_ENDIAN), format=self.format
             )
             self.tokens = self._read_tokens(file)
-            stack.pop_all()
         self.rows, self.classes = self.shape = (self.layout.rows, self.layout.n_vocab)
         self.labels = self.layout.labels(self.tokens)
         self.alignment = self.layout.alignment

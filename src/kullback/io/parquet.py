@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from kullback.common.optional import load
-from kullback.io.reader import Reader, flat_shape, regroup
-from kullback.io.source_files import FileReference, choose_key
+from kullback.io.blocks import join_tensors, regroup
+from kullback.io.reader import Reader, flat_shape
+from kullback.io.source_files import FileReference, choose_key, closed_on_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from kullback.errors import FileError
 
@@ -30,6 +31,7 @@ ARROW_DTYPES = {
     "uint16": torch.int64,
     "uint32": torch.int64,
 }
+NEEDED = "reading a .parquet file"
 COLUMN_BUFFERS = 1 << 24  # bytes, for all columns of a Parquet file together
 BATCHES = 8  # per block: Arrow needs several times the memory of the values that it decodes at once
 
@@ -41,21 +43,8 @@ class ParquetReader(Reader):
 
     def __init__(self, ref: FileReference, key: str | None) -> None:
         self.ref = ref
-        arrow = load("pyarrow", "reading a .parquet file")
-        parquet = load("pyarrow.parquet", "reading a .parquet file")
-        self._errors: tuple[type[Exception], ...] = (arrow.ArrowException, OSError)
-        try:
-            metadata = parquet.read_metadata(ref.path)
-            buffer = max(1 << 12, COLUMN_BUFFERS // max(1, metadata.num_columns))
-            self._file = parquet.ParquetFile(
-                ref.path, metadata=metadata, pre_buffer=False, buffer_size=buffer
-            )
-        except self._errors as error:
-            raise ref.truncated(wanted="a Parquet file", got=str(error)) from None
-        with ExitStack() as stack:
-            stack.enter_context(self._file)
-            self._settle(arrow.types, key)
-            stack.pop_all()
+        with closed_on_error(open_parquet(ref)) as self._file:
+            self._settle(load("pyarrow.types", NEEDED), key)
 
     def _settle(self, arrow_types: Any, key: str | None) -> None:
         """Set the columns to read, their common dtype and the shape."""
@@ -105,11 +94,11 @@ class ParquetReader(Reader):
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop`."""
-        return next(regroup(self._tensors(start, stop - start), stop - start))
+        return next(regroup(self._tensors(start, stop - start), stop - start, join_tensors))
 
     def stream(self, rows: int) -> Iterator[Tensor]:
         """Iterate over all rows in one pass."""
-        return regroup(self._tensors(0, rows), rows)
+        return regroup(self._tensors(0, rows), rows, join_tensors)
 
     def _tensors(self, start: int, rows: int) -> Iterator[Tensor]:
         """Yield tensors of at most `rows` rows, from row `start` to the end."""
@@ -122,21 +111,17 @@ class ParquetReader(Reader):
         while groups and first + (size := self._file.metadata.row_group(groups[0]).num_rows) <= start:
             first += size
             groups.pop(0)
-        try:
-            for batch in self._file.iter_batches(
-                batch_size=-(-rows // BATCHES),
-                row_groups=groups,
-                columns=None if self.key is None else [self.key],
-                use_threads=False,
-            ):
-                skipped = min(max(start - first, 0), len(batch))
-                if skipped < len(batch):
-                    yield first + skipped, batch.slice(skipped)
-                first += len(batch)
-        except self._errors as error:
-            raise self.ref.truncated(
-                wanted="a Parquet file that can be read to its end", got=str(error)
-            ) from None
+        for batch in batches_of(
+            self.ref,
+            self._file,
+            batch_size=-(-rows // BATCHES),
+            row_groups=groups,
+            columns=None if self.key is None else [self.key],
+        ):
+            skipped = min(max(start - first, 0), len(batch))
+            if skipped < len(batch):
+                yield first + skipped, batch.slice(skipped)
+            first += len(batch)
 
     def _matrix(self, batch: Any, first: int) -> Tensor:
         """Return a batch as a (rows, classes) tensor; `first` is its first row in the file."""
@@ -176,6 +161,28 @@ class ParquetReader(Reader):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def open_parquet(ref: FileReference) -> Any:
+    """Open a Parquet file with PyArrow."""
+    parquet = load("pyarrow.parquet", NEEDED)
+    with _reading(ref, "a Parquet file"):
+        metadata = parquet.read_metadata(ref.path)
+        buffer = max(1 << 12, COLUMN_BUFFERS // max(1, metadata.num_columns))
+        return parquet.ParquetFile(ref.path, metadata=metadata, pre_buffer=False, buffer_size=buffer)
+
+
+def batches_of(ref: FileReference, file: Any, **options: Any) -> Iterator[Any]:
+    """Iterate over the Arrow batches of an open Parquet file, with PyArrow's options."""
+    with _reading(ref, "a Parquet file that can be read to its end"):
+        yield from file.iter_batches(use_threads=False, **options)
+
+
+@contextmanager
+def _reading(ref: FileReference, wanted: str) -> Generator[None]:
+    arrow = load("pyarrow", NEEDED)
+    with ref.reading(wanted, arrow.ArrowException, OSError):
+        yield
 
 
 def to_numpy(column: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor
 
@@ -95,26 +95,6 @@ class Reader(ABC):
     def caveats(self) -> list[str]:
         """Return remarks on the contents that a report should repeat, as sentences."""
         return []
-
-
-def regroup(batches: Iterable[Tensor], rows: int, *, skip: int = 0) -> Iterator[Tensor]:
-    """Regroup batches of any length into blocks of exactly `rows`; the last block may be shorter."""
-    held: list[Tensor] = []
-    count = 0
-    for batch in batches:
-        skipped = min(skip, len(batch))
-        skip -= skipped
-        rest = batch[skipped:]
-        while count + len(rest) >= rows:
-            held.append(rest[: rows - count])
-            rest = rest[rows - count :]
-            yield held[0] if len(held) == 1 else torch.cat(held)
-            held, count = [], 0
-        if len(rest):
-            held.append(rest)
-            count += len(rest)
-    if held:
-        yield torch.cat(held)
 
 
 def flat_shape(ref: FileReference, shape: tuple[int, ...]) -> tuple[int, int]:

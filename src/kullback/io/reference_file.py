@@ -7,10 +7,9 @@ model with it: `docs/reference_files.md` describes it byte by byte.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_value, printable
+from kullback.io.blocks import RowBlock
 from kullback.io.reference_layout import ROW_TENSORS, read_header, windows_fault
-from kullback.io.source_files import Closes, FileReference
+from kullback.io.source_files import Closes, FileReference, closed_on_error
 from kullback.io.windows import Windows
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ ROUNDING, MASS_TOLERANCE = 6e-8, 1e-5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ReferenceBlock(ShortRepr):
+class ReferenceBlock(RowBlock, ShortRepr):
     r"""Rows of a reference file: the known part of a model's distributions at some scored tokens.
 
     Attributes:
@@ -76,6 +76,10 @@ class ReferenceBlock(ShortRepr):
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, rows: slice | Tensor) -> Self:
+        start = (rows.start or 0) if isinstance(rows, slice) else 0
+        return replace(super().__getitem__(rows), start=self.start + start)
+
 
 class Reference(Closes):
     """An open reference file: a model's predictions over windows of tokens, kept in less than a kilobyte a token.
@@ -116,10 +120,8 @@ class Reference(Closes):
 
     def __init__(self, path: str | PathLike[str], *, name: str = "path") -> None:
         self.ref = FileReference(Path(path), name)
-        with ExitStack() as stack:
-            file = stack.enter_context(self.ref.open())
-            stack.enter_context(self.ref.decoding("a reference file"))
-            self._layout, self.metadata, self._readers = read_header(self.ref, file)
+        with closed_on_error(self.ref.open()) as self._file, self.ref.decoding("a reference file"):
+            self._layout, self.metadata, self._readers = read_header(self.ref, self._file)
             self.classes = int(self.metadata["classes"])
             if self.classes < self._layout.top:
                 raise self.ref.truncated(
@@ -127,8 +129,6 @@ class Reference(Closes):
                 )
             self.windows = self._read_windows()
             self._labels = self.windows.labels
-            stack.pop_all()
-            self._file = file
         self.rows, self.top, self.tail_draws = self._layout.rows, self._layout.top, self._layout.draws
 
     def __len__(self) -> int:

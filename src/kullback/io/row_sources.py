@@ -2,26 +2,93 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_value
-from kullback.io.row_checks import check_rows, describe, looks_like, pass_representation
-from kullback.io.source_files import Closes, dtype_name
+from kullback.io.arrays import TorchReader, open_npy, open_npz, open_safetensors
+from kullback.io.blocks import in_step
+from kullback.io.csv_text import CsvReader
+from kullback.io.llama_cpp_base import LlamaBaseFile
+from kullback.io.parquet import ParquetReader
+from kullback.io.row_checks import (
+    check_representation,
+    check_rows,
+    describe,
+    looks_like,
+    pass_representation,
+)
+from kullback.io.source_files import Closes, FileReference, closed_on_error, dtype_name, find_format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
+    from os import PathLike
 
     from kullback.io.reader import Reader, StoredMass
-    from kullback.io.source_files import FileReference
-from kullback.common.words import RepresentationName
 
 BLOCK_BYTES = 64 * 1024 * 1024
 FIRST_ROWS = 16
+# The reader of each format; a new format also needs its extension or first bytes in `source_files`.
+READERS: dict[str, Callable[[FileReference, str | None], Reader]] = {
+    "npy": open_npy,
+    "npz": open_npz,
+    "safetensors": open_safetensors,
+    "pt": TorchReader,
+    "parquet": ParquetReader,
+    "llama.cpp": LlamaBaseFile,
+}
+
+
+def open_rows(
+    path: str | PathLike[str], *, representation: str | None = None, key: str | None = None, name: str = "p"
+) -> RowSource:
+    """Open a file of per-position class distributions without loading it.
+
+    The format follows from the extension, which the content must match; a llama.cpp base file is recognized by its
+    content.
+
+    Arguments:
+        path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file whose
+            last dimension (or whose columns) holds the classes, or a llama.cpp ``--kl-divergence-base`` file.
+        representation: the kind of numbers: ``"logits"``, ``"log-probs"`` (nats), ``"probs"`` or ``"counts"``.
+            Integers are counts, and a llama.cpp file holds logits; anything else must be named.
+        key: which array, tensor or list column, where the file holds several.
+        name: the argument that the path was passed as, for error messages.
+
+    Returns:
+        A `RowSource`, to be closed by ``with`` or ``close()``.
+
+    Raises:
+        FileError: the file is missing, truncated, of another format than its extension says, holds several
+            arrays and no `key` chooses, or does not say what its numbers are and neither does `representation`.
+        ArgumentValueError: `representation` is none of the four words.
+        OptionalDependencyError: the format needs a library that is not installed.
+
+    Example:
+        >>> import pathlib, tempfile, numpy, kullback.io
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "p.npz"
+        >>> numpy.savez(path, teacher=numpy.zeros((4, 3)), student=numpy.ones((4, 3)))
+        >>> with kullback.io.open_rows(path, representation="logits", key="student") as source:
+        ...     source.read(3, 4)
+        tensor([[1., 1., 1.]], dtype=torch.float64)
+    """
+    ref = FileReference(Path(path), name)
+    wanted = check_representation(representation)
+    format_ = find_format(ref)
+    with ref.decoding(f"a {format_} file"):
+        # Text does not distinguish integers from floats: whole numbers are read as counts only if no other
+        # representation is asked for.
+        opened = (
+            CsvReader(ref, key, named=representation is not None)
+            if format_ == "csv"
+            else READERS[format_](ref, key)
+        )
+        with closed_on_error(opened) as reader:
+            return RowSource(reader, wanted)
 
 
 class RowSource(Closes):
@@ -267,41 +334,18 @@ def paired_blocks(
         [(0, 3, 3), (3, 2, 2)]
     """
     count = _rows_in_block("paired_blocks", max_bytes, rows, [p, q])
+
+    def different(what: str, counts: Sequence[int], instead: str) -> FileError:
+        got = f"{counts[0]} and {counts[1]}"
+        return p.ref.differs(q.ref, wanted=f"as many {what} in both", got=got, instead=instead)
+
+    def different_rows(*counts: int) -> FileError:
+        # For a llama.cpp file the remedy names the windows.
+        return different("rows", counts, (q if q.format == "llama.cpp" else p).reader.alignment)
+
     if p.classes != q.classes:
-        raise _different(
-            p,
-            q,
-            "classes",
-            (p.classes, q.classes),
-            "use one vocabulary, or cut both to the classes they share",
-        )
+        instead = "use one vocabulary, or cut both to the classes they share"
+        raise different("classes", (p.classes, q.classes), instead)
     if p.rows is not None and q.rows is not None and p.rows != q.rows:
-        raise _different(p, q, "rows", (p.rows, q.rows), _align(p, q))
-    return _in_step(p, q, count)
-
-
-def _in_step(p: RowSource, q: RowSource, rows: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    start = 0
-    p_blocks, q_blocks = p.blocks(rows=rows), q.blocks(rows=rows)
-    while True:
-        p_block, q_block = next(p_blocks, None), next(q_blocks, None)
-        if p_block is None and q_block is None:
-            return
-        if p_block is None or q_block is None or len(p_block) != len(q_block):
-            p_rows = start + sum(map(len, chain([] if p_block is None else [p_block], p_blocks)))
-            q_rows = start + sum(map(len, chain([] if q_block is None else [q_block], q_blocks)))
-            raise _different(p, q, "rows", (p_rows, q_rows), _align(p, q))
-        yield start, p_block, q_block
-        start += len(p_block)
-
-
-def _different(p: RowSource, q: RowSource, what: str, counts: tuple[int, int], instead: str) -> FileError:
-    return FileError(
-        f"{p.ref.name} = {p.ref.shown} and {q.ref.name} = {q.ref.shown}: wanted as many {what} in both; "
-        f"got {counts[0]} and {counts[1]}; {instead}"
-    )
-
-
-def _align(p: RowSource, q: RowSource) -> str:
-    """Return the remedy for two files of different length; for a llama.cpp file it names the windows."""
-    return q.reader.alignment if q.format == "llama.cpp" else p.reader.alignment
+        raise different_rows(p.rows, q.rows)
+    return in_step(p.blocks(rows=count), q.blocks(rows=count), different_rows)

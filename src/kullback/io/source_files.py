@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Protocol, Self, TypeVar
 
 from kullback.common.files import check_input
 from kullback.errors import LONGEST_MESSAGE, LONGEST_NAME, FileError, KullbackError, printable
@@ -47,6 +47,25 @@ class Closes:
         self.close()
 
 
+_Closes = TypeVar("_Closes", bound="SupportsClose")
+
+
+class SupportsClose(Protocol):
+    """An object with a method `close`."""
+
+    def close(self) -> object: ...
+
+
+@contextmanager
+def closed_on_error(resource: _Closes) -> Generator[_Closes]:
+    """Close a resource if the ``with`` statement ends by an error."""
+    try:
+        yield resource
+    except BaseException:
+        resource.close()
+        raise
+
+
 @dataclass(frozen=True)
 class FileReference:
     """A path and the argument that it was passed as, for error messages."""
@@ -76,6 +95,22 @@ class FileReference:
             raise self.truncated(wanted=what, got="sizes beyond the memory of this machine") from None
         except Exception as error:
             raise self.truncated(wanted=what, got=f"{type(error).__name__}: {error}") from error
+
+    @contextmanager
+    def reading(self, wanted: str, *errors: type[Exception]) -> Generator[None]:
+        """Turn a library's errors for a damaged file into the error for it."""
+        try:
+            yield
+        except KullbackError:
+            raise
+        except errors as error:
+            got = str(error) or "its end before that"
+            raise self.truncated(wanted=wanted, got=got) from None
+
+    def differs(self, other: FileReference, *, wanted: str, got: str, instead: str) -> FileError:
+        """Return the error for two files that do not fit together."""
+        names = f"{self.name} = {self.shown} and {other.name} = {other.shown}"
+        return FileError(f"{names}: wanted {wanted}; got {got}; {instead}")
 
     def truncated(self, *, wanted: str, got: str) -> FileError:
         """Return the error for a file that ends too early or does not decode."""

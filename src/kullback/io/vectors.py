@@ -16,6 +16,7 @@ from kullback.errors import FileError
 from kullback.io.arrays import READ_ERRORS, load_tensors
 from kullback.io.csv_text import csv_table, header_of, is_whole
 from kullback.io.llama_cpp_base import LlamaBaseFile
+from kullback.io.parquet import batches_of, open_parquet
 from kullback.io.source_files import EXTENSIONS, FileReference, choose_key, find_format, refuse_key
 
 if TYPE_CHECKING:
@@ -187,14 +188,14 @@ def _torch_file(ref: FileReference, key: str | None) -> Any:
 
 
 def _parquet_file(ref: FileReference, key: str | None) -> Any:
-    arrow = load("pyarrow", "reading a .parquet file")
-    parquet = load("pyarrow.parquet", "reading a .parquet file")
-    try:
-        with parquet.ParquetFile(ref.path) as file:
-            chosen = choose_key(ref, file.schema_arrow.names, key, what="column")
-            return _column(ref, file.read(columns=[chosen]).column(chosen))
-    except arrow.ArrowException as error:
-        raise _damaged(ref, "a Parquet file", error) from None
+    with open_parquet(ref) as file:
+        chosen = choose_key(ref, file.schema_arrow.names, key, what="column")
+        values: list[Any] = []
+        for batch in batches_of(ref, file, columns=[chosen]):
+            values += batch.column(chosen).to_pylist()
+    if None in values:
+        raise _missing(ref, "row", values.index(None))
+    return np.array(values)
 
 
 def _csv_file(ref: FileReference, key: str | None) -> Any:
@@ -208,14 +209,6 @@ def _csv_file(ref: FileReference, key: str | None) -> Any:
     except arrow.ArrowException as error:
         raise _damaged(ref, "a CSV file", error) from None
     return _all_filled(ref, held.column(chosen).to_pylist(), "row", 0)
-
-
-def _column(ref: FileReference, column: Any) -> Any:
-    """Convert an Arrow column without missing values to an array."""
-    values: list[Any] = column.to_pylist()
-    if None in values:
-        raise _missing(ref, "row", values.index(None))
-    return np.array(values)
 
 
 def _text_file(ref: FileReference, key: str | None) -> Any:

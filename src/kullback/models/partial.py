@@ -16,7 +16,7 @@ from kullback.losses.top_k import TopK
 from kullback.losses.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
 from kullback.models.model_results import Candidate, Passage, ReadToken
 from kullback.models.pairing import Pairing, PairingSettings, Part
-from kullback.models.side import ModelSide, ReferenceSide, take_rows
+from kullback.models.side import ModelSide, ReferenceSide
 from kullback.predictions.collect import BOUNDS, complement
 from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_mean, row_estimates
 from kullback.predictions.mean_intervals import RatioOfSums
@@ -128,7 +128,7 @@ class _PartialPairing(Pairing):
 
     def measured(self, start: int, p: Any, q: Any, span: tuple[int, int]) -> Part:
         rows = slice(*span)
-        p, q = take_rows(p, rows), take_rows(q, rows)
+        p, q = p[rows], q[rows]
         first = start + span[0]
         labels = self._labels[first : start + span[1]]
         known = _Known.of(p, labels), _Known.of(q, labels)

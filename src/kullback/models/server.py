@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -352,10 +352,7 @@ class ServerModel(LanguageModel):
                 f"{self.name}: wanted log-probabilities of all scored tokens; got none for token {place} of window "
                 f"{number}; {'score the second half (--score second-half)' if place == 1 else WHO_CAN}"
             )
-        columns = {each.name: getattr(block, each.name) for each in fields(block)}
-        found = replace(
-            block, **{name: value[rows] for name, value in columns.items() if isinstance(value, Tensor)}
-        )
+        found = block[rows]
         wrong = found.labels != tokens[places]
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])

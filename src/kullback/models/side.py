@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from kullback.common.words import NO_LABEL
 from kullback.errors import FileError, ModelError, printable
 from kullback.io import Reference, ReferenceBlock, RowSource, TopKBlock, TopKSource
+from kullback.io.blocks import rows_from
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.server import ServerModel
@@ -62,7 +63,8 @@ class DenseSide(ModelSide):
     def blocks(self, rows: int, first_window: int) -> Iterator[Tensor]:
         start = self._first_row(first_window)
         if isinstance(self.model, RowSource):
-            yield from _stored(self.model, rows, start)
+            for block in rows_from(self.model.blocks(rows=rows), start):
+                yield block.double().log() if self.model.representation in ("probs", "counts") else block
             return
         for block in self.model.logits(self.windows, rows, first_window):
             self._check(block, start)
@@ -134,19 +136,19 @@ class ListedSide(ModelSide):
         if isinstance(self.source, ServerModel):
             found = self.source.top_k(self.windows, first_window)
         else:
-            found = self._from_file(self.source, first_window)
+            found = rows_from(self._from_file(self.source), self._first_row(first_window))
         for block in found:
             for start in range(0, len(block), rows):
-                yield take_rows(block, slice(start, start + rows))
+                yield block[start : start + rows]
 
-    def _from_file(self, source: TopKSource, first_window: int) -> Iterator[TopKBlock]:
-        """Yield the rows of a file from a window on: rows of the scored tokens, or of all tokens."""
+    def _from_file(self, source: TopKSource) -> Iterator[TopKBlock]:
+        """Yield the rows of a file, which holds the scored tokens or all tokens."""
         windows, done = self.windows, 0
-        labels, first = windows.labels, self._first_row(first_window)
+        labels = windows.labels
         for block in source.blocks():
             kept = block
             if source.rows is None or source.rows != windows.rows:
-                kept = take_rows(block, _scored(block, windows))
+                kept = block[_scored(block, windows)]
             wanted = labels[done : done + len(kept)]
             known = kept.labels != NO_LABEL
             if len(wanted) < len(kept) or bool((kept.labels != wanted)[known].any()):
@@ -155,22 +157,7 @@ class ListedSide(ModelSide):
                     f"from row {done} on; use the text, --context and --score that the file was written with"
                 )
             done += len(kept)
-            late = (
-                kept if done - len(kept) >= first else take_rows(kept, slice(first - done + len(kept), None))
-            )
-            if len(late):
-                yield late
-
-
-def take_rows(block: Any, rows: Any) -> Any:
-    """Return some rows of a block."""
-    if isinstance(block, Tensor):
-        return block[rows]
-    parts = {each.name: getattr(block, each.name) for each in fields(block)}
-    taken: dict[str, Any] = {name: value[rows] for name, value in parts.items() if isinstance(value, Tensor)}
-    if isinstance(block, ReferenceBlock) and isinstance(rows, slice):
-        taken["start"] = block.start + (rows.start or 0)
-    return replace(block, **taken)
+            yield kept
 
 
 def in_step(sides: list[ModelSide], rows: int, first_window: int) -> Iterator[list[Any]]:
@@ -196,18 +183,9 @@ def in_step(sides: list[ModelSide], rows: int, first_window: int) -> Iterator[li
                     "fewer; use files and models of the same text, --context and --score"
                 )
         count = min(map(len, held))
-        blocks = [take_rows(block, slice(0, count)) for block in held]
-        held = [take_rows(block, slice(count, None)) for block in held]
+        blocks = [block[:count] for block in held]
+        held = [block[count:] for block in held]
         yield [block.cpu() if isinstance(block, Tensor) else block for block in blocks]
-
-
-def _stored(source: RowSource, rows: int, start: int) -> Iterator[Tensor]:
-    skip = start
-    for block in source.blocks(rows=rows):
-        kept = block[skip:]
-        skip = max(0, skip - len(block))
-        if len(kept):
-            yield kept.double().log() if source.representation in ("probs", "counts") else kept
 
 
 def _scored(block: TopKBlock, windows: Windows) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kullback.common.words import NO_LABEL
+from kullback.io.blocks import RowBlock
 from kullback.io.row_checks import tolerance
 from kullback.io.source_files import dtype_name
 
@@ -23,7 +25,7 @@ SAME = 1e-2  # largest relative difference between two computations of one token
 
 
 @dataclass(frozen=True, eq=False)
-class TopKBlock:
+class TopKBlock(RowBlock):
     r"""Consecutive positions of an open `TopKSource`; ``TopK(block.indices, block.log_probs)`` is a teacher.
 
     Every tensor has one row for each position, and the caller may modify it.
@@ -143,35 +145,13 @@ def join(blocks: Sequence[TopKBlock]) -> TopKBlock:
     if len(blocks) == 1:
         return blocks[0]
     k = max(block.indices.shape[-1] for block in blocks)
-
-    def padded(x: Tensor, value: float) -> Tensor:
-        return torch.nn.functional.pad(x, (0, k - x.shape[-1]), value=value)
-
-    return TopKBlock(
-        torch.cat([block.sequences for block in blocks]),
-        torch.cat([block.positions for block in blocks]),
-        torch.cat([padded(block.indices, 0) for block in blocks]),
-        torch.cat([padded(block.log_probs, -torch.inf) for block in blocks]),
-        torch.cat([block.labels for block in blocks]),
-        torch.cat([block.label_log_probs for block in blocks]),
-        torch.cat([block.log_tail for block in blocks]),
-        blocks[0].classes,
-    )
-
-
-def part(block: TopKBlock, start: int, stop: int) -> TopKBlock:
-    """Return rows `start` to `stop` of a block."""
-    rows = slice(start, stop)
-    return TopKBlock(
-        block.sequences[rows],
-        block.positions[rows],
-        block.indices[rows],
-        block.log_probs[rows],
-        block.labels[rows],
-        block.label_log_probs[rows],
-        block.log_tail[rows],
-        block.classes,
-    )
+    padding = {"indices": 0, "log_probs": -torch.inf}
+    columns: dict[str, list[Tensor]] = {name: [] for name in blocks[0].tensors()}
+    for block in blocks:
+        for name, x in block.tensors().items():
+            missing = k - x.shape[-1] if name in padding else 0
+            columns[name].append(pad(x, (0, missing), value=padding[name]) if missing else x)
+    return replace(blocks[0], **{name: torch.cat(parts) for name, parts in columns.items()})
 
 
 def check(block: TopKBlock, ref: FileReference, rounding: torch.dtype) -> None:

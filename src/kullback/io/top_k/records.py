@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from kullback.common.words import NO_LABEL
+from kullback.io.parquet import batches_of, open_parquet
 from kullback.io.top_k.block import LARGEST_INDEX, Positions
 from kullback.io.top_k.source import TopKReader
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # JSON is decoded a record at a time, and takes about ten times its size then.
 LONGEST_RECORD = 1 << 28
+PARQUET_ROWS = 8  # read at once; each is a text with its log-probabilities
 # What servers write for a probability of 0: llama.cpp the lowest float32, vLLM and OpenAI -9999.
 LOWEST, CLAMPED = -3.4e38, -9999.0
 Tokens = Mapping[str | bytes, int]
@@ -135,6 +137,26 @@ class Records:
                 got=reason,
                 instead="the file is truncated or damaged; one with a record in each line is named .jsonl",
             ) from None
+
+
+class ParquetRows:
+    """The rows of a Parquet file, each a text, read a few at a time."""
+
+    def __init__(self, ref: FileReference) -> None:
+        self.ref = ref
+        ref.open().close()
+        self._file = open_parquet(ref)
+
+    def __iter__(self) -> Iterator[tuple[Place, Any]]:
+        number = 0
+        for batch in batches_of(self.ref, self._file, batch_size=PARQUET_ROWS):
+            for row in batch.to_pylist():
+                yield Place(self.ref, f"row {number}"), row
+                number += 1
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 @dataclass

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from kullback.common.words import NO_LABEL
 from kullback.errors import invalid_value
+from kullback.io.blocks import in_step, regroup
 from kullback.io.source_files import Closes
-from kullback.io.top_k.block import Positions, TopKBlock, check, join, part, to_block
+from kullback.io.top_k.block import Positions, TopKBlock, check, join, to_block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
+    from kullback.errors import FileError
     from kullback.io.source_files import FileReference
 
 BLOCK_BYTES = 64 * 1024 * 1024
@@ -166,7 +169,7 @@ class TopKSource(Closes):
                 got=str(rows),
                 instead="source.blocks(rows=1024)",
             )
-        return _regroup(self._checked(), rows)
+        return regroup(self._checked(), rows, join)
 
     def token_ids(self) -> Iterator[Tensor | None]:
         """Iterate over the sequences' tokens, in a pass of its own.
@@ -211,19 +214,67 @@ class TopKSource(Closes):
                 yield block
 
 
-def _regroup(blocks: Iterable[TopKBlock], rows: int) -> Iterator[TopKBlock]:
-    """Regroup blocks of any length into blocks of exactly `rows`; the last may be shorter."""
-    held: list[TopKBlock] = []
-    count = 0
-    for block in blocks:
-        done = 0
-        while count + len(block) - done >= rows:
-            held.append(part(block, done, done + rows - count))
-            done += rows - count
-            yield join(held)
-            held, count = [], 0
-        if done < len(block):
-            held.append(part(block, done, len(block)))
-            count += len(block) - done
-    if held:
-        yield join(held)
+def paired_top_k_blocks(
+    p: TopKSource, q: TopKSource, *, rows: int = 1024
+) -> Iterator[tuple[TopKBlock, TopKBlock]]:
+    """Iterate over the same positions of two sources, block by block.
+
+    Positions correspond in order, sequence by sequence. The sources may number them differently: a server that returns
+    a completion's positions begins with the completion.
+
+    Arguments:
+        p: the first source.
+        q: the second source, of the same texts.
+        rows: the number of positions in a block; the last block may have fewer.
+
+    Returns:
+        An iterator over pairs of `TopKBlock` of as many positions.
+
+    Raises:
+        FileError: the sources differ in their classes, in the number of positions of a sequence, or in a true token
+            that both know.
+        ArgumentValueError: `rows` is not positive.
+
+    Example:
+        >>> import kullback.io
+        >>> first = {"logprobs": [[[-0.1], [-0.2]]], "logprob_token_ids": [[[4], [9]]]}
+        >>> second = {"logprobs": [[[-0.3], [-0.4]]], "logprob_token_ids": [[[4], [7]]]}
+        >>> with kullback.io.open_top_k(first) as p, kullback.io.open_top_k(second, name="other") as q:
+        ...     [(len(a), len(b)) for a, b in kullback.io.paired_top_k_blocks(p, q)]
+        [(2, 2)]
+    """
+
+    def different(
+        wanted: str, got: str, instead: str = "compare files made from the same tokens"
+    ) -> FileError:
+        return p.ref.differs(q.ref, wanted=wanted, got=got, instead=instead)
+
+    if p.classes is not None and q.classes is not None and p.classes != q.classes:
+        raise different("as many classes in both", f"{p.classes} and {q.classes}", "use one vocabulary")
+    pairs = in_step(
+        p.blocks(rows=rows),
+        q.blocks(rows=rows),
+        lambda *counts: different("as many positions in both", f"{counts[0]} and {counts[1]}"),
+    )
+    return _same_positions(pairs, different)
+
+
+def _same_positions(
+    pairs: Iterable[tuple[int, TopKBlock, TopKBlock]], different: Callable[[str, str], FileError]
+) -> Iterator[tuple[TopKBlock, TopKBlock]]:
+    """Iterate over pairs of blocks; refuse those of other sequences or other true tokens."""
+    for _, a, b in pairs:
+        other = a.sequences != b.sequences
+        if bool(other.any()):
+            row = int(other.nonzero()[0])
+            sequence = min(int(a.sequences[row]), int(b.sequences[row]))
+            raise different("as many positions in each sequence of both", f"others in sequence {sequence}")
+        other = (a.labels != b.labels) & (a.labels != NO_LABEL) & (b.labels != NO_LABEL)
+        if bool(other.any()):
+            row = int(other.nonzero()[0])
+            raise different(
+                "the same true tokens",
+                f"{int(a.labels[row])} and {int(b.labels[row])} at sequence {int(a.sequences[row])}, "
+                f"positions {int(a.positions[row])} and {int(b.positions[row])}",
+            )
+        yield a, b

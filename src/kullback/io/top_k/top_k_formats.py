@@ -13,10 +13,9 @@ from kullback.common.inputs import whole_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.io.source_files import FileReference
 from kullback.io.top_k import axolotl, llama_server, openai, sglang, trl_server, vllm
-from kullback.io.top_k.records import ReadRecord, RecordReader, Records, Tokens
+from kullback.io.top_k.records import ParquetRows, ReadRecord, RecordReader, Records, Tokens
 from kullback.io.top_k.source import TopKReader, TopKSource
 from kullback.io.top_k.top_k_arrays import ARRAY_FORMATS, array_format, open_arrays, open_folder
-from kullback.io.top_k.top_k_parquet import ParquetRows
 
 # How each format of JSON records is recognized and read, the most particular first.
 RECORD_FORMATS: dict[str, tuple[Callable[[object], bool], ReadRecord]] = {
