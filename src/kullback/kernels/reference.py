@@ -6,7 +6,7 @@ temporaries stay small for any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +58,13 @@ def pair_from_weights(
     return pair_of_sides(
         side_p, side_q, log_ratio - _log_quotient(sum_p, sum_q, side_p.log_sum - side_q.log_sum)
     )
+
+
+def pair_of_logs(log_p: Tensor, log_q: Tensor) -> FinitePair:
+    """Return the pair of masses with these logarithms, which need not sum to one."""
+    both_empty = (log_p == -torch.inf) & (log_q == -torch.inf)
+    log_ratio = torch.where(both_empty, 0, log_p) - torch.where(both_empty, 0, log_q)
+    return FinitePair(log_p.exp(), log_q.exp(), log_ratio, lambda: (log_p, log_q))
 
 
 class Normalized(NamedTuple):
@@ -217,7 +224,10 @@ def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
 def row_divergence(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
     """Return the value of each pair of rows of two (n, classes) tensors, differentiable in every way."""
     labels, rows = rows.labels, rows._replace(labels=None)  # the labels' tensors may be transformed too
-    values = _expanded(rows, p, q).to(rows.dtype) if _forward_levels() > 1 else transformable(rows, p, q)
+    if _forward_levels() > 1:
+        values = expanded(rows.values(p.detach(), q.detach()), rows.derivatives, p, q).to(rows.dtype)
+    else:
+        values = transformable(rows, p, q)
     return values if labels is None else labels.mixed(values, q)
 
 
@@ -228,16 +238,17 @@ def _forward_levels() -> int:
     return sum(level.key() == _functorch.TransformType.Jvp for level in _functorch.get_interpreter_stack())
 
 
-def _expanded(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
+def expanded(
+    value: Tensor, derivatives: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], p: Tensor, q: Tensor
+) -> Tensor:
     """Return the value plus an integral of the derivatives over a step of 0, which carries the forward derivatives.
 
     Radau's rule with two points makes the derivatives of the result exact up to the third order.
     """
     fixed = p.detach(), q.detach()
     steps = [torch.where(x.isfinite(), y - x, 0) for x, y in zip(fixed, (p, q), strict=True)]
-    at_fixed = rows.derivatives(*fixed)
-    ahead = rows.derivatives(*(x + 2 / 3 * step for x, step in zip(fixed, steps, strict=True)))
-    value = rows.values(*fixed)
+    at_fixed = derivatives(*fixed)
+    ahead = derivatives(*(x + 2 / 3 * step for x, step in zip(fixed, steps, strict=True)))
     for by, by_ahead, step in zip(at_fixed, ahead, steps, strict=True):
         value = value + (step * (by + 3 * by_ahead) / 4).sum(-1)
     return value

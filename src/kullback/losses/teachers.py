@@ -16,9 +16,10 @@ from kullback.common.dtypes import upcast
 from kullback.common.inputs import are_logits, can_inspect, check_dense, recordable, tensor_remedy
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type, invalid_value
-from kullback.generators import Divergence, FinitePair
+from kullback.generators import Divergence
 from kullback.kernels import RowDivergence, logit_divergence, weighted_total
 from kullback.kernels.label_terms import HardLabels
+from kullback.kernels.reference import pair_of_logs
 from kullback.kernels.row_operation import Gradients, RowValueFunction
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.losses.positions import Positions
@@ -278,7 +279,7 @@ class WeightedTerms(NamedTuple):
 
     def compute(self, log_p: Tensor, log_q: Tensor, weights: Tensor) -> tuple[Tensor]:
         """Return the sums."""
-        terms = self.kind.terms(_pair(log_p, log_q))
+        terms = self.kind.terms(pair_of_logs(log_p, log_q))
         return (torch.where(weights == 0, 0, weights * terms).sum(-1),)
 
     def gradients(
@@ -287,14 +288,8 @@ class WeightedTerms(NamedTuple):
         """Return the gradients by log p and log q."""
         log_p, log_q, weights = tensors
         counted = weights * grad.unsqueeze(-1)
-        by_p, by_q = self.kind.derivatives(_pair(log_p, log_q))
+        by_p, by_q = self.kind.derivatives(pair_of_logs(log_p, log_q))
         return [torch.where(counted == 0, 0, counted * by) for by in (by_p, by_q)]
-
-
-def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
-    both = (log_p == -torch.inf) & (log_q == -torch.inf)
-    log_ratio = torch.where(both, 0, log_p - torch.where(both, 0, log_q))
-    return FinitePair(log_p.exp(), log_q.exp(), log_ratio, lambda: (log_p, log_q))
 
 
 def check_partial_teacher(

@@ -10,8 +10,9 @@ from torch import Tensor
 from kullback.common.short_repr import short_repr
 from kullback.common.words import NO_LABEL
 from kullback.errors import invalid_type, invalid_value
-from kullback.generators import Divergence, FinitePair
+from kullback.generators import Divergence
 from kullback.io.top_k.block import TopKBlock, log_tail_mass
+from kullback.kernels.reference import pair_of_logs
 from kullback.losses.settings import check_classes, check_kind
 from kullback.losses.top_k import TopK
 from kullback.representations import SUM_TOLERANCE
@@ -204,10 +205,7 @@ def _range_sum(a: Range, b: Range) -> Range:
 
 def _terms(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:
     """Return the terms of a divergence from log-masses, which need not sum to one."""
-    empty_p, empty_q = log_p == -torch.inf, log_q == -torch.inf
-    ratio = torch.where(empty_p | empty_q, 0, log_p) - torch.where(empty_p | empty_q, 0, log_q)
-    ratio = torch.where(empty_p & ~empty_q, -torch.inf, torch.where(empty_q & ~empty_p, torch.inf, ratio))
-    return kind.terms(FinitePair(log_p.exp(), log_q.exp(), ratio, lambda: (log_p, log_q)))
+    return kind.terms(pair_of_logs(log_p, log_q))
 
 
 def _smallest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:

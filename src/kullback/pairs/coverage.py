@@ -21,7 +21,7 @@ from torch.distributions import (
 )
 
 from kullback.errors import ArgumentValueError
-from kullback.pairs.densities.density import density_of
+from kullback.pairs.densities.density import densities_of
 from kullback.pairs.registry import WRAPPERS, plan_for
 from kullback.pairs.support import check_comparable, is_infinite
 from kullback.results.estimate import Estimate
@@ -139,40 +139,20 @@ def rule_of(p: Distribution, q: Distribution) -> str:
         check_comparable("kl_divergence", p, q)
     except ArgumentValueError:
         return "not_comparable"
-    return _rule_of_closed_form(p, q) or _rule_of_reduction(p, q) or _rule_of_densities(p, q) or "monte_carlo"
-
-
-def _rule_of_closed_form(p: Distribution, q: Distribution) -> str | None:
-    form = plan_for(type(p), type(q)).closed_form
-    value = None if form is None else form.function(p, q)
-    if form is None or value is None:
-        return None
-    return "infinite" if bool(value.isposinf().all()) or _is_infinite(p, q) else form.method
-
-
-def _rule_of_reduction(p: Distribution, q: Distribution) -> str | None:
-    reduction = plan_for(type(p), type(q)).reduction
-    result = None if reduction is None else reduction(p, q, _named)
-    return None if result is None else result.method
+    plan, densities = plan_for(type(p), type(q)), densities_of(p, q)
+    infinite = None if densities is None else is_infinite(*densities)
+    is_endless = infinite is not None and bool(infinite.all())
+    value = None if plan.closed_form is None else plan.closed_form.function(p, q)
+    if plan.closed_form is not None and value is not None:
+        return "infinite" if is_endless or bool(value.isposinf().all()) else plan.closed_form.method
+    result = None if plan.reduction is None else plan.reduction(p, q, _named)
+    if result is not None:
+        return result.method
+    if densities is None or densities[0].integer != densities[1].integer:
+        return "monte_carlo"
+    return "infinite" if is_endless else "summation" if densities[0].integer else "quadrature"
 
 
 def _named(p: Distribution, q: Distribution) -> Estimate:
     shape = torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     return Estimate(torch.zeros(shape, dtype=torch.float64, device="cpu"), None, rule_of(p, q))
-
-
-def _rule_of_densities(p: Distribution, q: Distribution) -> str | None:
-    densities = density_of(p), density_of(q)
-    if densities[0] is None or densities[1] is None or densities[0].integer != densities[1].integer:
-        return None
-    if _is_infinite(p, q):
-        return "infinite"
-    return "summation" if densities[0].integer else "quadrature"
-
-
-def _is_infinite(p: Distribution, q: Distribution) -> bool:
-    densities = density_of(p), density_of(q)
-    infinite = (
-        None if densities[0] is None or densities[1] is None else is_infinite(densities[0], densities[1])
-    )
-    return infinite is not None and bool(infinite.all())

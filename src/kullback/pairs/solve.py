@@ -32,7 +32,7 @@ from kullback.pairs.closed_forms.reductions import (
 )
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
-from kullback.pairs.densities.density import density_of
+from kullback.pairs.densities.density import densities_of
 from kullback.pairs.distribution_checks import check_domains, check_integrable
 from kullback.pairs.integration.divergence_terms import total_of_masses
 from kullback.pairs.numerics.parameters import (
@@ -66,13 +66,6 @@ class Pair(NamedTuple):
     parameters_p: list[Tensor]
     parameters_q: list[Tensor]
 
-    @classmethod
-    def of(cls, call: str, p: Distribution, q: Distribution, plan: Plan) -> Pair:
-        """Return the pair with its parameters."""
-        if torch.compiler.is_compiling():
-            return cls(call, p, q, plan, [], [])
-        return cls(call, p, q, plan, parameters_of(p), parameters_of(q))
-
     def names(self) -> str:
         """Return the types, for messages."""
         return names_of(type(self.p), type(self.q))
@@ -97,7 +90,8 @@ def estimate(
     kind = _KL if kind is None else kind
     is_kl = kind is _KL or behaves_as(kind, KL)
     plan = plan_for(type(p), type(q))
-    pair = Pair.of(call, p, q, plan)
+    own = ([], []) if torch.compiler.is_compiling() else (parameters_of(p), parameters_of(q))
+    pair = Pair(call, p, q, plan, *own)
     if is_kl and (plan.user_rules or plan.third_party is not None):
         result = _by_rule_of_users(pair, options)
         if result is not None:
@@ -239,10 +233,10 @@ def _with_error(form: ClosedForm, pair: Pair, value: Tensor, options: SolveOptio
 
 def _with_infinities(plan: Plan, p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     """Set +inf where P has mass but Q has none, or where P's tail falls too slowly for Q."""
-    densities = density_of(p), density_of(q)
-    if densities[0] is None or densities[1] is None:
+    densities = densities_of(p, q)
+    if densities is None:
         return value
-    infinite = is_infinite(densities[0], densities[1])
+    infinite = is_infinite(*densities)
     if infinite is not None:
         return torch.where(infinite, torch.inf, value)
     if plan.is_plain and not torch.compiler.is_compiling():
@@ -258,7 +252,7 @@ def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value:
     if not bool(overflows.any()):
         return value
     if bool(value.isnan().any()):
-        is_final = density_of(p) is None or density_of(q) is None or not (are_valid(p) and are_valid(q))
+        is_final = densities_of(p, q) is None or not (are_valid(p) and are_valid(q))
         return value if is_final else None
     if not value.requires_grad:
         return torch.where(overflows, torch.inf, value)
@@ -415,16 +409,16 @@ def _of_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estima
     if not pair.p.event_shape:
         check_integrable(pair.call, pair.p, pair.q)
     p, q = in_common_unit(pair.p, pair.q)
-    densities = density_of(p), density_of(q)
-    if densities[0] is None or densities[1] is None:
+    densities = densities_of(p, q)
+    if densities is None:
         return None
-    method = method_for(densities[0], densities[1], kind)
+    method = method_for(*densities, kind)
     if method is None or options.method not in ("auto", method):
         return None
     check_mass(pair.call, "p", p, densities[0])
     check_mass(pair.call, "q", q, densities[1])
     shape = batch_shape_of(p, q)
-    value, error = divergence_of_densities(densities[0], densities[1], kind, shape, options)
+    value, error = divergence_of_densities(*densities, kind, shape, options)
     value = value.clamp(min=0) if behaves_as(kind, KL) else value
     return _finished(pair._replace(p=p, q=q), value, error, method)
 

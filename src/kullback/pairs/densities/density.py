@@ -321,3 +321,9 @@ def density_of(distribution: Distribution) -> Density | None:
         if density is not None:
             return density
     return None
+
+
+def densities_of(p: Distribution, q: Distribution) -> tuple[Density, Density] | None:
+    """Return the densities of P and Q; None if one of them is not known."""
+    first, second = density_of(p), density_of(q)
+    return None if first is None or second is None else (first, second)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from kullback.generators import Divergence, FinitePair, Renyi, TotalVariation, behaves_as
+from kullback.generators import Divergence, Renyi, TotalVariation, behaves_as
 from kullback.generators.divergence import Corner, Growth
 from kullback.generators.growth import growth_of, is_own, order_of, power_of
 from kullback.generators.of_ratio import OfRatio, OwnTerms
+from kullback.kernels.reference import expanded, pair_of_logs
 from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
 # The logarithm of a mass that rounds to 0, and whose square root does too.
@@ -70,7 +71,7 @@ class DivergenceTerms(NamedTuple):
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Return the terms from the logarithms of the masses."""
-        return self._additive().terms(_pair(log_p, log_q)).nan_to_num(nan=0.0, posinf=1e300)
+        return self._additive().terms(pair_of_logs(log_p, log_q)).nan_to_num(nan=0.0, posinf=1e300)
 
     def log_size(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Return the logarithm of the approximate size of a term, also where the term overflows or underflows."""
@@ -90,7 +91,7 @@ class DivergenceTerms(NamedTuple):
     def total(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Return the divergence of masses along the last dimension, without a gradient."""
         with torch.no_grad():
-            return self._whole().total(_pair(log_p, log_q))
+            return self._whole().total(pair_of_logs(log_p, log_q))
 
     def derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivatives of the divergence by the logarithms of the masses; 0 where there is no mass.
@@ -112,9 +113,10 @@ class DivergenceTerms(NamedTuple):
 
     def _derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         if behaves_as(self.kind, Renyi):  # of order 0, which depends on the masses that are 0
-            return self.kind.derivatives(_pair(log_p, log_q))
+            return self.kind.derivatives(pair_of_logs(log_p, log_q))
         # A mass of 0 is replaced by a negligible one, which has a derivative.
-        return self._whole().derivatives(_pair(*(_with_some_mass(log) for log in (log_p, log_q))))
+        logs = (torch.where(log == -torch.inf, _NO_MASS, log) for log in (log_p, log_q))
+        return self._whole().derivatives(pair_of_logs(*logs))
 
     def _derivatives_beyond(self, log_p: Tensor, log_q: Tensor, side: int) -> tuple[Tensor, Tensor]:
         """Return the derivatives, less a multiple of one side's mass: its derivative where the other has no mass."""
@@ -136,7 +138,7 @@ class DivergenceTerms(NamedTuple):
         """Return the derivatives of each term by log p and by log q."""
         alpha = self.order
         if alpha in (0.0, 1.0):
-            by_p, by_q = self._additive().derivatives(_pair(log_p, log_q))
+            by_p, by_q = self._additive().derivatives(pair_of_logs(log_p, log_q))
         else:
             p, q = torch.exp(log_p), torch.exp(log_q)
             power = torch.exp(
@@ -183,8 +185,8 @@ class DivergenceTerms(NamedTuple):
 
     def _change_by_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Return how much a user's own function of a sum of terms changes with the sum, with a safety factor."""
-        by_total = self.kind.derivatives(_pair(log_p, log_q))
-        by_terms = self._additive().derivatives(_pair(log_p, log_q))
+        by_total = self.kind.derivatives(pair_of_logs(log_p, log_q))
+        by_terms = self._additive().derivatives(pair_of_logs(log_p, log_q))
         sizes = [
             torch.where(log.isfinite() & by.isfinite(), by, 0).abs().sum(-1)
             for pair in (by_total, by_terms)
@@ -219,15 +221,7 @@ def with_derivatives(
     """Return a value with these derivatives by the logarithms of masses; they may be differentiated again."""
     if not (is_transformed() or forward_ad._current_level >= 0):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         return _WithDerivatives.apply(value, derivatives, log_p, log_q)  # pyright: ignore[reportReturnType]
-    # Nested forward derivatives need a plain expression: the step of the logarithms, which is 0, times the mean of the
-    # derivatives along the step. Radau's rule for this mean is exact to the third derivatives.
-    fixed = log_p.detach(), log_q.detach()
-    steps = [torch.where(x.isfinite(), y - x, 0) for x, y in zip(fixed, (log_p, log_q), strict=True)]
-    at_fixed = derivatives(*fixed)
-    ahead = derivatives(*(x + 2 / 3 * step for x, step in zip(fixed, steps, strict=True)))
-    for by, by_ahead, step in zip(at_fixed, ahead, steps, strict=True):
-        value = value + (step * (by + 3 * by_ahead) / 4).sum(-1)
-    return value
+    return expanded(value, derivatives, log_p, log_q)  # nested forward derivatives need a plain expression
 
 
 class _WithDerivatives(torch.autograd.Function):
@@ -244,17 +238,3 @@ class _WithDerivatives(torch.autograd.Function):
         log_p, log_q = ctx.saved_tensors
         gradient = gradients[0].unsqueeze(-1)
         return None, None, *(gradient * by for by in ctx.derivatives(log_p, log_q))
-
-
-def _with_some_mass(log_mass: Tensor) -> Tensor:
-    return torch.where(log_mass == -torch.inf, _NO_MASS, log_mass)
-
-
-def _pair(log_p: Tensor, log_q: Tensor) -> FinitePair:
-    both_empty = (log_p == -torch.inf) & (log_q == -torch.inf)
-    return FinitePair(
-        torch.exp(log_p),
-        torch.exp(log_q),
-        torch.where(both_empty, 0, log_p) - torch.where(both_empty, 0, log_q),
-        lambda: (log_p, log_q),
-    )

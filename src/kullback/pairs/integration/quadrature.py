@@ -87,10 +87,8 @@ class _Pair(NamedTuple):
         """Return these logarithms, -inf at far points where log q overflows, and log dx/dv."""
         at, log_jacobian = self.line.points(v)
         log_p, log_q = self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
-        log_p, log_q = (
-            torch.where(log_p.isnan(), -torch.inf, log_p),
-            torch.where(log_q.isnan(), -torch.inf, log_q),
-        )
+        log_p = torch.where(log_p.isnan(), -torch.inf, log_p)
+        log_q = torch.where(log_q.isnan(), -torch.inf, log_q)
         overflown = (log_q == -torch.inf) & at.is_extreme()
         return torch.where(overflown, -torch.inf, log_p), log_q, log_jacobian
 

@@ -101,8 +101,14 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
         panels = _measure(fixed_p, fixed_q, *_resolved(starts, kinds, marks))
         rest_of_q = _mass_outside(fixed_q, panels)
         while True:
-            is_whole = _is_whole(panels, rest_of_q)
-            value, error, rounding = _totals(panels, is_whole)
+            # If Q's mass outside the panels is negligible in the sum, the terms may include - p + q.
+            with_q = panels.values[0].sum(-1)
+            is_whole = (rest_of_q <= (1e-13 * with_q).clamp(min=1e-40)) & (
+                (panels.mass_q.sum(-1) - 1).abs() < 1e-8
+            )
+            totals = (x.sum(-1) for x in (panels.values, panels.errors, panels.sizes))
+            value, error, size = (torch.where(is_whole, x[0], x[1]) for x in totals)
+            rounding = 4 * torch.finfo(value.dtype).eps * size
             enough = target.is_met(value, error) | (error <= rounding)
             splits = max(4, panels.starts.shape[-1] // 4)
             if bool(enough.all()) or (panels.starts.shape[-1] + splits) * _NODES > target.max_evaluations:
@@ -112,7 +118,11 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
         error = error + rounding + missing + torch.where(is_whole, rest_of_q, 0)
         error = error + torch.where(value.isinf(), 0, unintegrated * value.abs())
     if torch.is_grad_enabled():
-        value = torch.where(value.isinf(), value, _sum(p, q, panels, is_whole))
+        weights = _rules().weights.to(panels.starts.device)[panels.kinds].flatten(-2)
+        log_p, log_q, _ = _log_densities(p, q, _nodes(panels.starts, panels.kinds))
+        forms = (kl_integrand(log_p, log_q, whole) for whole in (True, False))
+        total = (torch.where(is_whole.unsqueeze(-1), *forms) * weights).sum(-1)
+        value = torch.where(value.isinf(), value, total)
     return Integral(value, error, unintegrated)
 
 
@@ -283,13 +293,6 @@ def _drift(density: Density, x: Tensor) -> Tensor:
     return ((x - mean).abs() * (mean / deviation / deviation).clamp(max=1)).nan_to_num(nan=0.0, posinf=0.0)
 
 
-def _totals(panels: _Panels, is_whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the value, the error of the rules and a bound on the rounding, for the chosen form of the terms."""
-    totals = (x.sum(-1) for x in (panels.values, panels.errors, panels.sizes))
-    value, error, size = (torch.where(is_whole, x[0], x[1]) for x in totals)
-    return value, error, 4 * torch.finfo(value.dtype).eps * size
-
-
 def _mass_outside(q: Density, panels: _Panels) -> Tensor:
     """Bound Q's mass outside the panels; the bound is infinite if Q is not known to fall there."""
     used = panels.kinds > 0
@@ -305,12 +308,6 @@ def _mass_outside(q: Density, panels: _Panels) -> Tensor:
     return (_rest(log_size, first, -1.0, -_HUGE) + _rest(log_size, last, 1.0, -rate)).squeeze(-1)
 
 
-def _is_whole(panels: _Panels, rest_of_q: Tensor) -> Tensor:
-    """Return where Q's mass outside the panels is negligible in the sum, so that the terms may include - p + q."""
-    with_q = panels.values[0].sum(-1)
-    return (rest_of_q <= (1e-13 * with_q).clamp(min=1e-40)) & ((panels.mass_q.sum(-1) - 1).abs() < 1e-8)
-
-
 def _split(p: Density, q: Density, panels: _Panels, is_whole: Tensor, count: int) -> _Panels:
     """Halve the panels with the largest errors of each element."""
     errors = torch.where(is_whole.unsqueeze(-1), panels.errors[0], panels.errors[1])
@@ -319,10 +316,3 @@ def _split(p: Density, q: Density, panels: _Panels, is_whole: Tensor, count: int
     halves = (torch.cat([x.gather(-1, places), x[..., -count:]], -1) for x in (starts, kinds))
     both = zip(panels, _measure(p, q, *halves), strict=True)
     return _Panels(*(with_halves(old, places, fresh) for old, fresh in both))
-
-
-def _sum(p: Density, q: Density, panels: _Panels, is_whole: Tensor) -> Tensor:
-    weights = _rules().weights.to(panels.starts.device)[panels.kinds].flatten(-2)
-    log_p, log_q, _ = _log_densities(p, q, _nodes(panels.starts, panels.kinds))
-    f = torch.where(is_whole.unsqueeze(-1), *(kl_integrand(log_p, log_q, whole) for whole in (True, False)))
-    return (f * weights).sum(-1)
