@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kullback import Logits, compare_predictions
-from kullback.report import html, write
+from kullback.report import html, markdown, write
 from kullback.report.document import Document, Findings, Headline, Passage, Passages, Remark, Table, Token
 from kullback.report.plots.ladder import REFERENCES
 from kullback.tables import compare_tables
@@ -220,6 +220,42 @@ def test_the_ladder_orders_the_comparison_among_the_references(
     mean = comparison.divergences["kl_pq"].mean
     means = {"this comparison": mean, **REFERENCES}
     assert sorted(heights, key=heights.__getitem__, reverse=True) == sorted(means, key=means.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("factor", "place"),
+    [
+        (1.001, "below weights in int8 (202 µnat)"),
+        (1.1, "between weights in int8 (202 µnat) and temperature 0.9 (7.73 mnat)"),
+        (9.0, "above no context (2.05 nat)"),
+    ],
+)
+def test_the_first_lines_say_where_on_the_ladder_the_mean_is(factor: float, place: str) -> None:
+    x = 2 * torch.randn(50, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    comparison = compare_predictions(Logits(x), Logits(factor * x), bootstrap=0)
+    sentence = f"It lies {place}, as measured on a small byte model."
+    assert f'<p class="reason">{sentence}</p>' in html.render(comparison)
+    assert sentence in markdown.render(comparison)
+
+
+def test_no_place_on_the_ladder_is_given_to_zero_and_infinity() -> None:
+    p, q = Logits(torch.tensor([[0.0, 1.0]])), Logits(torch.tensor([[0.0, -torch.inf]]))
+    for pair in ((p, p), (p, q)):
+        assert "It lies" not in html.render(compare_predictions(*pair, bootstrap=0))
+
+
+def test_a_small_shift_is_explained_and_is_not_green() -> None:
+    random = np.random.default_rng(0)
+    p, q = (pd.DataFrame({"x": random.normal(shift, 1, 20_000)}) for shift in (0.0, 0.1))
+    page = html.render(compare_tables(p, q))
+    outcome, reason = (
+        page[page.index("<h1") :].split("</h1>")[0],
+        re.findall('class="reason">(.*?)<', page)[0],
+    )
+    assert 'class="outcome unknown"' in outcome
+    assert re.match(r"&#39;x&#39;: PSI 0\.0\d\d \(0\.0\d\d to 0\.0\d\d\), most of it in ", reason)
+    assert reason.endswith("a PSI below 0.1 is a small shift, however certain.")
+    assert "No column has p &lt; 0.05" in html.render(compare_tables(p, p))
 
 
 def test_a_page_without_limits_says_so() -> None:

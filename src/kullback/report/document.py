@@ -33,9 +33,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Headline:
-    """The outcome in a sentence, the names of the sides by their letters, the amount of data, and the main numbers."""
+    """The outcome in a sentence, with what it is compared; the names of the sides, the amount of data, main numbers."""
 
     outcome: str
+    reason: str = ""
     size: str = ""
     names: Mapping[str, str] | None = None
     tone: Tone = ""

@@ -61,6 +61,15 @@ class Unit(NamedTuple):
             return cls("mnat", 1e3) if value >= 1e-3 else cls("µnat", 1e6)
         return cls("nat", 1.0)
 
+    def text(self, value: float) -> str:
+        """Format a divergence in nats with this unit.
+
+        Example:
+            >>> Unit.of(0.0002018).text(0.0002018)
+            '202 µnat'
+        """
+        return f"{self.write([value])[0]} {self.name}"
+
     def write(self, values: Sequence[float]) -> list[str]:
         """Format divergences in nats as numbers of this unit, all with as many decimals.
 

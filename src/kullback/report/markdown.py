@@ -41,7 +41,13 @@ def render(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
         ...
     """
     page = document(result, verdicts)
-    parts = [[f"**{escaped(page.outcome)}**"], _limits(page.verdicts), [_size(page)], *_tables(page)]
+    first = (
+        [f"**{escaped(page.outcome)}**"],
+        _limits(page.verdicts),
+        [escaped(page.headline.reason)],
+        [_size(page)],
+    )
+    parts = [*first, *_tables(page)]
     parts += [_remarks(each) for each in page.blocks if isinstance(each, Findings)]
     return "\n\n".join("\n".join(lines) for lines in parts if any(lines)) + "\n"
 

@@ -52,6 +52,8 @@ def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **op
     """
     page, say = document(result, verdicts, **options), _Printer(console)
     say.outcome(page.outcome, page.tone)
+    if page.headline.reason:
+        say.line(page.headline.reason)
     for each in page.verdicts:
         say.verdict(each, f": {'; '.join(each.failures)}")
     for letter, name in (page.headline.names or {}).items():

@@ -90,7 +90,8 @@ def test_the_outcome_is_a_multiple_of_the_noise_floor(found: ModelComparison) ->
     noisy = dataclasses.replace(found, candidates=[far], differences=[], noise_floor=near)
     ratio = far.comparison.divergences["kl_pq"].mean / near.comparison.divergences["kl_pq"].mean
     assert 60 < ratio < 75
-    assert f"This is {ratio:.0f} times the rounding noise of float64." in html.render(noisy)
+    noise = 1e3 * near.comparison.divergences["kl_pq"].mean
+    assert f"It is {ratio:.0f} times the rounding noise of float64 ({noise:.2f} mnat)." in html.render(noisy)
     assert "rounding noise" not in html.render(found)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kullback.report.document import Plot
-from kullback.report.formats import number
+from kullback.report.formats import Unit, number
 from kullback.report.plots.svg import FIRST, SECOND, plain, power_of_ten
 
 if TYPE_CHECKING:
@@ -25,6 +25,28 @@ SOURCE = (
     "parameters, Python's help topics) with itself: its weights in int8, another temperature, or its mean prediction "
     "everywhere. They are nats per byte; other models and tokens have other values."
 )
+
+
+def place_on_ladder(mean: float) -> str:
+    """Say between which reference values a mean divergence lies; nothing if it is 0 or infinite.
+
+    Example:
+        >>> place_on_ladder(0.001)
+        'It lies between weights in int8 (202 µnat) and temperature 0.9 (7.73 mnat), as measured on a small byte model.'
+    """
+    if not 0 < mean < math.inf:
+        return ""
+    rungs = {f"{name} ({Unit.of(value).text(value)})": value for name, value in REFERENCES.items()}
+    below = [name for name, value in rungs.items() if value <= mean]
+    above = [name for name, value in rungs.items() if value > mean]
+    where = (
+        f"between {below[-1]} and {above[0]}"
+        if below and above
+        else f"above {below[-1]}"
+        if below
+        else f"below {above[0]}"
+    )
+    return f"It lies {where}, as measured on a small byte model."
 
 
 def draw_ladder(means: Sequence[tuple[str, float]]) -> list[Plot]:

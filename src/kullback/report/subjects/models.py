@@ -24,6 +24,7 @@ from kullback.report.document import (
     Token,
 )
 from kullback.report.formats import Unit, count, counted, number, percent, probability, token_text, visible
+from kullback.report.plots.ladder import place_on_ladder
 from kullback.report.plots.models import draw_plots
 from kullback.report.schemas import models as schema
 from kullback.report.subjects.predictions import (
@@ -37,6 +38,7 @@ from kullback.report.subjects.predictions import (
     numbers,
     top_classes,
     unseen,
+    with_interval,
 )
 from kullback.results.value import Value
 from kullback.results.verdict import Verdict
@@ -76,7 +78,7 @@ def document(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docume
     blocks += Findings.of_notes(_notes(found))
     return Document(
         f"{found.candidates[0].model.name} against {found.base.name}: KL divergence of language models",
-        Headline(_outcome(found) + _against_noise(found), _size(found)),
+        Headline(_outcome(found), _reason(found), _size(found)),
         tuple(blocks),
         tuple(verdicts),
         MEANINGS,
@@ -316,17 +318,15 @@ def _outcome(found: ModelComparison) -> str:
     best = found.candidates[0]
     kl = best.comparison.divergences[KL_PQ]
     same = percent(best.comparison.top1_agreement.value)
+    distance = _least(best) + with_interval(kl, " per token")
     if len(found.candidates) == 1:
         if kl.maximum == 0 and best.known == "all classes":
             return f"{best.model.name} predicts the same as {found.base.name} at every token."
         return (
-            f"{best.model.name} is {_least(best)}{number(kl.mean)} nats per token from {found.base.name}"
-            f"{_ends(kl)}; both choose the same token in {same} of positions.{unseen(best.comparison)}"
+            f"{best.model.name} is {distance} from {found.base.name}; both choose the same token in {same} of "
+            f"positions.{unseen(best.comparison)}"
         )
-    told = (
-        f"{_least(best)}{number(kl.mean)} nats per token{_ends(kl)}, the same top token in {same} of positions."
-        f"{unseen(best.comparison)}"
-    )
+    told = f"{distance}, the same top token in {same} of positions.{unseen(best.comparison)}"
     if best.is_open_above or not _is_clear(found.differences[0]):
         return (
             f"It is unclear which of {len(found.candidates)} candidates is closest to {found.base.name}; the first is "
@@ -342,10 +342,6 @@ def _is_clear(difference: Value[float]) -> bool:
 
 def _least(candidate: Candidate) -> str:
     return "at least " if candidate.is_lower_bound else ""
-
-
-def _ends(mean: Value[float]) -> str:
-    return "" if mean.interval is None else f" (95% CI {_interval(mean)})"
 
 
 def _size(found: ModelComparison) -> str:
@@ -408,14 +404,16 @@ def _hidden(found: ModelComparison) -> list[str]:
     ]
 
 
-def _against_noise(found: ModelComparison) -> str:
-    """Say how many times the noise floor the best candidate's mean KL is; nothing if either is unknown or 0."""
+def _reason(found: ModelComparison) -> str:
+    """Compare the best candidate's mean KL with the ladder and with the noise floor, where they are known and not 0."""
     best = found.candidates[0]
     kl = best.comparison.divergences[KL_PQ].mean
     floor = 0.0 if found.noise_floor is None else found.noise_floor.comparison.divergences[KL_PQ].mean
-    if not (0 < kl < math.inf and 0 < floor < math.inf):
-        return ""
-    return f" This is {_least(best)}{number(kl / floor, 2)} times the rounding noise of {found.base.dtype}."
+    reason = place_on_ladder(kl)
+    if reason and 0 < floor < math.inf:
+        times = f"{_least(best)}{number(kl / floor, 2)} times"
+        reason += f" It is {times} the rounding noise of {found.base.dtype} ({Unit.of(floor).text(floor)})."
+    return reason
 
 
 def _notes(found: ModelComparison) -> list[str]:

@@ -31,6 +31,7 @@ from kullback.report.document import (
     Table,
 )
 from kullback.report.formats import Unit, count, counted, number, percent, probability, visible
+from kullback.report.plots.ladder import place_on_ladder
 from kullback.report.plots.predictions import draw_plots
 from kullback.report.schemas import predictions as schema
 from kullback.results.value import Value
@@ -66,6 +67,7 @@ def document(
         f"{comparison.q_name} against {comparison.p_name}: KL divergence",
         Headline(
             summary(comparison),
+            place_on_ladder(comparison.divergences[KL_PQ].mean),
             sizes(comparison),
             {"P": comparison.p_name, "Q": comparison.q_name},
             figures=_figures(comparison),
@@ -467,8 +469,14 @@ def summary(comparison: Comparison) -> str:
     if math.isinf(mean.mean):
         where = f"in {count(comparison.infinite.get(KL_PQ, 0))} of {counted(comparison.rows, 'row')}"
         return f"Q gives probability 0 and P does not {where}, so the mean KL(P||Q) is infinite; {same}."
-    ends = "" if mean.interval is None else f" (95% CI {' to '.join(map(number, mean.interval))})"
-    return f"KL(P||Q) of a row is {number(mean.mean)} nats on average{ends}; {same}.{unseen(comparison)}"
+    return f"KL(P||Q) of a row is {with_interval(mean)} on average; {same}.{unseen(comparison)}"
+
+
+def with_interval(mean: Value[float], unit: str = "") -> str:
+    """Format a mean divergence, in a unit that suits it and then per `unit`, with its interval."""
+    size = Unit.of(mean.value)
+    value, *ends = size.write([mean.value, *(mean.interval or ())])
+    return f"{value} {size.name}{unit}" + (f" (95% CI {' to '.join(ends)})" if ends else "")
 
 
 def unseen(comparison: Comparison) -> str:

@@ -125,6 +125,7 @@ def document(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> D
         f"{comparison.q_name} against {comparison.p_name}: column by column",
         Headline(
             summary(comparison),
+            _reason(comparison),
             size(comparison),
             {"P": comparison.p_name, "Q": comparison.q_name},
             tone_of(comparison),
@@ -338,6 +339,21 @@ def summary(comparison: TableComparison) -> str:
         'No difference is seen in 2 columns.'
     """
     return _sentence(_outcome(comparison, with_name=True))
+
+
+def _reason(comparison: TableComparison) -> str:
+    """Say why the column that differs most is a shift: its PSI, the rule of thumb, and where most of it is."""
+    different = differing(comparison)
+    if not different:
+        few = "" if comparison.columns else ", because there is none"
+        return f"No column has p < {SIGNIFICANT:g} after the correction for their number{few}."
+    rules = {
+        "large shift": f"a PSI of {LARGE:g} or more is a large shift",
+        "shift": f"a PSI from {MODERATE:g} to {LARGE:g} is a shift",
+        "small shift": f"a PSI below {MODERATE:g} is a small shift, however certain",
+    }
+    remark = _shift_remark(different[0], "")
+    return f"{remark.message}. By the rule of thumb of credit scoring, {rules[remark.word]}."
 
 
 def _sentence(parts: Sequence[str]) -> str:
