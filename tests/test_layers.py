@@ -67,7 +67,7 @@ LAYERS = {
         {"blocks", "source_files", "windows"},
         {"reader", "row_checks"},
         {"arrays", "parquet"},
-        {"csv_text", "llama_cpp_base", "reference_layout"},
+        {"csv_text", "llama_cpp_base", "safetensors_file"},
         {"reference_file", "row_sources", "tokens", "vectors"},
         {"reference_writer"},
         {"top_k"},

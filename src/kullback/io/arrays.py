@@ -1,12 +1,11 @@
-"""Arrays in binary files: npy, npz, safetensors and PyTorch files, read a block at a time.
+"""Arrays in binary files: npy, npz and PyTorch files, read a block at a time.
 
-The first three hold an array as contiguous bytes at some offset, so one reader serves them: it seeks and reads into
-the block. It does not map the file: mapped pages would count as the memory of the process.
+The first two, like safetensors, hold an array as contiguous bytes at some offset, so one reader serves them: it seeks
+and reads into the block. It does not map the file: mapped pages would count as the memory of the process.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import sys
@@ -20,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.optional import load
 from kullback.io.reader import Reader, flat_shape
 from kullback.io.source_files import FileReference, choose_key, closed_on_error, dtype_name, refuse_key
 
@@ -36,19 +34,6 @@ NUMPY_DTYPES = {
     "u1": torch.uint8,
     "u2": torch.uint16,
     "u4": torch.uint32,
-}
-SAFETENSORS_DTYPES = {
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "U8": torch.uint8,
-    "U16": torch.uint16,
-    "U32": torch.uint32,
 }
 UPCAST = (torch.uint16, torch.uint32)
 READABLE = {*NUMPY_DTYPES.values(), torch.bfloat16}
@@ -225,46 +210,6 @@ def _from_numpy_dtype(ref: FileReference, dtype: np.dtype[Any]) -> torch.dtype:
     return found
 
 
-def open_safetensors(ref: FileReference, key: str | None) -> Reader:
-    """Open one tensor of a ``.safetensors`` file."""
-    data, header = safetensors_header(ref)
-    chosen = choose_key(ref, (name for name in header if name != "__metadata__"), key, what="tensor")
-    return safetensors_reader(ref, chosen, safetensors_layout(ref, chosen, header[chosen], data))
-
-
-def safetensors_reader(ref: FileReference, key: str, array: ArrayLayout) -> BytesReader:
-    """Open a tensor of a ``.safetensors`` file by its layout."""
-    with closed_on_error(ref.open()) as file:
-        return BytesReader(ref, file, array, format="safetensors", key=key)
-
-
-def safetensors_header(ref: FileReference) -> tuple[int, dict[str, Any]]:
-    """Return where the tensors of a ``.safetensors`` file begin, and its header.
-
-    The library validates the file; the offsets, which it does not give, come from the header: its length in
-    eight bytes, then JSON. (Its own slices map the file, and take only a range of the first dimension.)
-    """
-    library = load("safetensors", "reading a .safetensors file")
-    with ref.reading("a safetensors file", library.SafetensorError), library.safe_open(ref.path, "numpy"):
-        pass
-    with ref.open() as file:
-        length = int.from_bytes(file.read(8), "little")
-        return 8 + length, json.loads(file.read(length))
-
-
-def safetensors_layout(ref: FileReference, key: str, entry: Any, data: int) -> ArrayLayout:
-    """Return the layout that an entry of the header describes; the tensors begin at byte `data`."""
-    dtype = SAFETENSORS_DTYPES.get(entry["dtype"])
-    if dtype is None:
-        raise ref.error(
-            wanted=f"a tensor of {', '.join(SAFETENSORS_DTYPES)}",
-            got=f"{key!r} of {entry['dtype']}",
-            instead="convert it to BF16 or F32 first",
-        )
-    offset = data + entry["data_offsets"][0]
-    return ArrayLayout(offset, tuple(entry["shape"]), dtype, swapped=BIG_ENDIAN)
-
-
 class TorchReader(Reader):
     """A reader of a tensor in a file of `torch.save`; the file is mapped anew for each block, to release its pages."""
 
@@ -272,13 +217,8 @@ class TorchReader(Reader):
 
     def __init__(self, ref: FileReference, key: str | None) -> None:
         self.ref = ref
-        held = load_tensors(ref)
-        if isinstance(held, Tensor):
-            refuse_key(ref, key, "a single tensor")
-        else:
-            self.key = choose_key(ref, held, key, what="tensor")
-        tensor = self._tensor()
-        if not _is_dense(tensor) or tensor.dtype not in READABLE:
+        self.key, tensor = choose_tensor(ref, key)
+        if not is_dense(tensor) or tensor.dtype not in READABLE:
             raise ref.error(
                 wanted="a dense tensor of float16, bfloat16, float32, float64 or integers",
                 got=_described(tensor),
@@ -295,17 +235,15 @@ class TorchReader(Reader):
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return a copy of rows `start` to `stop`."""
-        return self._tensor().view(-1, self.classes)[start:stop].to(self.dtype, copy=True)
+        tensor = choose_tensor(self.ref, self.key)[1]
+        return tensor.view(-1, self.classes)[start:stop].to(self.dtype, copy=True)
 
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
-    def _tensor(self) -> Tensor:
-        held = load_tensors(self.ref)
-        return (held if isinstance(held, Tensor) else held[str(self.key)]).detach()
 
-
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor has a real value at every place."""
     odd = tensor.is_nested or tensor.is_quantized or tensor.is_meta or tensor.is_complex()
     return tensor.layout is torch.strided and not odd
 
@@ -329,6 +267,16 @@ def _made_dense(tensor: Tensor) -> str:
 def _described(tensor: Tensor) -> str:
     odd = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "on the meta device": tensor.is_meta}
     return ", ".join([str(tensor.layout), str(tensor.dtype), *(name for name, found in odd.items() if found)])
+
+
+def choose_tensor(ref: FileReference, key: str | None) -> tuple[str | None, Tensor]:
+    """Return the name of the chosen tensor of a file of `torch.save`, None for the only one, and the tensor."""
+    tensors = load_tensors(ref)
+    if isinstance(tensors, Tensor):
+        refuse_key(ref, key, "a single tensor")
+        return None, tensors.detach()
+    key = choose_key(ref, tensors, key, what="tensor")
+    return key, tensors[key].detach()
 
 
 def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:

@@ -35,24 +35,30 @@ class CsvHeader(NamedTuple):
         names: their names; c0, c1, ... where the file has none.
         lines: how many lines hold the names; 0 where the first line is data.
         delimiter: the character between two fields.
+        records: the fields of the first records, names included.
+        is_quoted: whether the second line has quotation marks.
     """
 
     names: list[str]
     lines: int
     delimiter: str
+    records: list[list[str]]
+    is_quoted: bool
 
 
-def header_of(ref: FileReference, delimiters: str = ",") -> CsvHeader:
+def header_of(ref: FileReference, delimiters: str = ",", *, records: int = 1) -> CsvHeader:
     """Return the header: the first line, unless it is all numbers without quotation marks.
 
     Arguments:
         ref: the file.
         delimiters: the characters that may be between fields; the most frequent one of the first line is.
+        records: how many records to read.
     """
     with open_text(ref) as text:
         first = text.readline()
+        second = text.readline() if records > 1 else ""
         delimiter = max(delimiters, key=first.count)
-        lines = csv.reader(chain([first], text), delimiter=delimiter)
+        lines = csv.reader(chain(filter(None, [first, second]), text), delimiter=delimiter)
         try:
             fields = next(lines, [])
             "".join(fields).encode()
@@ -64,9 +70,11 @@ def header_of(ref: FileReference, delimiters: str = ",") -> CsvHeader:
         if not first.strip():
             got = "an empty line" if first else "an empty file"
             raise ref.truncated(wanted="a CSV file with a first line", got=got)
-    if lines.line_num > 1 or '"' in first or not all(map(_is_number, fields)):
-        return CsvHeader(fields, lines.line_num, delimiter)
-    return CsvHeader([f"c{index}" for index in range(len(fields))], 0, delimiter)
+        count = lines.line_num
+        start = delimiter, [fields, *islice(lines, records - 1)], '"' in second
+    if count > 1 or '"' in first or not all(map(_is_number, fields)):
+        return CsvHeader(fields, count, *start)
+    return CsvHeader([f"c{index}" for index in range(len(fields))], 0, *start)
 
 
 @contextmanager
@@ -133,13 +141,15 @@ class CsvReader(Reader):
         self.ref = ref
         self._arrow = load("pyarrow", "reading a .csv file")
         self._csv = load("pyarrow.csv", "reading a .csv file")
-        self._names, self._header_lines, _ = header_of(ref)
+        header = header_of(ref, records=2)
+        self._names, self._header_lines = header.names, header.lines
         self.classes = len(self._names)
-        self._refuse_doubtful_header()
-        whole = all(map(is_whole, self._first_values(skip=int(self._header_lines > 0))))
+        rows = [[field.strip() for field in fields] for fields in (*header.records, [])]
+        self._refuse_doubtful_header(*rows[:2], is_quoted=header.is_quoted)
+        whole = all(map(is_whole, rows[int(self._header_lines > 0)]))
         self.dtype = torch.int64 if whole and not named else torch.float64
 
-    def _refuse_doubtful_header(self) -> None:
+    def _refuse_doubtful_header(self, first: list[str], second: list[str], *, is_quoted: bool) -> None:
         """Refuse a table saved with its row numbers, and a first line that may be names or numbers."""
         if "" in self._names:
             raise self.ref.error(
@@ -147,13 +157,12 @@ class CsvReader(Reader):
                 got=f"none for column {self._names.index('')}, as when a table is saved with its row numbers",
                 instead="save it without them (index=False)",
             )
-        first, second = self._first_values(skip=0), self._first_values(skip=1)
         seen = ""
         if not self._header_lines and first == [str(index) for index in range(self.classes)]:
             seen = f"0 to {self.classes - 1} in order"
         elif not self._header_lines and all(map(is_whole, first)) and not all(map(is_whole, second)):
             seen = "whole numbers above others"
-        elif self._header_lines and all(map(_is_number, first)) and self._is_quoted(1):
+        elif self._header_lines and all(map(_is_number, first)) and is_quoted:
             seen = "numbers in quotation marks, as the next line has"
         if seen:
             raise self.ref.error(
@@ -161,19 +170,6 @@ class CsvReader(Reader):
                 got=f"{seen}, which may be either",
                 instead="name the columns, as c0,c1,...",
             )
-
-    def _is_quoted(self, number: int) -> bool:
-        """Return whether a line has quotation marks."""
-        with open_text(self.ref) as text:
-            return any('"' in line for line in islice(text, number, number + 1))
-
-    def _first_values(self, *, skip: int) -> list[str]:
-        """Return the fields of the line after the first `skip`."""
-        with open_text(self.ref) as text:
-            lines = csv.reader(text)
-            for _ in range(skip):
-                next(lines, None)
-            return [field.strip() for field in next(lines, [])]
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return rows `start` to `stop`."""

@@ -7,9 +7,11 @@ model with it: `docs/reference_files.md` describes it byte by byte.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -17,15 +19,33 @@ from torch import Tensor
 
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_value, printable
+from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
 from kullback.io.blocks import RowBlock
-from kullback.io.reference_layout import ROW_TENSORS, read_header, windows_fault
+from kullback.io.safetensors_file import METADATA, entry_dtype, read_header, tensor_layout
 from kullback.io.source_files import Closes, FileReference, closed_on_error
 from kullback.io.windows import Windows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from os import PathLike
 
+FORMAT, VERSION = "klref", "1"
+RESERVED = ("format", "version", "classes", "seed", "created_by")
+# The tensors in the order of the file, so that each begins at a multiple of its element's size.
+DTYPES = {
+    "offsets": torch.int64,
+    "tokens": torch.int32,
+    "top_indices": torch.int32,
+    "top_log_probs": torch.float32,
+    "tail_indices": torch.int32,
+    "tail_log_probs": torch.float32,
+    "tail_log_mass": torch.float32,
+    "label_log_probs": torch.float32,
+    "support_sizes": torch.int32,
+    "scored": torch.uint8,
+}
+ROW_TENSORS = tuple(DTYPES)[2:9]
+MOST_CLASSES = 2**31 - 1
 BLOCK_ROWS = 4096
 # Rounding to float32 moves a log-probability by 6e-8 of itself, and so the sum of a row by less than this.
 ROUNDING, MASS_TOLERANCE = 6e-8, 1e-5
@@ -81,6 +101,114 @@ class ReferenceBlock(RowBlock, ShortRepr):
         return replace(super().__getitem__(rows), start=self.start + start)
 
 
+@dataclass(frozen=True)
+class ReferenceLayout:
+    """The sizes of a reference file, and the places of its tensors that follow from them.
+
+    Attributes:
+        windows: how many windows.
+        tokens: how many tokens, in all windows.
+        rows: how many scored tokens.
+        top: how many of the most probable classes are kept of each row.
+        draws: how many classes are drawn from the others of each row.
+    """
+
+    windows: int
+    tokens: int
+    rows: int
+    top: int
+    draws: int
+
+    @cached_property
+    def arrays(self) -> dict[str, ArrayLayout]:
+        """The tensors in the order of the file; offsets count from the end of the header."""
+        kept, drawn, one = (self.rows, self.top), (self.rows, self.draws), (self.rows,)
+        ends, tokens = (self.windows + 1,), (self.tokens,)
+        shapes = (ends, tokens, kept, kept, drawn, drawn, one, one, one, tokens)
+        arrays: dict[str, ArrayLayout] = {}
+        end = 0
+        for (name, dtype), shape in zip(DTYPES.items(), shapes, strict=True):
+            arrays[name] = ArrayLayout(end, shape, dtype, BIG_ENDIAN)
+            end = arrays[name].end
+        return arrays
+
+
+def _read_header(
+    ref: FileReference, file: IO[bytes]
+) -> tuple[ReferenceLayout, dict[str, str], dict[str, BytesReader]]:
+    """Read and check the header; return the sizes, the metadata and a reader for each tensor that is not empty.
+
+    Tensors may be in any order but without gaps, as the safetensors format demands.
+    """
+    data, entries = read_header(ref, file)
+    metadata = _check_metadata(ref, entries.pop(METADATA, {}))
+    if entries.keys() != DTYPES.keys():
+        raise ref.truncated(wanted=f"the tensors {', '.join(DTYPES)}", got=", ".join(entries) or "none")
+    for name, dtype in DTYPES.items():
+        wanted, got = entry_dtype(dtype), entries[name].get("dtype")
+        if got != wanted:
+            raise ref.truncated(wanted=f"{name} of {wanted}", got=str(got))
+    arrays = {name: tensor_layout(ref, name, entry, data) for name, entry in entries.items()}
+    layout = _check_shapes(ref, {name: array.shape for name, array in arrays.items()})
+    end = data
+    for name in sorted(arrays, key=lambda name: (arrays[name].offset, arrays[name].end)):
+        if arrays[name].offset != end:
+            got = f"byte {arrays[name].offset - data}"
+            raise ref.truncated(wanted=f"{name} to begin at byte {end - data}", got=got)
+        end = arrays[name].end
+    size = ref.path.stat().st_size
+    if size != end:
+        raise ref.truncated(wanted=f"{end:,} bytes for {layout.rows:,} rows", got=f"{size:,}")
+    readers: dict[str, BytesReader] = {}
+    for name, array in arrays.items():
+        if elements := math.prod(array.shape):
+            rows = replace(array, shape=(array.shape[0], elements // array.shape[0]))
+            readers[name] = BytesReader(ref, file, rows, format=FORMAT, key=name)
+    return layout, metadata, readers
+
+
+def _check_metadata(ref: FileReference, metadata: Any) -> dict[str, str]:
+    found = cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
+    if found.get("format") != FORMAT:
+        raise ref.error(
+            wanted=f"a reference file: safetensors with the metadata format={FORMAT!r}",
+            got=f"format={found.get('format')!r}",
+            instead="record one by kullback.io.ReferenceWriter; other .safetensors files open by kullback.io.open_rows",
+        )
+    if found.get("version") != VERSION:
+        raise ref.error(
+            wanted=f"version {VERSION}",
+            got=f"version {found.get('version')!r}",
+            instead="read it by the kullback that wrote it, or a later one",
+        )
+    if not all(isinstance(value, str) for value in found.values()):
+        raise ref.truncated(wanted="metadata of text alone", got="other values")
+    classes = found.get("classes", "")
+    if not (
+        classes.isascii() and classes.isdecimal() and len(classes) < 11 and 0 < int(classes) <= MOST_CLASSES
+    ):
+        raise ref.truncated(wanted=f"metadata classes, from 1 to {MOST_CLASSES}", got=repr(classes))
+    return found
+
+
+def _check_shapes(ref: FileReference, shapes: Mapping[str, tuple[int, ...]]) -> ReferenceLayout:
+    sizes = [
+        shapes[name][-1] if shapes[name] else -1
+        for name in ("offsets", "tokens", "top_indices", "tail_indices")
+    ]
+    rows = shapes["top_indices"][0] if shapes["top_indices"] else -1
+    layout = ReferenceLayout(sizes[0] - 1, sizes[1], rows, sizes[2], sizes[3])
+    for name, array in layout.arrays.items():
+        if shapes[name] != array.shape:
+            raise ref.truncated(wanted=f"{name} of shape {array.shape}", got=f"{shapes[name]}")
+    if layout.windows < 1 or layout.rows < 1 or layout.top < 1:
+        raise ref.truncated(
+            wanted="a window, a scored token and a top class, or more",
+            got=f"{layout.windows} windows, {layout.rows} rows and {layout.top} classes",
+        )
+    return layout
+
+
 class Reference(Closes):
     """An open reference file: a model's predictions over windows of tokens, kept in less than a kilobyte a token.
 
@@ -121,7 +249,7 @@ class Reference(Closes):
     def __init__(self, path: str | PathLike[str], *, name: str = "path") -> None:
         self.ref = FileReference(Path(path), name)
         with closed_on_error(self.ref.open()) as self._file, self.ref.decoding("a reference file"):
-            self._layout, self.metadata, self._readers = read_header(self.ref, self._file)
+            self._layout, self.metadata, self._readers = _read_header(self.ref, self._file)
             self.classes = int(self.metadata["classes"])
             if self.classes < self._layout.top:
                 raise self.ref.truncated(
@@ -180,13 +308,11 @@ class Reference(Closes):
                 got=f"{start}, {stop}",
                 instead="reference.read(0, 1) for the first row",
             )
-        shapes = self._layout.shapes
+        arrays = self._layout.arrays
         tensors = {
-            name: self._readers[name].read(start, stop).view(stop - start, *shapes[name][1:])
+            name: self._readers[name].read(start, stop).view(stop - start, *arrays[name].shape[1:])
             if name in self._readers
-            else torch.empty(
-                stop - start, 0, dtype=torch.int32 if name == "tail_indices" else torch.float32, device="cpu"
-            )
+            else torch.empty(stop - start, 0, dtype=DTYPES[name], device="cpu")
             for name in ROW_TENSORS
         }
         block = ReferenceBlock(start, self.classes, self._labels[start:stop], **tensors)
@@ -200,13 +326,13 @@ class Reference(Closes):
 
     def _read_windows(self) -> Windows:
         whole = {
-            name: self._readers[name].read(0, self._layout.shapes[name][0]).view(-1)
+            name: self._readers[name].read(0, self._layout.arrays[name].shape[0]).view(-1)
             for name in ("tokens", "offsets", "scored")
         }
         if bool((whole["scored"] > 1).any()):
             raise self.ref.truncated(wanted="scored of 0 and 1", got=f"{int(whole['scored'].max())}")
         windows = Windows(whole["tokens"].long(), whole["offsets"], whole["scored"].bool())
-        fault = windows_fault(windows, self.classes)
+        fault = windows.fault(self.classes)
         if fault is not None:
             raise self.ref.truncated(wanted=fault[0], got=fault[1])
         if windows.rows != self._layout.rows:

@@ -15,18 +15,18 @@ from torch import Tensor
 from kullback.common.files import open_output
 from kullback.common.inputs import whole_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.io.reference_file import ReferenceBlock
-from kullback.io.reference_layout import (
+from kullback.io.reference_file import (
+    DTYPES,
     FORMAT,
     MOST_CLASSES,
     RESERVED,
     ROW_TENSORS,
     VERSION,
+    ReferenceBlock,
     ReferenceLayout,
-    dtype_of,
-    windows_fault,
 )
 from kullback.io.row_checks import check_rows
+from kullback.io.safetensors_file import header_bytes
 from kullback.io.source_files import FileReference
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class ReferenceWriter:
             for name in ROW_TENSORS:
                 values: Tensor = getattr(block, name)
                 row_bytes = values[:1].numel() * values.element_size()
-                self._file.seek(self._data + layout.spans[name][0] + self.written * row_bytes)
+                self._file.seek(self._data + layout.arrays[name].offset + self.written * row_bytes)
                 self._file.write(_little_endian(values))
         self.written += len(block)
 
@@ -221,26 +221,24 @@ class ReferenceWriter:
         layout = ReferenceLayout(
             len(windows), len(windows.tokens), windows.rows, kept, block.tail_indices.shape[-1]
         )
-        header = layout.header(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                "classes": str(block.classes),
-                "seed": str(self._seed),
-                "created_by": f"kullback {_version()}",
-                **self._metadata,
-            }
-        )
+        metadata = {
+            "format": FORMAT,
+            "version": VERSION,
+            "classes": str(block.classes),
+            "seed": str(self._seed),
+            "created_by": f"kullback {_version()}",
+        }
+        header = header_bytes(layout.arrays, metadata | self._metadata)
         self._layout, self._data = layout, len(header)
         file.write(header)
         for name in ("offsets", "tokens", "scored"):
-            file.seek(self._data + layout.spans[name][0])
-            file.write(_little_endian(getattr(windows, name).to(dtype_of(name))))
+            file.seek(self._data + layout.arrays[name].offset)
+            file.write(_little_endian(getattr(windows, name).to(DTYPES[name])))
         return layout
 
     def _settle_classes(self, classes: int) -> None:
         """Take note of the number of classes, which the windows have to fit."""
-        fault = windows_fault(self._windows, classes) if self._classes == 0 else None
+        fault = self._windows.fault(classes) if self._classes == 0 else None
         if fault is not None:
             instead = "Windows of the model's own tokens, the first of each not scored"
             raise invalid_value(CALL, "windows", wanted=fault[0], got=fault[1], instead=instead)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_value
-from kullback.io.arrays import TorchReader, open_npy, open_npz, open_safetensors
+from kullback.io.arrays import TorchReader, open_npy, open_npz
 from kullback.io.blocks import in_step
 from kullback.io.csv_text import CsvReader
 from kullback.io.llama_cpp_base import LlamaBaseFile
@@ -22,6 +22,7 @@ from kullback.io.row_checks import (
     looks_like,
     pass_representation,
 )
+from kullback.io.safetensors_file import open_safetensors
 from kullback.io.source_files import Closes, FileReference, closed_on_error, dtype_name, find_format
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 from kullback.common.optional import load
 from kullback.common.words import NO_LABEL
 from kullback.errors import FileError
-from kullback.io.arrays import READ_ERRORS, load_tensors
+from kullback.io.arrays import READ_ERRORS, choose_tensor
 from kullback.io.csv_text import csv_table, header_of, is_whole
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.io.parquet import batches_of, open_parquet
@@ -148,43 +148,36 @@ def _read_vector(
 
 
 def _numpy_file(ref: FileReference, key: str | None) -> Any:
-    with ref.open() as file:
+    with ref.open() as file, ref.reading("a NumPy array of numbers or text", ValueError, *READ_ERRORS):
         try:
-            held = np.load(file, allow_pickle=False)
-            if isinstance(held, np.ndarray):
+            values = np.load(file, allow_pickle=False)
+            if isinstance(values, np.ndarray):
                 refuse_key(ref, key, "a single array")
-                return held
-            return held[choose_key(ref, held.files, key)]
-        except FileError:
-            raise
-        except (ValueError, *READ_ERRORS) as error:
-            if "allow_pickle" in str(error):
-                raise ref.error(
-                    wanted="a NumPy array of numbers or text",
-                    got="Python objects, which are never unpickled",
-                    instead="write x.astype('int64'), or x.astype(str) for ids that are text",
-                ) from None
-            raise _damaged(ref, "a NumPy array of numbers or text", error) from None
+                return values
+            return values[choose_key(ref, values.files, key)]
+        except ValueError as error:
+            if isinstance(error, FileError) or "allow_pickle" not in str(error):
+                raise
+            raise ref.error(
+                wanted="a NumPy array of numbers or text",
+                got="Python objects, which are never unpickled",
+                instead="write x.astype('int64'), or x.astype(str) for ids that are text",
+            ) from None
 
 
 def _safetensors_file(ref: FileReference, key: str | None) -> Any:
     library = load("safetensors", "reading a .safetensors file")
-    try:
-        with library.safe_open(ref.path, "numpy") as file:
-            return file.get_tensor(choose_key(ref, file.keys(), key, what="tensor"))
-    except library.SafetensorError as error:
-        raise _damaged(ref, "a safetensors file", error) from None
+    with (
+        ref.reading("a safetensors file", library.SafetensorError),
+        library.safe_open(ref.path, "numpy") as file,
+    ):
+        return file.get_tensor(choose_key(ref, file.keys(), key, what="tensor"))
 
 
 def _torch_file(ref: FileReference, key: str | None) -> Any:
-    held = load_tensors(ref)
-    if isinstance(held, Tensor):
-        refuse_key(ref, key, "a single tensor")
-    else:
-        held = held[choose_key(ref, held, key, what="tensor")]
-    if held.is_floating_point() or held.is_complex():
-        return held.detach().float().numpy()  # which is refused by its dtype; bfloat16 has no NumPy twin
-    return held.numpy()
+    _, values = choose_tensor(ref, key)
+    # Other numbers than whole ones are refused by their dtype; NumPy has none for bfloat16.
+    return (values.float() if values.is_floating_point() or values.is_complex() else values).numpy()
 
 
 def _parquet_file(ref: FileReference, key: str | None) -> Any:
@@ -201,14 +194,12 @@ def _parquet_file(ref: FileReference, key: str | None) -> Any:
 def _csv_file(ref: FileReference, key: str | None) -> Any:
     arrow = load("pyarrow", "reading a .csv file")
     header = header_of(ref)
-    chosen = choose_key(ref, header[0], key, what="column")
-    try:
+    chosen = choose_key(ref, header.names, key, what="column")
+    with ref.reading("a CSV file", arrow.ArrowException):
         # As text: Arrow would take ids that look like dates, numbers or true and false for such.
         types = {chosen: arrow.string()}
-        held = csv_table(ref, header, include_columns=[chosen], column_types=types)
-    except arrow.ArrowException as error:
-        raise _damaged(ref, "a CSV file", error) from None
-    return _all_filled(ref, held.column(chosen).to_pylist(), "row", 0)
+        table = csv_table(ref, header, include_columns=[chosen], column_types=types)
+    return _all_filled(ref, table.column(chosen).to_pylist(), "row", 0)
 
 
 def _text_file(ref: FileReference, key: str | None) -> Any:
@@ -256,10 +247,6 @@ def _llama_file(ref: FileReference, key: str | None) -> Any:
     reader = LlamaBaseFile(ref, key)
     reader.close()
     return reader.layout.labels(reader.tokens).numpy()
-
-
-def _damaged(ref: FileReference, wanted: str, error: Exception) -> FileError:
-    return ref.truncated(wanted=wanted, got=str(error))
 
 
 VECTOR_READERS: dict[str, Callable[[FileReference, str | None], Any]] = {

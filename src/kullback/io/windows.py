@@ -58,3 +58,23 @@ class Windows(ShortRepr):
         """Return the tokens of a window and which of them are scored."""
         span = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return self.tokens[span], self.scored[span]
+
+    def fault(self, classes: int) -> tuple[str, str] | None:
+        """Return the expected and the actual values of the first faulty tensor; None where all is well."""
+        tokens, offsets, scored = self.tokens, self.offsets, self.scored
+        if int(offsets[0]) != 0 or int(offsets[-1]) != len(tokens) or bool((offsets.diff() < 1).any()):
+            wanted = f"offsets that rise from 0 to {len(tokens)}, the number of tokens"
+            return wanted, _first(offsets, offsets.diff() < 1)
+        firsts = scored[offsets[:-1]]
+        if bool(firsts.any()):
+            got = f"window {int(firsts.nonzero()[0])}"
+            return "scored tokens with a token before them in their window", got
+        wrong = (tokens < 0) | (scored & (tokens >= classes))
+        if bool(wrong.any()):
+            return f"tokens of 0 or more, and below {classes} where scored", _first(tokens, wrong)
+        return None
+
+
+def _first(values: Tensor, wrong: Tensor) -> str:
+    where = int(wrong.nonzero()[0]) if bool(wrong.any()) else 0
+    return f"{int(values[where])} at index {where}"

@@ -15,17 +15,19 @@ those are known.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kullback.common.words import NO_LABEL
-from kullback.io.arrays import load_tensors, safetensors_header, safetensors_layout, safetensors_reader
-from kullback.io.source_files import FileReference, dtype_name
+from kullback.io.arrays import BytesReader, is_dense, load_tensors
+from kullback.io.safetensors_file import METADATA, safetensors_header, tensor_layout
+from kullback.io.source_files import FileReference, closed_on_error, dtype_name
 from kullback.io.top_k.block import Positions
 from kullback.io.top_k.source import TopKReader
 
@@ -59,84 +61,78 @@ def array_format(names: Iterable[str]) -> str | None:
     return next((each for each, of in ARRAY_FORMATS.items() if {of.indices, of.values} <= found), None)
 
 
-class HeldTensor:
-    """A tensor in memory, or mapped."""
+class Column(NamedTuple):
+    """A tensor of a file or in memory, seen as one long column, whose rows `read` copies."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor.detach()
-        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[int, int], Tensor]
+    close: Callable[[], object]
 
-    def read(self, start: int, stop: int, width: int) -> Tensor:
+    @classmethod
+    def of_tensor(cls, ref: FileReference, name: str, value: object) -> Column:
+        """Return a tensor in memory, or mapped, as a column."""
+        tensor = torch.as_tensor(value)
+        if not is_dense(tensor):
+            raise ref.error(
+                wanted=f"a dense tensor {name} of numbers",
+                got=f"{tensor.layout}, {tensor.dtype}",
+                instead="pad and store x.to_dense()",
+            )
+        flat = tensor.detach().reshape(-1)
+
+        def read(start: int, stop: int) -> Tensor:
+            return flat[start:stop].to("cpu", copy=True)
+
+        return cls(tuple(tensor.shape), tensor.dtype, read, lambda: None)
+
+    @classmethod
+    def of_file(cls, ref: FileReference, name: str, entry: Any, *, data: int) -> Column:
+        """Return a tensor of a safetensors file as a column, which is read from the file at each access."""
+        array = tensor_layout(ref, name, entry, data)
+        elements = replace(array, shape=(math.prod(array.shape), 1))
+        with closed_on_error(ref.open()) as file:
+            reader = BytesReader(ref, file, elements, format="safetensors", key=name)
+        return cls(array.shape, array.dtype, reader.read, reader.close)
+
+    def rows(self, start: int, stop: int, width: int) -> Tensor:
         """Return rows `start` to `stop` of the tensor seen as (rows, width)."""
-        return self._tensor.reshape(-1, width)[start:stop].to("cpu", copy=True)
-
-    def close(self) -> None:
-        """Do nothing: no file stays open."""
-
-
-class StoredTensor:
-    """A tensor of a safetensors file that is read from the file at each access."""
-
-    def __init__(self, ref: FileReference, name: str, entry: Any, data: int) -> None:
-        layout = safetensors_layout(ref, name, entry, data)
-        self.shape, self.dtype = layout.shape, layout.dtype
-        # Seen as one long column: rows of any width are consecutive elements of it.
-        self._reader = safetensors_reader(ref, name, replace(layout, shape=(math.prod(self.shape), 1)))
-
-    def read(self, start: int, stop: int, width: int) -> Tensor:
-        """Return rows `start` to `stop` of the tensor seen as (rows, width)."""
-        return self._reader.read(start * width, stop * width).view(-1, width)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._reader.close()
+        return self.read(start * width, stop * width).view(-1, width)
 
 
 def open_arrays(ref: FileReference, wanted: str | None, held: Mapping[str, Any] | None = None) -> TopKReader:
     """Open a ``.safetensors`` or ``.pt`` file, or a dictionary of tensors, of one of the formats."""
     if wanted is not None and wanted not in ARRAY_FORMATS:
         raise ref.error(wanted=f"the files of format={wanted!r}", got="tensors", instead="leave format= out")
-    stored = held is None and ref.path.suffix.lower() == ".safetensors"
-    data, names = safetensors_header(ref) if stored else (0, _tensors_of(ref) if held is None else held)
-    found = wanted or array_format(names)
-    if found is None or array_format(names) != found:
+    metadata: Any = None
+    tensors: Mapping[str, Any]
+    if held is None and ref.path.suffix.lower() == ".safetensors":
+        data, entries = safetensors_header(ref)
+        metadata = entries.pop(METADATA, None)
+        tensors = entries
+        column_of = partial(Column.of_file, data=data)
+    else:
+        loaded = load_tensors(ref) if held is None else held
+        tensors = {} if isinstance(loaded, Tensor) else loaded
+        column_of = Column.of_tensor
+    found = wanted or array_format(tensors)
+    if found is None or array_format(tensors) != found:
         formats = [ARRAY_FORMATS[found]] if found else list(ARRAY_FORMATS.values())
         raise ref.error(
             wanted="tensors " + ", or ".join(f"{each.indices} and {each.values}" for each in formats),
-            got=f"{', '.join(sorted(map(str, names))[:10])}",
+            got=f"{', '.join(sorted(map(str, tensors))[:10])}",
             instead="rename them; files of whole distributions are opened by kullback.io.open_rows",
         )
     of = ARRAY_FORMATS[found]
     with ExitStack() as stack:
-        tensors: dict[str, HeldTensor | StoredTensor] = {}
+        columns: dict[str, Column] = {}
         for name in (of.indices, of.values, *of.optional):
-            if name in names:
-                tensors[name] = (
-                    StoredTensor(ref, name, names[name], data)
-                    if stored
-                    else HeldTensor(_tensor(ref, name, names[name]))
-                )
-                stack.callback(tensors[name].close)
-        metadata: Any = names.get("__metadata__") if stored else None
-        reader = ArraysReader(ref, found, tensors, metadata)
+            if name in tensors:
+                columns[name] = column_of(ref, name, tensors[name])
+                stack.callback(columns[name].close)
+        reader = ArraysReader(ref, found, columns, metadata)
         stack.pop_all()
     return reader
-
-
-def _tensors_of(ref: FileReference) -> dict[str, Tensor]:
-    held = load_tensors(ref)
-    return {} if isinstance(held, Tensor) else held
-
-
-def _tensor(ref: FileReference, name: str, value: object) -> Tensor:
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    if tensor.is_nested or tensor.is_sparse or tensor.is_quantized or tensor.is_complex() or tensor.is_meta:
-        raise ref.error(
-            wanted=f"a dense tensor {name} of numbers",
-            got=f"{tensor.layout}, {tensor.dtype}",
-            instead="pad and store x.to_dense()",
-        )
-    return tensor
 
 
 class ArraysReader(TopKReader):
@@ -146,7 +142,7 @@ class ArraysReader(TopKReader):
         self,
         ref: FileReference,
         format: str,  # noqa: A002 - the attribute's name
-        tensors: Mapping[str, HeldTensor | StoredTensor],
+        tensors: Mapping[str, Column],
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         self.ref, self.format, self._tensors = ref, format, tensors
@@ -160,7 +156,7 @@ class ArraysReader(TopKReader):
         self.tail = "renormalize" if self._names.logits else "bucket"
         self.classes = self._classes(metadata or {})
         lengths = tensors.get("input_lengths")
-        self._lengths = None if lengths is None else lengths.read(0, self._sequences, 1).view(-1).tolist()
+        self._lengths = None if lengths is None else lengths.read(0, self._sequences).view(-1).tolist()
         if self._lengths is not None:
             wrong = [each for each in self._lengths if not 0 <= each <= self._length]
             if wrong:
@@ -224,8 +220,8 @@ class ArraysReader(TopKReader):
         """Return rows `start` to `stop` of a sequence that ends at row `last`."""
         position = start - sequence * self._length
         of = self._names
-        indices = self._tensors[of.indices].read(start, stop, self._k).long()
-        values = self._tensors[of.values].read(start, stop, self._k)
+        indices = self._tensors[of.indices].rows(start, stop, self._k).long()
+        values = self._tensors[of.values].rows(start, stop, self._k)
         positions = torch.arange(position, position + stop - start, device="cpu")
         if not of.logits:
             log_tail = self._column("log_tail", start, stop)
@@ -264,7 +260,7 @@ class ArraysReader(TopKReader):
     def _column(self, name: str, start: int, stop: int) -> Any:
         if name not in self._tensors:
             return None
-        column = self._tensors[name].read(start, stop, 1).view(-1)
+        column = self._tensors[name].read(start, stop).view(-1)
         return column.long() if name in ("labels", "input_ids") else column
 
     def close(self) -> None:

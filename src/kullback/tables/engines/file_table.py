@@ -87,12 +87,12 @@ class FileTable(DuckTable):
 
     def _uneven_line(self) -> str | None:
         """Describe the first line with more or fewer fields than its header; None without one."""
-        for path, (names, _, delimiter) in self.headers.items():
+        for path, header in self.headers.items():
             with open_text(replace(self.ref, path=path)) as text:
-                lines = csv.reader(text, delimiter=delimiter)
+                lines = csv.reader(text, delimiter=header.delimiter)
                 for line in lines:
-                    if line and len(line) != len(names):
-                        fields = f"has {len(line)} fields, the header {len(names)}"
+                    if line and len(line) != len(header.names):
+                        fields = f"has {len(line)} fields, the header {len(header.names)}"
                         return f"line {lines.line_num} of {path.name} {fields}"
         return None
 

@@ -1,0 +1,113 @@
+"""Safetensors: a header of JSON with the shape and the place of each tensor, then their bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import torch
+
+from kullback.common.optional import load
+from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
+from kullback.io.source_files import FileReference, choose_key, closed_on_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kullback.io.reader import Reader
+
+SAFETENSORS_DTYPES = {
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+}
+METADATA = "__metadata__"
+LARGEST_HEADER = 100_000_000  # the limit of the safetensors library
+
+
+def open_safetensors(ref: FileReference, key: str | None) -> Reader:
+    """Open one tensor of a ``.safetensors`` file."""
+    data, header = safetensors_header(ref)
+    chosen = choose_key(ref, (name for name in header if name != METADATA), key, what="tensor")
+    array = tensor_layout(ref, chosen, header[chosen], data)
+    with closed_on_error(ref.open()) as file:
+        return BytesReader(ref, file, array, format="safetensors", key=chosen)
+
+
+def safetensors_header(ref: FileReference) -> tuple[int, dict[str, Any]]:
+    """Return where the tensors of a ``.safetensors`` file begin, and its header.
+
+    The library validates the file. The offsets, which it does not give, come from the header. (Its own slices map the
+    file, and take only a range of the first dimension.)
+    """
+    library = load("safetensors", "reading a .safetensors file")
+    with ref.reading("a safetensors file", library.SafetensorError), library.safe_open(ref.path, "numpy"):
+        pass
+    with ref.open() as file:
+        return read_header(ref, file)
+
+
+def read_header(ref: FileReference, file: IO[bytes]) -> tuple[int, dict[str, Any]]:
+    """Return where the tensors begin, and the entries of the header: its length in eight bytes, then JSON."""
+    size = ref.path.stat().st_size
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or not 2 <= length <= min(size - 8, LARGEST_HEADER):
+        raise ref.truncated(
+            wanted="a file that begins with the length of its header",
+            got=f"a length of {length:,} in {size:,} bytes",
+        )
+    with ref.reading("a header of JSON", ValueError, RecursionError):
+        entries: Any = json.loads(file.read(length))
+    if not isinstance(entries, dict) or not all(
+        isinstance(entry, dict) for entry in cast("Any", entries).values()
+    ):
+        raise ref.truncated(wanted="a header with an object for each tensor", got="other JSON")
+    return 8 + length, cast("dict[str, Any]", entries)
+
+
+def header_bytes(layouts: Mapping[str, ArrayLayout], metadata: Mapping[str, str]) -> bytes:
+    """Return the header of tensors whose offsets count from its end, padded to a multiple of eight bytes."""
+    entries: dict[str, Any] = {METADATA: dict(metadata)}
+    for name, array in layouts.items():
+        span = array.offset, array.end
+        entries[name] = {"dtype": entry_dtype(array.dtype), "shape": array.shape, "data_offsets": span}
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def entry_dtype(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in the header."""
+    return next(name for name, each in SAFETENSORS_DTYPES.items() if each == dtype)
+
+
+def tensor_layout(ref: FileReference, name: str, entry: dict[str, Any], data: int) -> ArrayLayout:
+    """Return the layout that an entry of the header describes; the tensors begin at byte `data`."""
+    dtype = SAFETENSORS_DTYPES.get(str(entry.get("dtype")))
+    if dtype is None:
+        raise ref.error(
+            wanted=f"a tensor of {', '.join(SAFETENSORS_DTYPES)}",
+            got=f"{name!r} of {entry.get('dtype')}",
+            instead="convert it to BF16 or F32 first",
+        )
+    for what in ("shape", "data_offsets"):
+        numbers = entry.get(what)
+        if not isinstance(numbers, list) or not all(
+            type(n) is int and 0 <= n < 2**62 for n in cast("list[Any]", numbers)
+        ):
+            raise ref.truncated(wanted=f"{name} with {what} of whole numbers", got=f"{numbers}")
+    shape, span = tuple(entry["shape"]), entry["data_offsets"]
+    if len(span) != 2 or span[1] - span[0] != math.prod(shape) * dtype.itemsize:
+        raise ref.truncated(
+            wanted=f"as many bytes of {name} as its shape {shape} has", got=f"data_offsets {span}"
+        )
+    return ArrayLayout(data + span[0], shape, dtype, swapped=BIG_ENDIAN)
