@@ -20,12 +20,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
-Integers = np.ndarray[Any, np.dtype[np.int64]]
+from kullback.common.arrays import Flags, Floats, Integers
+
 Kind = Literal["blocks", "period", "pattern", "repeats"]
 
 # The smallest number of blocks for a standard error.
@@ -88,7 +88,7 @@ class SerialDependence:
         return 1 / (1 - (self.time - 1 / self.time) / (2 * self.length))
 
 
-def number_scores(x: Array) -> Array:
+def number_scores(x: Floats) -> Floats:
     """Convert numbers of shape (n, d) to scores of shape (n, c), for the measurement of their dependence.
 
     The scores are the ranks of each unsorted column (or of random directions, if there are many columns), and the
@@ -104,7 +104,7 @@ def number_scores(x: Array) -> Array:
     return np.concatenate([ranks, np.abs(ranks)], 1)
 
 
-def category_scores(codes: Integers) -> Array:
+def category_scores(codes: Integers) -> Floats:
     """Convert categories 0, 1, ... to scores of shape (n, c), for the measurement of their dependence; c = 0 if sorted.
 
     The scores are indicators of the most frequent categories, and of random halves of all categories.
@@ -120,12 +120,12 @@ def category_scores(codes: Integers) -> Array:
     return np.stack(scores, 1).astype(float)
 
 
-def is_sorted(x: Array) -> bool:
+def is_sorted(x: Floats) -> bool:
     """Return whether numbers are sorted in ascending or descending order."""
     return bool((x[1:] >= x[:-1]).all() or (x[1:] <= x[:-1]).all())
 
 
-def serial_dependence(scores: Array) -> SerialDependence | None:
+def serial_dependence(scores: Floats) -> SerialDependence | None:
     """Return the serial dependence of rows; None if it is not statistically significant.
 
     Arguments:
@@ -173,7 +173,7 @@ def block_labels(rows: int, blocks: int) -> Integers:
     return np.arange(rows) * blocks // rows
 
 
-def repeated_rows(x: Array) -> SerialDependence | None:
+def repeated_rows(x: Floats) -> SerialDependence | None:
     """Return the dependence from repeated rows of continuous numbers, shape (n, d); None if rows do not repeat.
 
     Rounded numbers and mixtures with atoms also have equal values. Rows count as repeated only if two conditions hold.
@@ -203,7 +203,7 @@ def repeated_rows(x: Array) -> SerialDependence | None:
     return SerialDependence("repeats", n, time, 0, labels.reshape(-1).astype(np.int64))
 
 
-def _is_continuous(distinct: Array) -> bool:
+def _is_continuous(distinct: Floats) -> bool:
     """Return whether the values of distinct rows are not on a lattice and seldom repeat."""
     values = np.unique(distinct)
     gaps = np.diff(values / 2)  # half the values, because their range could overflow
@@ -214,7 +214,7 @@ def _is_continuous(distinct: Array) -> bool:
     return bool(alike.mean() < 0.03 + 0.2 / math.sqrt(len(gaps)))
 
 
-def _has_few_digits(values: Array) -> bool:
+def _has_few_digits(values: Floats) -> bool:
     """Return whether all values have at most two decimal places, or all at most six digits, also as float32."""
     single = values.astype(np.float32)
     kind = np.float32 if (single == values).all() else np.float64
@@ -240,13 +240,13 @@ def _are_even(counts: Integers) -> bool:
     return math.cbrt(float(counts.var(ddof=1)) / variance) < limit
 
 
-def _ranks(x: Array) -> Array:
+def _ranks(x: Floats) -> Floats:
     """Return ranks scaled to -1/2 to 1/2; equal values get their mean rank."""
     _, codes, counts = np.unique(x, return_inverse=True, return_counts=True)
     return ((np.cumsum(counts) - (counts + 1) / 2) / max(len(x) - 1, 1) - 0.5)[codes]
 
 
-def _variance_ratios(scores: Array) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
+def _variance_ratios(scores: Floats) -> tuple[Floats, Flags]:
     """Return V_L for each length (rows) and column, and for each column whether any V_L is significantly above 1."""
     n, columns = scores.shape
     sums, length = scores, 1
@@ -254,7 +254,7 @@ def _variance_ratios(scores: Array) -> tuple[Array, np.ndarray[Any, np.dtype[np.
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns)
     lag_one = (scores[1:] * scores[:-1]).mean(0) + 1 / n
     significant = lag_one * math.sqrt(n) > _limit(limit, *shape, n)
-    each: list[Array] = []
+    each: list[Floats] = []
     while len(sums) >= _FEWEST_COMPARED:
         blocks = len(sums)
         each.append((sums * sums).mean(0) / length / (1 - 1 / blocks))
@@ -267,13 +267,13 @@ def _variance_ratios(scores: Array) -> tuple[Array, np.ndarray[Any, np.dtype[np.
     return ratios, significant | (z > _limit(limit, *shape, n * others / 2)).any(0)
 
 
-def _shape(scores: Array) -> tuple[Array, Array]:
+def _shape(scores: Floats) -> tuple[Floats, Floats]:
     """Return the squared skewness and the kurtosis of columns with mean 0 and standard deviation 1."""
     square = scores * scores
     return np.square((square * scores).mean(0)), (square * square).mean(0)
 
 
-def _limit(limit: float, skewness: Array, kurtosis: Array, pairs: Array | float) -> Array:
+def _limit(limit: float, skewness: Floats, kurtosis: Floats, pairs: Floats | float) -> Floats:
     """Correct a normal limit for sums of products of `pairs` pairs of scores, by the Cornish-Fisher expansion."""
     third = skewness / np.sqrt(pairs)
     fourth = np.maximum(np.square(kurtosis) - 3, 0) / pairs
@@ -287,7 +287,7 @@ class _Period(NamedTuple):
     smooth: bool
 
 
-def _period(scores: Array) -> _Period | None:
+def _period(scores: Floats) -> _Period | None:
     """Return the period of the column with the highest correlation; None if no column has a period."""
     scores = scores[:_MOST_ROWS_FOR_PERIOD]
     n, columns = scores.shape
@@ -315,13 +315,13 @@ def _period(scores: Array) -> _Period | None:
     return period
 
 
-def _sums_around(x: Array) -> Array:
+def _sums_around(x: Floats) -> Floats:
     """Return, for each value, the sum of the values at distances 2 to 10 before and after it."""
     weights = np.array([1.0] * 9 + [0.0] * 3 + [1.0] * 9)
     return np.convolve(x, weights)[10 : 10 + len(x)]
 
 
-def _first_peak(correlation: Array) -> int:
+def _first_peak(correlation: Floats) -> int:
     """Return the first lag with a correlation near the maximum, or its smallest divisor with half that correlation."""
     high = correlation > 0.7 * correlation.max()
     first = int(np.argmax(high))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.arrays import Floats
 from kullback.io.llama_cpp_base import stored_log_probs
 from kullback.predictions.prediction_results import LlamaCppFigures, LlamaCppStatistics
 from kullback.representations import Representation
@@ -22,8 +23,7 @@ KLD_FRACTIONS = (0.999, 0.99, 0.95, 0.9, 0.5, 0.1, 0.05, 0.01, 0.001)
 DELTA_P_FRACTIONS = (0.999, 0.99, 0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.01, 0.001)
 FEWEST_UNCERTAIN, FEWEST_COVARIANCE = 11, 10
 
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+Singles = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
 def measure_like(p: Representation, q: Representation, labels: Tensor, *, stored: bool) -> list[Tensor]:
@@ -102,11 +102,11 @@ class LlamaCpp:
         )
 
 
-def _figures(sums: Array) -> list[LlamaCppFigures]:
+def _figures(sums: Floats) -> list[LlamaCppFigures]:
     """Return the figures for each row of sums."""
     n, nll, nll2, base, base2, both, kld, kld2, dp, dp2, dp4, same = sums.T
 
-    def uncertain(total: Array, squares: Array) -> tuple[Array, Array]:
+    def uncertain(total: Floats, squares: Floats) -> tuple[Floats, Floats]:
         mean = total / n
         variance = squares / n - mean * mean
         known = (variance > 0) & (n >= FEWEST_UNCERTAIN)
@@ -135,7 +135,7 @@ def _figures(sums: Array) -> list[LlamaCppFigures]:
             "same_top": (top, np.sqrt(top * (1 - top) / (n - 1))),
         }
 
-    def value(column: Array | tuple[Array, Array], i: int) -> float | tuple[float, float]:
+    def value(column: Floats | tuple[Floats, Floats], i: int) -> float | tuple[float, float]:
         return (float(column[0][i]), float(column[1][i])) if isinstance(column, tuple) else float(column[i])
 
     found: list[LlamaCppFigures] = []
@@ -145,7 +145,7 @@ def _figures(sums: Array) -> list[LlamaCppFigures]:
     return found
 
 
-def _quantiles(ordered: Floats, fractions: tuple[float, ...]) -> list[float]:
+def _quantiles(ordered: Singles, fractions: tuple[float, ...]) -> list[float]:
     """Return the maximum, the quantiles and the minimum, interpolated in float32; NaN where there is no value."""
     if not len(ordered):
         return [float("nan")] * (len(fractions) + 2)
@@ -154,7 +154,7 @@ def _quantiles(ordered: Floats, fractions: tuple[float, ...]) -> list[float]:
     return [float(x) for x in (ordered[-1], *between, ordered[0])]
 
 
-def _quantile(ordered: Floats, fraction: float) -> np.float32:
+def _quantile(ordered: Singles, fraction: float) -> np.float32:
     count, half = len(ordered), len(ordered) // 2
     if fraction == 0.5:
         return ordered[half] if count % 2 else np.float32(0.5) * (ordered[half] + ordered[half - 1])

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.arrays import Floats
 from kullback.common.serial_dependence import SerialDependence, number_scores, serial_dependence
 from kullback.predictions.row_blocks import RowBlocks, finite, sums_of_blocks
 from kullback.results.value import Reason
@@ -39,8 +40,6 @@ FEWEST_DEGREES = 1.5
 LARGEST = 1e100
 # Units that differ from their mean by less than this, relative to it, differ by the rounding of sums alone.
 ROUNDING = 1e-13
-
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 class RatioOfSums(NamedTuple):
@@ -151,7 +150,7 @@ class MeanEstimator:
         means = units[:, self._examined] / units[:, -1:]
         return serial_dependence(number_scores(finite(means)))
 
-    def _units(self) -> Array:
+    def _units(self) -> Floats:
         """Return the sums of the rows, or of the clusters."""
         return self._sums[self._sums[:, -1] > 0].numpy()
 
@@ -184,7 +183,7 @@ class MeanEstimator:
         sums_of = dict(zip(map(id, drawn), found, strict=True))
         return [ratio.estimate(sums_of.get(id(ratio)), asked=self._draws > 0) for ratio in ratios]
 
-    def _drawn_sums(self, units: int, products: list[Array]) -> list[Array]:
+    def _drawn_sums(self, units: int, products: list[Floats]) -> list[Floats]:
         """Return for each matrix of shape (units, 5) its sums over the units of each draw, shape (draws, 5)."""
         if not products:
             return []
@@ -211,7 +210,7 @@ class _Ratio:
 
     def __init__(
         self,
-        units: Array,
+        units: Floats,
         quantity: RatioOfSums,
         *,
         clustered: bool,
@@ -245,14 +244,14 @@ class _Ratio:
         exact = quantity.binary and not clustered
         self.needs_draws = self.count >= FEWEST_UNITS and self.error > 0 and not exact
 
-    def products(self) -> Array:
+    def products(self) -> Floats:
         """Return deviations, sizes and their products for all units, shape (units, 5)."""
         found = np.zeros((len(self._used), 5))
         d, n = self._deviations, self._sizes
         found[self._used] = np.stack([d, n, d * d, d * n, n * n], -1)
         return found
 
-    def estimate(self, drawn: Array | None, *, asked: bool) -> MeanEstimate:
+    def estimate(self, drawn: Floats | None, *, asked: bool) -> MeanEstimate:
         """Return the estimate from the sums of `products` in each draw, with an interval if one is asked for."""
         if not self.finite:
             return MeanEstimate(math.inf)
@@ -275,7 +274,7 @@ class _Ratio:
             low, high = self._quantity.high - high, self._quantity.high - low
         return MeanEstimate(self.error, (low, high), reason)
 
-    def _ends(self, drawn: Array) -> tuple[float, float, Reason | None]:
+    def _ends(self, drawn: Floats) -> tuple[float, float, Reason | None]:
         skewness = np.mean(self._left_out**3) / np.mean(self._left_out**2) ** 1.5 / math.sqrt(self.count)
         tails = _tail_probability(-skewness), _tail_probability(skewness)
         below, above = self._studentized(drawn, tails)
@@ -348,7 +347,7 @@ class _Ratio:
             return self._high, "few nonzero units"
         return self._high * self._proportion(np.count_nonzero(self._sums) / self.count)[1], None
 
-    def _studentized(self, drawn: Array, tails: tuple[float, float]) -> tuple[float, float]:
+    def _studentized(self, drawn: Floats, tails: tuple[float, float]) -> tuple[float, float]:
         """Return the ends of the interval in standard errors from the mean, or from its logarithm."""
         total = drawn[:, 1]
         with np.errstate(all="ignore"):
@@ -378,7 +377,7 @@ def _tail_probability(skewness: float) -> float:
     return TAIL * (TAIL_IF_SKEWED / TAIL) ** weight
 
 
-def _heavy_tailed(values: Array, errors: float = 0.0) -> bool:
+def _heavy_tailed(values: Floats, errors: float = 0.0) -> bool:
     """Return whether Hill's estimate of the tail index from the largest values is too large, by `errors` of its own."""
     top = max(5, int(1.5 * math.sqrt(len(values))))
     largest = np.sort(values)[::-1][: top + 1]

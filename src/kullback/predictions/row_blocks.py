@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.arrays import Floats
 from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
     SerialDependence,
@@ -18,8 +19,6 @@ from kullback.common.serial_dependence import (
     number_scores,
     serial_dependence,
 )
-
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 # Rows whose order is examined one by one. Beyond, the order of sums of consecutive rows is examined; there are at most
 # so many.
@@ -39,7 +38,7 @@ class RowBlocks:
         self._examined = list(examined)
         self._sums = torch.zeros(_MOST_PARTS, columns, dtype=torch.float64, device="cpu")
         self._rows, self._length = 0, 1
-        self._first: list[Array] = []
+        self._first: list[Floats] = []
 
     def add(self, table: Tensor) -> None:
         """Add the next rows, shape (rows, columns)."""
@@ -84,12 +83,12 @@ class RowBlocks:
             return found
         return replace(found, labels=block_labels(parts, blocks))
 
-    def sums(self, found: SerialDependence) -> Array:
+    def sums(self, found: SerialDependence) -> Floats:
         """Return the sums of the blocks, shape (blocks, columns); of too few of them where no more are independent."""
         return sums_of_blocks(self._sums[: math.ceil(self._rows / self._length)].numpy(), found)
 
 
-def sums_of_blocks(parts: Array, found: SerialDependence) -> Array:
+def sums_of_blocks(parts: Floats, found: SerialDependence) -> Floats:
     """Return the sums of the parts in each block, shape (blocks, columns); of too few where no more are independent."""
     labels = block_labels(len(parts), FEWEST_BLOCKS - 1) if found.labels is None else found.labels
     sums = np.zeros((int(labels.max()) + 1, parts.shape[1]))
@@ -97,6 +96,6 @@ def sums_of_blocks(parts: Array, found: SerialDependence) -> Array:
     return sums
 
 
-def finite(x: Any) -> Array:
+def finite(x: Any) -> Floats:
     """Return numbers with the infinities as the largest ones, and without NaN."""
     return np.nan_to_num(x, nan=0.0, posinf=_LARGEST, neginf=-_LARGEST)

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kullback.common.arrays import Flags, Floats, Integers
 from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.tables.columns.bin_labels import interval_labels
 from kullback.tables.columns.bins import OTHER, SPECIALS, Bins
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.log_grid import bucket_ends
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 ROWS_OF_AN_ATOM = 3
 
@@ -79,7 +76,7 @@ def choose_bins(
     return Bins(p.column_type, edges, (*labels, *specials), p.center, cuts, specials=specials)
 
 
-def bin_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
+def bin_counts(column: ColumnProfile, bins: Bins) -> Floats:
     """Return the weight of a column in every bin.
 
     Arguments:
@@ -109,7 +106,7 @@ def bin_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
     return np.append(inside, [getattr(column, SPECIALS[label]) for label in bins.specials])
 
 
-def _grid_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
+def _grid_counts(column: ColumnProfile, bins: Bins) -> Floats:
     buckets = np.fromiter(column.buckets, np.int64, len(column.buckets))
     weights = np.fromiter(column.buckets.values(), np.float64, len(buckets))
     found = np.searchsorted(np.array(bins.cuts, np.int64), buckets, side="right")
@@ -117,7 +114,7 @@ def _grid_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
     return counts.astype(np.float64)
 
 
-def _category_counts(column: ColumnProfile, bins: Bins) -> NDArray[np.float64]:
+def _category_counts(column: ColumnProfile, bins: Bins) -> Floats:
     found = map(column.categories.get, bins.categories, repeat(0.0))
     counts = np.fromiter(found, np.float64, len(bins.categories))
     if bins.other:
@@ -172,13 +169,13 @@ def _cuts(p: ColumnProfile, q: ColumnProfile | None, number: int, row_weight: fl
     return _without_empty(begins, p, q)
 
 
-def _runs(alone: NDArray[np.bool_]) -> list[slice]:
+def _runs(alone: Flags) -> list[slice]:
     """Return the runs of buckets between the buckets that have a bin each."""
     ends = [-1, *np.flatnonzero(alone).tolist(), len(alone)]
     return [slice(left + 1, right) for left, right in pairwise(ends) if right - left > 1]
 
 
-def _quantile_cuts(buckets: NDArray[np.int64], weights: NDArray[np.float64], target: float) -> set[int]:
+def _quantile_cuts(buckets: Integers, weights: Floats, target: float) -> set[int]:
     """Return the first buckets of the bins of about the target weight into which a run of buckets is divided."""
     reached = np.cumsum(weights)
     number = max(1, round(reached[-1] / target))

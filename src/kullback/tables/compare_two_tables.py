@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -132,21 +132,12 @@ def compare_tables(
     tables = open_table(p, Caller(CALL, "p")), open_table(q, Caller(CALL, "q"))
     names = _chosen_names(tables, columns, groups, weights, cluster)
     usable, findings = schema_findings(tables[0].fields, tables[1].fields, names)
-    known = independent or cluster is not None
-    of_p = profile_opened(tables[0], usable, weights, progress=progress, independent=known)
-    of_q = profile_opened(tables[1], usable, weights, like=of_p, progress=progress, independent=known)
-    joint_counting = _JointCounting(tables, weights, cluster, progress or (lambda _: None))
-    return _compared(
-        of_p,
-        of_q,
-        names=(_name_of(p), _name_of(q)),
-        findings=findings,
-        settings=TableSettings(bins, confidence, _random(generator)),
-        groups=groups,
-        joint_counting=joint_counting if cluster is not None or groups else None,
-        cluster=cluster,
-        independent=known,
-    )
+    independent = independent or cluster is not None
+    of_p = profile_opened(tables[0], usable, weights, progress=progress, independent=independent)
+    of_q = profile_opened(tables[1], usable, weights, like=of_p, progress=progress, independent=independent)
+    settings = TableSettings(bins, confidence, _random(generator), cluster, independent)
+    compared = _Tables(of_p, of_q, settings, tables, progress)
+    return compared.comparison((_name_of(p), _name_of(q)), findings, groups)
 
 
 def compare_profiles(
@@ -202,162 +193,158 @@ def compare_profiles(
             got=f"weights from {name_or_none(p.weights)} and from {name_or_none(q.weights)}",
             instead="profile_table(frame, weights=...) with the same column for both",
         )
-    settings = TableSettings(bins, confidence, _random(generator))
-    findings = _profile_findings(p, q)
-    return _compared(p, q, names=names, findings=findings, settings=settings, independent=independent)
+    settings = TableSettings(bins, confidence, _random(generator), independent=independent)
+    return _Tables(p, q, settings).comparison(names, _profile_findings(p, q))
 
 
-class _JointCounting:
-    """Counts the combinations of bins in both tables."""
+@dataclass(frozen=True)
+class _Tables:
+    """Two tables that are compared.
 
-    def __init__(
-        self,
-        tables: tuple[Table, Table],
-        weights: str | None,
-        cluster: str | None,
-        progress: Callable[[str], object],
-    ) -> None:
-        self._tables, self._weights, self._cluster, self._progress = tables, weights, cluster, progress
+    Attributes:
+        p: P's profile.
+        q: Q's.
+        settings: the settings of the comparison.
+        tables: both tables, which clusters and groups of columns need.
+        progress: called with a sentence before each reading of a table.
+    """
 
-    def count(self, bins: dict[str, Bins], groups: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], Pair]:
-        """Count each group of columns, by cluster where there are clusters."""
-        prefix = () if self._cluster is None else (self._cluster,)
+    p: Profile
+    q: Profile
+    settings: TableSettings
+    tables: tuple[Table, ...] = ()
+    progress: Callable[[str], object] | None = None
+
+    def comparison(
+        self, names: tuple[str, str], findings: list[Finding], groups: Sequence[tuple[str, ...]] = ()
+    ) -> TableComparison:
+        """Compare each column that both have and each group of them, and correct the p-values for their number."""
+        p, q, settings = self.p, self.q, self.settings
+        if settings.independent:
+            p, q = replace(p, order=None), replace(q, order=None)
+        found = [*size_findings(p, q), *findings]
+        columns: list[ColumnComparison] = []
+        joint: list[JointComparison] = []
+        if p.weight > 0 and q.weight > 0:
+            shared = [name for name in p.columns if name in q.columns]
+            changed = {name: changed_type(name, p.columns[name], q.columns[name]) for name in shared}
+            found += [each for each in changed.values() if each is not None]
+            shared = [name for name in shared if changed[name] is None]
+            sized = replace(settings, sizes=(effective_rows(p), effective_rows(q)))
+            found += [] if settings.independent else order_findings(p, q, shared)
+            found += sized.findings(shared)
+            tables = replace(self, p=p, q=q, settings=sized)
+            columns = tables._columns(shared, found)  # noqa: SLF001 - of the same class
+            joint = tables._groups(groups, shared, found)  # noqa: SLF001
+        corrected = adjusted([each.p_value for each in (*columns, *joint)])
+        columns = [replace(each, p_adjusted=value) for each, value in zip(columns, corrected, strict=False)]
+        corrected = corrected[len(columns) :]
+        return TableComparison(
+            *names,
+            p.rows,
+            q.rows,
+            tuple(sorted(columns, key=lambda column: (-least(column.psi), column.name))),
+            tuple(replace(each, p_adjusted=value) for each, value in zip(joint, corrected, strict=True)),
+            tuple(found),
+            settings.confidence,
+            settings.max_bins,
+            p.weights,
+            settings.cluster,
+        )
+
+    def _columns(self, names: Sequence[str], findings: list[Finding]) -> list[ColumnComparison]:
+        """Compare each column, and add what is found."""
+        own = {name: self._bins([name]) for name in names}
+        counted: dict[tuple[str, ...], Pair] = {}
+        if self.settings.cluster is not None and names:
+            bins = {name: of_column[name] for name, (_, of_column) in own.items()}
+            counted = self._joint_counts(bins, [(name,) for name in names])
+        columns: list[ColumnComparison] = []
+        for name, (settings, bins) in own.items():
+            p, q = self.p.columns[name], self.q.columns[name]
+            new, vanished = unshared_categories(q, p), unshared_categories(p, q)
+            table = column_contingency(self.p, self.q, name, bins[name])
+            parts, remarks = divergences(table, settings, counted.get((name,)), (name,), (p, q))
+            parts = self._in_order(parts, [name])
+            columns.append(
+                ColumnComparison(
+                    name=name,
+                    column_type=(q if p.empty else p).column_type,
+                    missing_p=p.missing / p.total,
+                    missing_q=q.missing / q.total,
+                    new=new.names,
+                    vanished=vanished.names,
+                    histogram=histogram(p, q),
+                    **parts,
+                )
+            )
+            of_text = text_finding(name, p, q, parts.get("words"))
+            remarks += [] if of_text is None else [of_text]
+            findings += in_proportion([*column_findings(name, p, q, new, vanished), *remarks])
+        return columns
+
+    def _groups(
+        self, groups: Sequence[tuple[str, ...]], names: Sequence[str], findings: list[Finding]
+    ) -> list[JointComparison]:
+        """Compare each group of columns, all of which have to be among `names`, and add what is found."""
+        joint: list[JointComparison] = []
+        for group in groups:
+            if lacking := [name for name in group if name not in names]:
+                reason = f"{', '.join(map(quoted, lacking))} is not"
+                message = f"{' with '.join(map(quoted, group))} cannot be compared: {reason}"
+                findings.append(finding("group-skipped", message, ",".join(group)))
+                continue
+            settings, bins = self._bins(group)
+            pair = self._joint_counts(bins, [group])[group]
+            clustered = settings.cluster is not None
+            table = joint_contingency(group, bins, pair, clustered=clustered)
+            parts, remarks = divergences(table, settings, pair if clustered else None, group)
+            joint.append(JointComparison(columns=group, **self._in_order(parts, group)))
+            findings += remarks
+        return joint
+
+    def _bins(self, columns: Sequence[str]) -> tuple[TableSettings, dict[str, Bins]]:
+        """Return the settings for columns that are compared together, and the bins of each."""
+        p, q, settings = self.p, self.q, self.settings
+        sides = zip(settings.sizes, (p, q), strict=True)
+        together = settings.cluster is not None or any(size < 0.99 * side.rows for size, side in sides)
+        settings = settings.for_columns(p, q, columns)
+        number = settings.number_of_bins(len(columns))
+        bins = {name: column_bins(p, q, name, number, settings.sizes, together=together) for name in columns}
+        return settings, bins
+
+    def _joint_counts(
+        self, bins: dict[str, Bins], groups: Sequence[tuple[str, ...]]
+    ) -> dict[tuple[str, ...], Pair]:
+        """Count the combinations of bins of each group of columns, by cluster where there are clusters."""
+        prefix = () if self.settings.cluster is None else (self.settings.cluster,)
         keys = [(*prefix, *group) for group in groups]
         counted: list[list[JointCounts]] = []
-        for side, table in zip("PQ", self._tables, strict=True):
-            self._progress(f"counting {len(keys)} combinations of columns in {side}")
-            counts = table.joint_counts(bins, keys, self._weights)
+        for side, table in zip("PQ", self.tables, strict=True):
+            if self.progress is not None:
+                self.progress(f"counting {len(keys)} combinations of columns in {side}")
+            counts = table.joint_counts(bins, keys, self.p.weights)
             counted.append([counts[key] for key in keys])
         return dict(zip(groups, zip(*counted, strict=True), strict=True))
 
-
-def _compared(
-    p: Profile,
-    q: Profile,
-    *,
-    names: tuple[str, str],
-    findings: list[Finding],
-    settings: TableSettings,
-    groups: Sequence[tuple[str, ...]] = (),
-    joint_counting: _JointCounting | None = None,
-    cluster: str | None = None,
-    independent: bool = False,
-) -> TableComparison:
-    """Compare two profiles."""
-    if independent:
-        p, q = replace(p, order=None), replace(q, order=None)
-    found = [*size_findings(p, q), *findings]
-    columns: list[ColumnComparison] = []
-    joint: list[JointComparison] = []
-    if p.weight > 0 and q.weight > 0:
-        shared = [name for name in p.columns if name in q.columns]
-        changed = {name: changed_type(name, p.columns[name], q.columns[name]) for name in shared}
-        found += [each for each in changed.values() if each is not None]
-        shared = [name for name in shared if changed[name] is None]
-        settings = replace(settings, sizes=(effective_rows(p), effective_rows(q)))
-        found += [] if independent else order_findings(p, q, shared)
-        columns, joint, remarks = _all_compared(p, q, shared, settings, groups, joint_counting, cluster)
-        found += remarks
-    return TableComparison(
-        *names,
-        p.rows,
-        q.rows,
-        tuple(sorted(columns, key=lambda column: (-least(column.psi), column.name))),
-        tuple(joint),
-        tuple(found),
-        settings.confidence,
-        settings.max_bins,
-        p.weights,
-        cluster,
-    )
-
-
-def _all_compared(
-    p: Profile,
-    q: Profile,
-    shared: list[str],
-    settings: TableSettings,
-    groups: Sequence[tuple[str, ...]],
-    joint_counting: _JointCounting | None,
-    cluster: str | None,
-) -> tuple[list[ColumnComparison], list[JointComparison], list[Finding]]:
-    """Compare each shared column and each group of them, and correct the p-values for their number."""
-    findings = settings.findings(shared)
-    own = {name: settings.for_columns(p, q, [name]) for name in shared}
-    uneven = any(size < 0.99 * side.rows for size, side in zip(settings.sizes, (p, q), strict=True))
-    together = uneven or cluster is not None
-    bins = {
-        name: column_bins(p, q, name, each.number_of_bins(), each.sizes, together=together)
-        for name, each in own.items()
-    }
-    counted: dict[tuple[str, ...], Pair] = {}
-    if joint_counting is not None and cluster is not None and shared:
-        counted = joint_counting.count(bins, [(name,) for name in shared])
-    columns: list[ColumnComparison] = []
-    for name in shared:
-        before, after = p.columns[name], q.columns[name]
-        new, vanished = unshared_categories(after, before), unshared_categories(before, after)
-        table = column_contingency(p, q, name, bins[name])
-        parts, remarks = divergences(table, own[name], counted.get((name,)), (name,), (before, after))
-        parts = _in_order(parts, p, q, [name])
-        columns.append(
-            ColumnComparison(
-                name=name,
-                column_type=(after if before.empty else before).column_type,
-                missing_p=before.missing / before.total,
-                missing_q=after.missing / after.total,
-                new=new.names,
-                vanished=vanished.names,
-                histogram=histogram(before, after),
-                **parts,
-            )
-        )
-        of_text = text_finding(name, before, after, parts.get("words"))
-        remarks += [] if of_text is None else [of_text]
-        findings += in_proportion([*column_findings(name, before, after, new, vanished), *remarks])
-    joint: list[JointComparison] = []
-    for group in groups:
-        if lacking := [name for name in group if name not in bins]:
-            reason = f"{', '.join(map(quoted, lacking))} is not"
-            message = f"{' with '.join(map(quoted, group))} cannot be compared: {reason}"
-            findings.append(finding("group-skipped", message, ",".join(group)))
-            continue
-        assert joint_counting is not None  # noqa: S101 - there is one where there are groups
-        wide = settings.for_columns(p, q, group)
-        number = wide.number_of_bins(len(group))
-        coarse = {name: column_bins(p, q, name, number, wide.sizes, together=together) for name in group}
-        pair = joint_counting.count(coarse, [group])[group]
-        table = joint_contingency(group, coarse, pair, clustered=cluster is not None)
-        parts, remarks = divergences(table, wide, pair if cluster is not None else None, group)
-        parts = _in_order(parts, p, q, group)
-        joint.append(JointComparison(columns=group, **parts))
-        findings += remarks
-    corrected = adjusted([each.p_value for each in (*columns, *joint)])
-    columns = [replace(each, p_adjusted=value) for each, value in zip(columns, corrected, strict=False)]
-    joint = [
-        replace(each, p_adjusted=value) for each, value in zip(joint, corrected[len(columns) :], strict=True)
-    ]
-    return columns, joint, findings
-
-
-def _in_order(parts: dict[str, Any], p: Profile, q: Profile, columns: Sequence[str]) -> dict[str, Any]:
-    """Return the parts of a comparison with a note on the order of rows, without errors where these are not known."""
-    notes: list[str] = []
-    unknown = False
-    for side, table in (("P", p), ("Q", q)):
-        if table.order is not None and (time := table.order.time(columns)) > 1:
-            unknown = unknown or bool(table.order.unknown.intersection(columns))
-            notes.append(
-                f"{table.rows:,} rows of {side} tell {'at most ' * unknown}as much as {table.rows / time:,.3g} "
-                "independent ones"
-            )
-    if unknown:
-        notes.append("too few blocks of rows are independent for intervals and a test")
-        for name in ("kl_pq", "kl_qp", "js", "psi", "tv"):
-            parts[name] = Value(parts[name].value, None, None)
-        parts["p_value"] = parts["p_adjusted"] = math.nan
-        parts |= {"words": None} if "words" in parts else {}
-    return parts | {"notes": (*parts["notes"], *notes)}
+    def _in_order(self, parts: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+        """Return a comparison with a note on the order of rows, without errors where these are not known."""
+        notes: list[str] = []
+        unknown = False
+        for side, table in (("P", self.p), ("Q", self.q)):
+            if table.order is not None and (time := table.order.time(columns)) > 1:
+                unknown = unknown or bool(table.order.unknown.intersection(columns))
+                notes.append(
+                    f"{table.rows:,} rows of {side} tell {'at most ' * unknown}as much as {table.rows / time:,.3g} "
+                    "independent ones"
+                )
+        if unknown:
+            notes.append("too few blocks of rows are independent for intervals and a test")
+            for name in ("kl_pq", "kl_qp", "js", "psi", "tv"):
+                parts[name] = Value(parts[name].value, None, None)
+            parts["p_value"] = parts["p_adjusted"] = math.nan
+            parts |= {"words": None} if "words" in parts else {}
+        return parts | {"notes": (*parts["notes"], *notes)}
 
 
 def _profile_findings(p: Profile, q: Profile) -> list[Finding]:

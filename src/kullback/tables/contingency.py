@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kullback.common.arrays import Flags, Floats, Integers
 from kullback.errors import invalid_value, quoted
 from kullback.results.finding import Finding
 from kullback.results.value import Value
@@ -39,9 +40,6 @@ from kullback.tables.table_findings import finding
 from kullback.tables.table_profile import Profile
 from kullback.tables.table_results import Bin
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
-Group = np.ndarray[Any, np.dtype[np.int64]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 # The joint counts of P and of Q, by cluster (where there are clusters) and bins.
 Pair = tuple[JointCounts, JointCounts]
 
@@ -117,8 +115,8 @@ class ContingencyTable:
 
     labels: Sequence[str]
     ends: Sequence[tuple[float, float] | None]
-    p: Array
-    q: Array
+    p: Floats
+    q: Floats
     ordered: bool
     index: Mapping[tuple[int, ...], int] | None
     bins: Bins | None = None
@@ -164,7 +162,7 @@ def column_contingency(p: Profile, q: Profile, name: str, bins: Bins) -> Conting
     return ContingencyTable(bins.labels, ends, before, after, bins.gridded, None, bins)
 
 
-def _neighbors_joined(bins: Bins, expected: Array, both: ColumnProfile) -> Bins:
+def _neighbors_joined(bins: Bins, expected: Floats, both: ColumnProfile) -> Bins:
     """Join neighboring bins until they are not rare."""
     cuts: list[int] = []
     together = expected[0]
@@ -297,13 +295,13 @@ class _Pooled:
         sparse: whether some bins are rare and none is pooled, because there are few.
     """
 
-    frequent: Group
+    frequent: Integers
     groups: Sequence[str]
-    p: Array
-    q: Array
+    p: Floats
+    q: Floats
     values: int = 0
     rare: RareValues | None = None
-    clusters: tuple[Array, Array] | None = None
+    clusters: tuple[Floats, Floats] | None = None
     scales: tuple[float, float] = (1.0, 1.0)
     sparse: bool = False
 
@@ -352,7 +350,7 @@ def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair |
     return bool(whole and few and (expected < MIN_EXPECTED).any())
 
 
-def _is_rare(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> Mask:
+def _is_rare(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> Flags:
     """Return which bins are too rare to be compared by themselves."""
     number = len(table.labels)
     rare = np.zeros(number, np.bool_)
@@ -374,7 +372,7 @@ def _is_rare(table: ContingencyTable, settings: TableSettings, clustered: Pair |
 
 def _pooled_clusters(
     table: ContingencyTable,
-    rare: Mask,
+    rare: Flags,
     pair: Pair,
     random: np.random.Generator,
 ) -> _Pooled:
@@ -395,7 +393,7 @@ def _pooled_clusters(
         found, group = rare_values_of_clusters(number[index[own]], on_p[own], rows[own], weight[own], totals)
         place[own] = len(frequent) + group
     labels = found.labels if found else ()
-    matrices: list[Array] = []
+    matrices: list[Floats] = []
     for side in (on_p, ~on_p):
         matrix = np.zeros((len(set(row.values())), len(frequent) + len(labels)))
         np.add.at(matrix, (rows[side], place[side]), weight[side])
@@ -417,7 +415,7 @@ def _rows_of_clusters(pair: Pair, random: np.random.Generator) -> dict[Any, int]
     return row
 
 
-def _rows_of(members: int, total: int, random: np.random.Generator) -> Group:
+def _rows_of(members: int, total: int, random: np.random.Generator) -> Integers:
     """Return the row of each cluster of a matrix; where there are too many, clusters share rows at random."""
     if total <= MOST_GROUPS:
         return np.arange(members)
@@ -425,7 +423,7 @@ def _rows_of(members: int, total: int, random: np.random.Generator) -> Group:
     return random.permutation(members) % rows
 
 
-def _shown(table: ContingencyTable, found: _Pooled, parts: Array) -> tuple[Bin, ...]:
+def _shown(table: ContingencyTable, found: _Pooled, parts: Floats) -> tuple[Bin, ...]:
     """Return the bins to list: all that are ordered; of others the most frequent, the rest as one, and the groups."""
     a, b, number = found.p, found.q, len(found.frequent)
     groups = [index for index in range(number, len(a)) if a[index] + b[index] > 0]

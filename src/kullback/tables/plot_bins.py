@@ -9,15 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
+from kullback.common.arrays import Flags, Floats
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.log_grid import bucket_ends, integers_in
 from kullback.tables.table_results import HistogramBin
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
 
 MOST_VALUES = 24  # drawn one by one
 FEWEST_BINS, MOST_BINS = 8, 40
@@ -87,8 +85,8 @@ class _Buckets:
     buckets: Sequence[int]
     values: Sequence[float]
     ends: Sequence[float]
-    first: Array
-    last: Array
+    first: Floats
+    last: Floats
     integer: bool
 
     @classmethod
@@ -112,18 +110,18 @@ class _Buckets:
         first, last = np.array(clipped, np.float64).T
         return cls(buckets, [low for low, _ in clipped], [high for _, high in clipped], first, last, integer)
 
-    def apart(self, single: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:
+    def apart(self, single: Flags) -> bool:
         """Whether no bucket of several values touches another one, so that each may hold a single value."""
         return all(
             after > before + 1 or (alone and alone_too)
             for (before, alone), (after, alone_too) in pairwise(zip(self.buckets, single, strict=True))
         )
 
-    def weights(self, column: ColumnProfile) -> Array:
+    def weights(self, column: ColumnProfile) -> Floats:
         """Return the weight of each bucket in one side."""
         return np.array([column.buckets.get(bucket, 0.0) for bucket in self.buckets])
 
-    def spread(self, weights: Array, edges: Array) -> Array:
+    def spread(self, weights: Floats, edges: Floats) -> Floats:
         """Return the weight between each two edges."""
         place = np.searchsorted(self.first, edges, side="left") - 1  # the last bucket that begins below
         width = np.where(self.last > self.first, self.last - self.first, 1.0)
@@ -134,7 +132,7 @@ class _Buckets:
         below[-1] = weights.sum()  # the last bin holds its end too
         return np.diff(below)
 
-    def quantile(self, weights: Array, probability: float) -> tuple[float, float]:
+    def quantile(self, weights: Floats, probability: float) -> tuple[float, float]:
         """Return the ends of the bucket that holds a quantile."""
         reached = np.cumsum(weights)
         place = min(int(np.searchsorted(reached, probability * reached[-1])), len(reached) - 1)
@@ -149,7 +147,7 @@ def _begin_at_integers(buckets: Sequence[int], center: float) -> bool:
     return all(abs(value) < WHOLE and value.is_integer() for value in nearest)
 
 
-def _edges(column: _Buckets, weights: Sequence[Array], rows: float) -> Array | None:
+def _edges(column: _Buckets, weights: Sequence[Floats], rows: float) -> Floats | None:
     """Return the ends of the bins; None where they are beyond float64."""
     least, most = float(column.first.min()), float(column.last.max())
     there = [each for each in weights if each.sum() > 0]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kullback.common.arrays import Floats
 from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
     category_scores,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from kullback.tables.columns.types import Field
     from kullback.tables.engines.engine import Table
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
 
 MOST_ROWS = 1 << 15  # the first ones, whose order is examined
 LARGEST = 1e300
@@ -91,7 +91,7 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
     rows = max((len(column) for column in columns.values()), default=0)
     times: dict[str, float] = {}
     unknown: list[str] = []
-    numbers: list[Array] = []
+    numbers: list[Floats] = []
     for each in fields:
         numeric = each.column_type in ("numeric", "datetime")
         values = _numbers(columns[each.name], each) if numeric else _codes(columns[each.name])
@@ -108,7 +108,7 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
     return RowOrder(rows, times, frozenset(unknown), 1.0 if repeats is None else repeats.time)
 
 
-def _numbers(array: Any, column: Field) -> Array:
+def _numbers(array: Any, column: Field) -> Floats:
     """Return numbers with the missing ones below all others."""
     found = np.full(len(array), -LARGEST)
     present = array.is_valid().to_numpy(zero_copy_only=False)
@@ -117,7 +117,7 @@ def _numbers(array: Any, column: Field) -> Array:
     return found
 
 
-def _codes(array: Any) -> Array:
+def _codes(array: Any) -> Floats:
     """Return the number of each category, from 0, and of missing values the next one."""
     encoded = strings_of(array).dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False)

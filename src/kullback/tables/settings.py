@@ -21,12 +21,16 @@ class TableSettings:
         max_bins: the largest number of bins of numbers.
         confidence: the confidence level of the intervals.
         random: the source of all randomness.
+        cluster: the column with the cluster of each row, or None.
+        independent: whether rows, or clusters, are known to be independent.
         sizes: the effective numbers of rows of P and Q.
     """
 
     max_bins: int
     confidence: float
     random: np.random.Generator
+    cluster: str | None = None
+    independent: bool = False
     sizes: tuple[float, float] = (0.0, 0.0)
 
     def for_columns(self, p: Profile, q: Profile, columns: Sequence[str]) -> TableSettings:

@@ -67,9 +67,9 @@ MOST_NAMED = 100  # new and vanished categories that a result names
 NAMED = 5  # of these in a sentence
 
 
-def finding(code: str, message: str, column: str | None = None, level: Level | None = None) -> Finding:
-    """Return a finding, of the usual level of its code unless told otherwise."""
-    return Finding(code, message, level or FINDINGS[code][0], column=column)
+def finding(code: str, message: str, column: str | None = None) -> Finding:
+    """Return a finding, of the usual level of its code."""
+    return Finding(code, message, FINDINGS[code][0], column=column)
 
 
 def size_findings(p: Profile, q: Profile) -> list[Finding]:

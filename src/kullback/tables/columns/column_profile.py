@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, TypeVar, get_args
 
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import (
     LONGEST_NAME,
-    ArgumentValueError,
     FileError,
     invalid_value,
     printable,
     quoted,
     safe_repr,
 )
+from kullback.tables.columns.bins import SPECIALS
 from kullback.tables.columns.log_grid import FARTHEST_CENTER, MOST_BUCKET
 from kullback.tables.columns.types import GRIDDED, ColumnType
 from kullback.tables.columns.word_groups import WORD_GROUPS
@@ -110,24 +110,27 @@ class ColumnProfile(ShortRepr):
         """
         for one, another in ((self, other), (other, self)):
             if one.empty and not (one.column_type == another.column_type and one.center == another.center):
-                return _with_missing(another, one.missing)
+                return replace(another, missing=another.missing + one.missing)
         if self.column_type != other.column_type or self.center != other.center:
-            raise _other_grid(name, self, other)
+            parts = " and ".join(f"{each.column_type} around {each.center:g}" for each in (self, other))
+            raise invalid_value(
+                "Profile.merge",
+                "other",
+                wanted="columns counted alike",
+                got=f"column {quoted(name)}: {parts}",
+                instead="profile_table(second, like=first), which counts both alike",
+            )
         return ColumnProfile(
             self.column_type,
             self.center,
             combined(self.buckets, other.buckets),
             combined(self.categories, other.categories),
-            self.missing + other.missing,
-            self.not_a_number + other.not_a_number,
-            self.minus_infinity + other.minus_infinity,
-            self.plus_infinity + other.plus_infinity,
-            _extreme(min, self.minimum, other.minimum),
-            _extreme(max, self.maximum, other.maximum),
-            self.other_categories + other.other_categories,
-            self.integer and other.integer,
-            self.zoned if self.zoned == other.zoned else None,
-            None if self.words is None or other.words is None else combined(self.words, other.words),
+            minimum=_extreme(min, self.minimum, other.minimum),
+            maximum=_extreme(max, self.maximum, other.maximum),
+            integer=self.integer and other.integer,
+            zoned=self.zoned if self.zoned == other.zoned else None,
+            words=None if self.words is None or other.words is None else combined(self.words, other.words),
+            **{name: getattr(self, name) + getattr(other, name) for name in _WEIGHTS},
         )
 
     def shortened(self, categories: int) -> ColumnProfile:
@@ -137,8 +140,7 @@ class ColumnProfile(ShortRepr):
         order = sorted(self.categories, key=lambda name: (-self.categories[name], name))
         named = {name: self.categories[name] for name in sorted(order[:categories])}
         rest = sum(self.categories[name] for name in order[categories:])
-        changed = dict(vars(self), categories=named, other_categories=self.other_categories + rest)
-        return ColumnProfile(**changed)
+        return replace(self, categories=named, other_categories=self.other_categories + rest)
 
     def to_object(self) -> dict[str, Any]:
         """Return the profile as an object of JSON: buckets as differences and weights; zeros are left out."""
@@ -175,17 +177,9 @@ class ColumnProfile(ShortRepr):
             ) from None
 
 
-_PLAIN = (
-    "center",
-    "missing",
-    "not_a_number",
-    "minus_infinity",
-    "plus_infinity",
-    "minimum",
-    "maximum",
-    "other_categories",
-    "integer",
-)
+# The attributes that are a weight, and those that JSON holds as they are.
+_WEIGHTS = (*SPECIALS.values(), "other_categories")
+_PLAIN = ("center", *SPECIALS.values(), "minimum", "maximum", "other_categories", "integer")
 
 
 def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, float]:
@@ -230,8 +224,8 @@ def _read(written: dict[str, Any]) -> ColumnProfile:
 
 def _check(column: ColumnProfile) -> None:
     """Refuse counts that no table has."""
-    counts = [*column.buckets.values(), *column.categories.values(), column.missing, column.not_a_number]
-    counts += [column.minus_infinity, column.plus_infinity, column.other_categories]
+    counts = [*column.buckets.values(), *column.categories.values()]
+    counts += [getattr(column, name) for name in _WEIGHTS]
     if min(counts) < 0:
         raise ValueError(f"a count of {min(counts):g}")
     if column.buckets and max(map(abs, column.buckets)) > MOST_BUCKET:
@@ -265,17 +259,6 @@ def _short(value: float | bool) -> float | int | bool:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
-def _with_missing(column: ColumnProfile, missing: float) -> ColumnProfile:
-    return ColumnProfile(**dict(vars(column), missing=column.missing + missing))
-
-
 def _extreme(choose: Any, first: float | None, second: float | None) -> float | None:
     known = [value for value in (first, second) if value is not None]
     return choose(known) if known else None
-
-
-def _other_grid(name: str, first: ColumnProfile, second: ColumnProfile) -> ArgumentValueError:
-    parts = " and ".join(f"{each.column_type} around {each.center:g}" for each in (first, second))
-    got = f"column {quoted(name)}: {parts}"
-    instead = "profile_table(second, like=first), which counts both alike"
-    return invalid_value("Profile.merge", "other", wanted="columns counted alike", got=got, instead=instead)

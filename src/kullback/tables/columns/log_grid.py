@@ -14,12 +14,10 @@ Integers up to 63 away from the center have buckets of their own.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from kullback.common.arrays import Floats, Integers
 
 PER_OCTAVE = 32
 SHIFT = np.uint64(52 - 5)
@@ -31,19 +29,19 @@ MOST_BUCKET = PER_OCTAVE * 2046  # of the largest number
 FARTHEST_CENTER = 2.0**960
 
 
-def bucket_codes(values: NDArray[np.float64]) -> NDArray[np.int64]:
+def bucket_codes(values: Floats) -> Integers:
     """Return the upper 17 bits of each float64: its sign, exponent and the first five bits of its fraction."""
     codes = np.ascontiguousarray(values).view(np.uint64) >> SHIFT
     return codes.view(np.int64)
 
 
-def buckets_of_codes(codes: NDArray[np.int64]) -> NDArray[np.int64]:
+def buckets_of_codes(codes: Integers) -> Integers:
     """Return the buckets of the codes of finite numbers."""
     steps = np.maximum((codes & (SIGN - 1)) - (PER_OCTAVE - 1), 0)
     return np.where(codes >= SIGN, -steps, steps)
 
 
-def buckets_of(values: NDArray[np.float64], center: float = 0.0) -> NDArray[np.int64]:
+def buckets_of(values: Floats, center: float = 0.0) -> Integers:
     """Return the bucket of each finite number.
 
     Example:
@@ -88,18 +86,6 @@ def integers_in(bucket: int, center: float = 0.0) -> tuple[float, float]:
     if bucket > 0:
         return int(center) + math.ceil(low), int(center) + math.ceil(high) - 1
     return int(center) + math.floor(low) + 1, int(center) + math.floor(high)
-
-
-def bucket_middles(buckets: NDArray[np.int64], center: float = 0.0) -> NDArray[np.float64]:
-    """Return the middle of each bucket.
-
-    Example:
-        >>> bucket_middles(buckets_of(np.array([-5.3, 5.3])))
-        array([-5.3125,  5.3125])
-    """
-    octaves, parts = np.divmod(np.maximum(np.abs(buckets) - 1, 0), PER_OCTAVE)
-    distances = np.ldexp(1 + (parts + 0.5) / PER_OCTAVE, octaves - 1022)
-    return center + np.sign(buckets) * distances
 
 
 def _distance(step: int) -> float:

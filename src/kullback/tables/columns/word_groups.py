@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from kullback.common.arrays import Floats
+
 WORD_GROUPS = 2048
 CHUNK = 1 << 19  # bytes, but for longer texts
 BASE = 0x9E3779B97F4A7C15  # odd: it has an inverse modulo 2^64
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
 
-
-def rows_with_words(array: Any, weights: Array | None) -> Array:
+def rows_with_words(array: Any, weights: Floats | None) -> Floats:
     """Return the weight of the rows that contain a word of each group, shape (WORD_GROUPS,).
 
     Arguments:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kullback.common.arrays import Floats, Integers
 from kullback.tables.engines.engine import bad_weights
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ MICROSECONDS = 1_000_000
 EXACT_OFFSET = 2.0**62  # differences of integers are exact up to this number
 
 
-def numbers_of(array: Any, column_type: str) -> NDArray[np.float64]:
+def numbers_of(array: Any, column_type: str) -> Floats:
     """Return an array without missing values as float64: timestamps in microseconds, text as its length."""
     import pyarrow as pa
 
@@ -31,7 +32,7 @@ def numbers_of(array: Any, column_type: str) -> NDArray[np.float64]:
     return array.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
 
 
-def integers_of(array: Any) -> NDArray[np.int64] | NDArray[np.uint64]:
+def integers_of(array: Any) -> Integers | NDArray[np.uint64]:
     """Return an array of integers, or of decimals without fraction, as 64-bit integers."""
     import pyarrow as pa
 
@@ -41,7 +42,7 @@ def integers_of(array: Any) -> NDArray[np.int64] | NDArray[np.uint64]:
     return values.astype(np.uint64 if values.dtype.kind == "u" else np.int64, copy=False)
 
 
-def integer_offsets(values: NDArray[np.int64] | NDArray[np.uint64], center: int) -> NDArray[np.float64]:
+def integer_offsets(values: Integers | NDArray[np.uint64], center: int) -> Floats:
     """Return the distances of integers from a center, exact before they are rounded to float64."""
     rounded = values.astype(np.float64) - float(center)
     if not center:
@@ -70,7 +71,7 @@ def strings_of(array: Any) -> Any:
     return array if pa.types.is_large_string(array.type) else array.cast(pa.large_string())
 
 
-def weights_of(name: str, array: Any) -> NDArray[np.float64]:
+def weights_of(name: str, array: Any) -> Floats:
     """Return a column of weights.
 
     Raises:
@@ -111,7 +112,7 @@ def _set_lookup(values: Any) -> Any:
     return pc.SetLookupOptions(values)
 
 
-def _microseconds(array: Any) -> NDArray[np.float64]:
+def _microseconds(array: Any) -> Floats:
     import pyarrow as pa
 
     if pa.types.is_date(array.type):
@@ -123,7 +124,7 @@ def _microseconds(array: Any) -> NDArray[np.float64]:
     return ticks.astype(np.float64) * {"us": 1, "ms": 1000, "s": MICROSECONDS}[array.type.unit]
 
 
-def _seconds(array: Any) -> NDArray[np.float64]:
+def _seconds(array: Any) -> Floats:
     import pyarrow as pa
 
     ticks = array.cast(pa.int32()) if array.type.bit_width == 32 else array.view(pa.int64())

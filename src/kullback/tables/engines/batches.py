@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,11 +22,14 @@ from kullback.tables.engines.counters import (
     StringCounter,
     WeightCounter,
 )
-from kullback.tables.engines.engine import ColumnSpec, JointCounts, Table, TableCounts
+from kullback.tables.engines.engine import ColumnSpec, CountsByGroup, Groups, Intervals, Table, TableCounts
 from kullback.tables.engines.joint_counts import JointCounter
 
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
+
+# The number of rows of each batch, and its columns as Arrow arrays.
+Batches = Iterator[tuple[int, Mapping[str, Any]]]
 
 BATCH_ROWS = 1 << 16
 WAITING = 4
@@ -35,9 +39,7 @@ class BatchTable(Table):
     """A table that can be read as Arrow batches, any number of times."""
 
     @abstractmethod
-    def batches(
-        self, names: Sequence[str], first: int | None = None
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         """Yield the table in batches: the number of rows and the named columns as Arrow arrays.
 
         Arguments:
@@ -58,7 +60,7 @@ class BatchTable(Table):
         return TableCounts(columns, total.rows, total.weight, total.squares)
 
     def _read(self, counters: Mapping[str, Counter], total: WeightCounter, weights: str | None) -> None:
-        names = each_once([*counters, *([weights] if weights is not None else [])])
+        names = each_once(counters, weights)
         threads = max(1, min(8, os.cpu_count() or 1))
         with ThreadPoolExecutor(threads) as pool:
             waiting: deque[Future[None]] = deque()
@@ -73,9 +75,7 @@ class BatchTable(Table):
             while waiting:
                 waiting.popleft().result()
 
-    def extremes(
-        self, intervals: Mapping[str, tuple[float, float]], column_types: Mapping[str, ColumnType]
-    ) -> dict[str, tuple[float, float]]:
+    def extremes(self, intervals: Intervals, column_types: Mapping[str, ColumnType]) -> Intervals:
         found: dict[str, tuple[float, float]] = {}
         for _, batch in self.batches(list(intervals)):
             for name, (low, high) in intervals.items():
@@ -110,12 +110,9 @@ class BatchTable(Table):
         arrays = {name: pa.chunked_array([piece[name] for piece in pieces]) for name in names}
         return {name: pa.concat_arrays(array.chunks) for name, array in arrays.items()}
 
-    def joint_counts(
-        self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
-    ) -> dict[tuple[str, ...], JointCounts]:
+    def joint_counts(self, bins: Mapping[str, Bins], keys: Groups, weights: str | None) -> CountsByGroup:
         counter = JointCounter(bins, keys)
-        names = each_once([*(name for key in keys for name in key), *([weights] if weights else [])])
-        for _, batch in self.batches(names):
+        for _, batch in self.batches(each_once(chain(*keys), weights)):
             counter.add(batch, None if weights is None else weights_of(weights, batch[weights]))
         return counter.counts
 
@@ -129,9 +126,9 @@ def counter_for(spec: ColumnSpec) -> Counter:
     return GridCounter(spec.column_type, spec.center, integer=spec.integer, words=spec.words)
 
 
-def each_once(names: Iterable[str]) -> list[str]:
-    """Return names in order, without repetitions."""
-    return list(dict.fromkeys(names))
+def each_once(names: Iterable[str], weights: str | None) -> list[str]:
+    """Return names in order, without repetitions, and the column of weights if there is one."""
+    return list(dict.fromkeys([*names, *([] if weights is None else [weights])]))
 
 
 def _count_part(

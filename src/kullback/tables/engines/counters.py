@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
+from kullback.common.arrays import Flags, Floats
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.log_grid import CODES, bucket_codes, buckets_of_codes
 from kullback.tables.columns.types import MAX_CATEGORIES, ColumnType, is_arrow_integer, is_text
 from kullback.tables.columns.word_groups import WORD_GROUPS, rows_with_words
 from kullback.tables.engines.arrow import integer_offsets, integers_of, lengths_of, numbers_of, strings_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 PENDING = 1 << 17
 MOST_BYTES = 1 << 26
@@ -28,7 +26,7 @@ class WeightCounter:
     def __init__(self) -> None:
         self.rows, self.weight, self.squares = 0, 0.0, 0.0
 
-    def add(self, rows: int, weights: NDArray[np.float64] | None) -> None:
+    def add(self, rows: int, weights: Floats | None) -> None:
         """Count a batch of rows."""
         self.rows += rows
         self.weight += rows if weights is None else float(weights.sum())
@@ -42,7 +40,7 @@ class Counter(ABC):
         self.lock = Lock()
         self.missing = 0.0
 
-    def add(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+    def add(self, array: Any, weights: Floats | None) -> None:
         """Count a batch of values."""
         if array.null_count:
             absent = array.null_count if weights is None else float(weights[_missing(array)].sum())
@@ -54,7 +52,7 @@ class Counter(ABC):
             self.add_present(array, weights)
 
     @abstractmethod
-    def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+    def add_present(self, array: Any, weights: Floats | None) -> None:
         """Count a batch of values without missing ones."""
 
     @abstractmethod
@@ -77,7 +75,7 @@ class GridCounter(Counter):
         self.minimum: float = math.inf  # an int where the column holds integers
         self.maximum: float = -math.inf
 
-    def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+    def add_present(self, array: Any, weights: Floats | None) -> None:
         self.add_words(array, weights)
         if not (self.integer and is_arrow_integer(array.type)):
             self.add_numbers(numbers_of(array, self.column_type), weights)
@@ -85,7 +83,7 @@ class GridCounter(Counter):
         values = integers_of(array)
         self._add(integer_offsets(values, int(self.center)), weights, int(values.min()), int(values.max()))
 
-    def add_numbers(self, values: NDArray[np.float64], weights: NDArray[np.float64] | None) -> None:
+    def add_numbers(self, values: Floats, weights: Floats | None) -> None:
         """Count a batch of numbers."""
         low, high = values.min(), values.max()
         if not (np.isfinite(low) and np.isfinite(high)):
@@ -95,25 +93,21 @@ class GridCounter(Counter):
             low, high = values.min(), values.max()
         self._add(values - self.center if self.center else values, weights, float(low), float(high))
 
-    def add_words(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+    def add_words(self, array: Any, weights: Floats | None) -> None:
         """Count the words of a batch of texts, unless only their lengths are wanted."""
         if self.words is not None:
             found = rows_with_words(strings_of(array), weights)
             with self.lock:
                 self.words += found
 
-    def _add(
-        self, offsets: NDArray[np.float64], weights: NDArray[np.float64] | None, low: float, high: float
-    ) -> None:
+    def _add(self, offsets: Floats, weights: Floats | None, low: float, high: float) -> None:
         """Count finite numbers by their distances from the center."""
         counts = np.bincount(bucket_codes(offsets), weights)
         with self.lock:
             self.codes[: len(counts)] += counts
             self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
 
-    def _without_specials(
-        self, values: NDArray[np.float64], weights: NDArray[np.float64] | None
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+    def _without_specials(self, values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
         """Count NaN and the infinities, and return the finite numbers with their weights."""
         found = [
             float(np.sum(which if weights is None else weights[which]))
@@ -158,7 +152,7 @@ class CategoryCounter(Counter):
         self.pending: list[Any] = []
         self.pending_rows, self.settled_rows = 0, 0
 
-    def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+    def add_present(self, array: Any, weights: Floats | None) -> None:
         import pyarrow as pa
 
         counted = _weighed(pa.table({"value": strings_of(array), "weight": _as_weights(len(array), weights)}))
@@ -195,7 +189,7 @@ class StringCounter(CategoryCounter):
         self.rows = self.characters = self.distinct = 0
         self.dropped = False
 
-    def add_present(self, array: Any, weights: NDArray[np.float64] | None) -> None:
+    def add_present(self, array: Any, weights: Floats | None) -> None:
         lengths = lengths_of(array).to_numpy(zero_copy_only=False).astype(np.float64)
         self.lengths.add_numbers(lengths, weights)
         with self.lock:
@@ -245,11 +239,11 @@ class StringCounter(CategoryCounter):
         return self.lengths.profile()
 
 
-def _missing(array: Any) -> NDArray[np.bool_]:
+def _missing(array: Any) -> Flags:
     return array.is_null().to_numpy(zero_copy_only=False)
 
 
-def _as_weights(rows: int, weights: NDArray[np.float64] | None) -> NDArray[np.float64]:
+def _as_weights(rows: int, weights: Floats | None) -> Floats:
     return np.ones(rows) if weights is None else weights
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kullback.tables.columns.types import Field
 from kullback.tables.engines.engine import Caller
 from kullback.tables.engines.in_memory import PandasTable, distinct_names
-from kullback.tables.engines.parts import PartsTable
+from kullback.tables.engines.parts import Merge, PartsTable, Work
 
 
 class DaskTable(PartsTable):
@@ -25,13 +25,7 @@ class DaskTable(PartsTable):
             empty = {name: Field(name, "categorical") for name in objects}
             self.fields |= {n: f if f.column_type or f.reason else empty[n] for n, f in seen.items()}
 
-    def reduced(
-        self,
-        names: Sequence[str],
-        work: Callable[..., Any],
-        merge: Callable[[Any, Any], Any],
-        *arguments: object,
-    ) -> Any:
+    def reduced(self, names: Sequence[str], work: Work, merge: Merge, *arguments: object) -> Any:
         from dask.base import compute
         from dask.delayed import delayed
 
@@ -43,9 +37,7 @@ class DaskTable(PartsTable):
         return compute(results[0])[0]
 
 
-def _on_partition(
-    part: Any, names: Sequence[str], work: Callable[..., Any], arguments: Sequence[object]
-) -> Any:
+def _on_partition(part: Any, names: Sequence[str], work: Work, arguments: Sequence[object]) -> Any:
     return work(PandasTable(part[list(names)]), *arguments)
 
 

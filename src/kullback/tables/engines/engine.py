@@ -14,8 +14,12 @@ from kullback.tables.columns.types import ColumnType, Field, FieldType
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
 
-# The weight of each combination of bins that occurs.
+# The weight of each combination of bins that occurs, for one group of columns and for each of several.
 JointCounts = dict[tuple[Any, ...], float]
+Groups = Sequence[Sequence[str]]
+CountsByGroup = dict[tuple[str, ...], JointCounts]
+# An interval, or the smallest and the largest number, of each column.
+Intervals = Mapping[str, tuple[float, float]]
 
 
 class Caller(NamedTuple):
@@ -68,9 +72,7 @@ class Table(ABC):
         """Count columns, in as few readings of the table as possible."""
 
     @abstractmethod
-    def extremes(
-        self, intervals: Mapping[str, tuple[float, float]], column_types: Mapping[str, ColumnType]
-    ) -> dict[str, tuple[float, float]]:
+    def extremes(self, intervals: Intervals, column_types: Mapping[str, ColumnType]) -> Intervals:
         """Return the smallest and the largest number that each column has within its closed interval."""
 
     def first_rows(self, names: Sequence[str], rows: int) -> Mapping[str, Any] | None:
@@ -79,9 +81,7 @@ class Table(ABC):
         return None
 
     @abstractmethod
-    def joint_counts(
-        self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
-    ) -> dict[tuple[str, ...], JointCounts]:
+    def joint_counts(self, bins: Mapping[str, Bins], keys: Groups, weights: str | None) -> CountsByGroup:
         """Return the weight of every combination of bins that occurs, for each key, a group of columns.
 
         A column without bins counts by its own values.

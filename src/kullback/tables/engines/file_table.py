@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import glob
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from kullback.common.optional import load
 from kullback.errors import LONGEST_NAME, FileError, printable
 from kullback.io.csv_text import CsvHeader, header_of, open_text
 from kullback.io.source_files import FileReference
+from kullback.tables.engines.batches import Batches
 from kullback.tables.engines.engine import Caller
 from kullback.tables.engines.streamed_tables import DuckTable
 
@@ -96,9 +97,7 @@ class FileTable(DuckTable):
                         return f"line {lines.line_num} of {path.name} {fields}"
         return None
 
-    def batches(
-        self, names: Sequence[str], first: int | None = None
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         # Keeping the order of rows costs memory in a whole reading, and little for the first rows.
         self.connection.execute(f"SET preserve_insertion_order = {first is not None}")
         try:

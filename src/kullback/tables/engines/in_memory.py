@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kullback.errors import ArgumentTypeError, invalid_type, invalid_value, quoted
 from kullback.tables.columns.types import Field, arrow_field
-from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
+from kullback.tables.engines.batches import BATCH_ROWS, Batches, BatchTable
 from kullback.tables.engines.engine import Caller
 
 
@@ -19,9 +19,7 @@ class ArrowTable(BatchTable):
         self.table = table
         self.fields = {field.name: arrow_field(field.name, field.type) for field in table.schema}
 
-    def batches(
-        self, names: Sequence[str], first: int | None = None
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         for start in range(0, self.table.num_rows, BATCH_ROWS):
             piece = self.table.slice(start, BATCH_ROWS)
             yield piece.num_rows, {name: _one(piece.column(name)) for name in names}
@@ -62,9 +60,7 @@ class PandasTable(BatchTable):
             return Field(name, None, reason=f"objects of {what}{', '.join(types)}")
         return arrow_field(name, self.objects[name].type)
 
-    def batches(
-        self, names: Sequence[str], first: int | None = None
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         for start in range(0, len(self.frame), BATCH_ROWS):
             rows = min(BATCH_ROWS, len(self.frame) - start)
             yield rows, {name: self._piece(name, start) for name in names}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kullback.common.arrays import Floats, Integers
 from kullback.errors import ArgumentValueError, invalid_value, quoted
 from kullback.tables.columns.log_grid import buckets_of
 from kullback.tables.columns.types import is_arrow_integer
@@ -14,8 +15,6 @@ from kullback.tables.engines.arrow import category_codes, integer_offsets, integ
 from kullback.tables.engines.engine import JointCounts
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from kullback.tables.columns.bins import Bins
 
 
@@ -34,16 +33,14 @@ class JointCounter:
             for key, counts in self._counts.items()
         }
 
-    def add(self, batch: Mapping[str, Any], weights: NDArray[np.float64] | None) -> None:
+    def add(self, batch: Mapping[str, Any], weights: Floats | None) -> None:
         """Count a batch of rows; a row of weight 0 may hold values that are in no bin."""
         names = dict.fromkeys(name for key in self._counts for name in key)
         coded = {name: self._coded(name, batch[name], weights) for name in names}
         for key, counts in self._counts.items():
             _add_key(counts, [coded[name] for name in key], weights)
 
-    def _coded(
-        self, name: str, array: Any, weights: NDArray[np.float64] | None
-    ) -> tuple[NDArray[np.int64], list[Any] | None]:
+    def _coded(self, name: str, array: Any, weights: Floats | None) -> tuple[Integers, list[Any] | None]:
         """Return a code for each row and, for a column without bins, the values of the codes."""
         if name in self.bins:
             bins = _bins_of(array, self.bins[name])
@@ -56,8 +53,8 @@ class JointCounter:
 
 def _add_key(
     counts: JointCounts,
-    coded: Sequence[tuple[NDArray[np.int64], list[Any] | None]],
-    weights: NDArray[np.float64] | None,
+    coded: Sequence[tuple[Integers, list[Any] | None]],
+    weights: Floats | None,
 ) -> None:
     """Add the weights of one key's combinations in a batch."""
     if not coded or not len(coded[0][0]):
@@ -74,7 +71,7 @@ def _add_key(
         counts[combination] = counts.get(combination, 0.0) + weight
 
 
-def _bins_of(array: Any, bins: Bins) -> NDArray[np.int64]:
+def _bins_of(array: Any, bins: Bins) -> Integers:
     """Return the bin of every value of an Arrow array, -1 for a value in none."""
     found = np.full(len(array), -1, np.int64)
     missing = array.is_null().to_numpy(zero_copy_only=False)
@@ -102,7 +99,7 @@ def _unknown_category(name: str) -> ArgumentValueError:
     )
 
 
-def _bins_of_numbers(array: Any, bins: Bins) -> NDArray[np.int64]:
+def _bins_of_numbers(array: Any, bins: Bins) -> Integers:
     cuts = np.array(bins.cuts, np.int64)
     if bins.column_type == "numeric" and is_arrow_integer(array.type) and float(bins.center).is_integer():
         return np.searchsorted(
@@ -121,7 +118,7 @@ def _bins_of_numbers(array: Any, bins: Bins) -> NDArray[np.int64]:
     return found
 
 
-def _bins_of_categories(array: Any, bins: Bins) -> NDArray[np.int64]:
+def _bins_of_categories(array: Any, bins: Bins) -> Integers:
     codes = category_codes(array, bins.categories)
     other = len(bins.categories) if bins.other else -1
     return codes.fill_null(other).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kullback.tables.columns.column_profile import combined
 from kullback.tables.columns.types import MAX_CATEGORIES, TEXT_VALUES, ColumnType, is_text
 from kullback.tables.engines.arrow import characters_of
 from kullback.tables.engines.batches import BatchTable, each_once
-from kullback.tables.engines.engine import ColumnSpec, JointCounts, Table, TableCounts
+from kullback.tables.engines.engine import ColumnSpec, CountsByGroup, Groups, Intervals, Table, TableCounts
 
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
 
-_Result = TypeVar("_Result")
-# For each column the number of values present, of their characters, and some different values.
-Strings = dict[str, tuple[int, int, set[str]]]
-Extremes = dict[str, tuple[float, float]]
-Joint = dict[tuple[str, ...], JointCounts]
+# The number of values present, of their characters, and some different values.
+StringFacts = tuple[int, int, set[str]]
+# What is called with a part, and what adds the results of two parts.
+Work: TypeAlias = Callable[..., Any]
+Merge: TypeAlias = Callable[[Any, Any], Any]
 
 
 class PartsTable(Table):
     """A table in parts that workers read."""
 
     @abstractmethod
-    def reduced(
-        self,
-        names: Sequence[str],
-        work: Callable[..., _Result],
-        merge: Callable[[_Result, _Result], _Result],
-        *arguments: object,
-    ) -> _Result:
+    def reduced(self, names: Sequence[str], work: Work, merge: Merge, *arguments: object) -> Any:
         """Apply a function to some columns of every part, on the workers, and merge the results.
 
         Arguments:
@@ -54,25 +49,20 @@ class PartsTable(Table):
         return counts
 
     def _counted(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
-        names = each_once([*(spec.name for spec in specs), *([] if weights is None else [weights])])
+        names = each_once((spec.name for spec in specs), weights)
         return self.reduced(names, BatchTable.count, _merged_counts, specs, weights)
 
-    def extremes(
-        self, intervals: Mapping[str, tuple[float, float]], column_types: Mapping[str, ColumnType]
-    ) -> Extremes:
-        return self.reduced(
-            list(intervals), BatchTable.extremes, _merged_extremes, dict(intervals), dict(column_types)
-        )
+    def extremes(self, intervals: Intervals, column_types: Mapping[str, ColumnType]) -> Intervals:
+        arguments = dict(intervals), dict(column_types)
+        return self.reduced(list(intervals), BatchTable.extremes, _merged_extremes, *arguments)
 
-    def joint_counts(
-        self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]], weights: str | None
-    ) -> Joint:
-        names = each_once([*(name for key in keys for name in key), *([] if weights is None else [weights])])
+    def joint_counts(self, bins: Mapping[str, Bins], keys: Groups, weights: str | None) -> CountsByGroup:
+        names = each_once(chain(*keys), weights)
         return self.reduced(names, BatchTable.joint_counts, _merged_joint_counts, dict(bins), keys, weights)
 
 
-def _string_facts(part: BatchTable, names: Sequence[str]) -> Strings:
-    facts: Strings = {name: (0, 0, set()) for name in names}
+def _string_facts(part: BatchTable, names: Sequence[str]) -> dict[str, StringFacts]:
+    facts: dict[str, StringFacts] = {name: (0, 0, set()) for name in names}
     for _, batch in part.batches(names):
         for name in names:
             values = batch[name].drop_null()
@@ -81,18 +71,16 @@ def _string_facts(part: BatchTable, names: Sequence[str]) -> Strings:
     return facts
 
 
-def _merged_strings(first: Strings, second: Strings) -> Strings:
+def _merged_strings(first: dict[str, StringFacts], second: dict[str, StringFacts]) -> dict[str, StringFacts]:
     return {name: _merged_string(facts, second[name]) for name, facts in first.items()}
 
 
-def _merged_string(
-    first: tuple[int, int, set[str]], second: tuple[int, int, set[str]]
-) -> tuple[int, int, set[str]]:
+def _merged_string(first: StringFacts, second: StringFacts) -> StringFacts:
     some = set(sorted(first[2] | second[2])[: TEXT_VALUES + 1])
     return first[0] + second[0], first[1] + second[1], some
 
 
-def _decided(spec: ColumnSpec, facts: Strings) -> ColumnSpec:
+def _decided(spec: ColumnSpec, facts: dict[str, StringFacts]) -> ColumnSpec:
     if spec.column_type != "string":
         return spec
     present, characters, some = facts[spec.name]
@@ -105,13 +93,13 @@ def _merged_counts(first: TableCounts, second: TableCounts) -> TableCounts:
     return TableCounts(columns, first.rows + second.rows, weight, squares)
 
 
-def _merged_extremes(first: Extremes, second: Extremes) -> Extremes:
+def _merged_extremes(first: Intervals, second: Intervals) -> Intervals:
     shared = {
         name: (min(first[name][0], second[name][0]), max(first[name][1], second[name][1]))
         for name in first.keys() & second.keys()
     }
-    return first | second | shared
+    return {**first, **second, **shared}
 
 
-def _merged_joint_counts(first: Joint, second: Joint) -> Joint:
+def _merged_joint_counts(first: CountsByGroup, second: CountsByGroup) -> CountsByGroup:
     return {key: combined(counts, second[key]) for key, counts in first.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from typing import Any
@@ -15,10 +15,10 @@ from typing import Any
 from kullback.errors import ArgumentValueError, OptionalDependencyError, invalid_value
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.types import Field, narwhals_field
-from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
+from kullback.tables.engines.batches import BATCH_ROWS, Batches, BatchTable
 from kullback.tables.engines.engine import Caller, TableCounts
 from kullback.tables.engines.in_memory import distinct_names
-from kullback.tables.engines.parts import PartsTable
+from kullback.tables.engines.parts import Merge, PartsTable, Work
 
 SCHEMA = "result binary"
 MERGERS = 4  # tasks that merge the partitions' results, so that the driver gets few
@@ -35,13 +35,7 @@ class SparkTable(PartsTable):
         self.inner = {name: f"column_{index}" for index, name in enumerate(self.fields)}
         self.frame = frame.to_native().toDF(*self.inner.values())
 
-    def reduced(
-        self,
-        names: Sequence[str],
-        work: Callable[..., Any],
-        merge: Callable[[Any, Any], Any],
-        *arguments: object,
-    ) -> Any:
+    def reduced(self, names: Sequence[str], work: Work, merge: Merge, *arguments: object) -> Any:
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
 
@@ -73,9 +67,7 @@ class _SparkPart(BatchTable):
         self.stream = stream
         self.fields = {field.name: field for field in fields}
 
-    def batches(
-        self, names: Sequence[str], first: int | None = None
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         places = {name: place for place, name in enumerate(self.fields)}
         for batch in _regrouped(self.stream):
             yield batch.num_rows, {name: batch.column(places[name]) for name in names}
@@ -96,7 +88,7 @@ def _regrouped(stream: Iterator[Any]) -> Iterator[Any]:
 
 
 def _counted(
-    stream: Iterator[Any], fields: Sequence[Field], work: Callable[..., Any], arguments: Sequence[object]
+    stream: Iterator[Any], fields: Sequence[Field], work: Work, arguments: Sequence[object]
 ) -> Iterator[Any]:
     """Yield the result of a partition, as a batch of one row."""
     try:
@@ -106,7 +98,7 @@ def _counted(
     yield _packed(result)
 
 
-def _merged(stream: Iterator[Any], merge: Callable[[Any, Any], Any]) -> Iterator[Any]:
+def _merged(stream: Iterator[Any], merge: Merge) -> Iterator[Any]:
     """Yield the merged result of several partitions."""
     results = [row.as_py() for batch in stream for row in batch.column(0)]
     try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kullback.tables.columns.types import Field, arrow_field, narwhals_field
-from kullback.tables.engines.batches import BATCH_ROWS, BatchTable
+from kullback.tables.engines.batches import BATCH_ROWS, Batches, BatchTable
 from kullback.tables.engines.engine import Caller
 from kullback.tables.engines.in_memory import ArrowTable, distinct_names
 
@@ -24,9 +24,7 @@ class DuckTable(BatchTable):
             name: arrow_field(name, field.type) for name, field in zip(self.places, schema, strict=True)
         }
 
-    def batches(
-        self, names: Sequence[str], first: int | None = None
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         selected = self.relation.select(", ".join(f"#{self.places[name]}" for name in names) or "1")
         for batch in _reader(selected if first is None else selected.limit(first), first or BATCH_ROWS):
             yield batch.num_rows, dict(zip(names, batch.columns, strict=False))
@@ -46,9 +44,7 @@ class PolarsTable(BatchTable):
         unknown = {name: Field(name, None, reason="Python objects of any type") for name in objects}
         self.fields = {name: known.get(name) or unknown[name] for name in schema}
 
-    def batches(
-        self, names: Sequence[str], first: int | None = None
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         if not names:
             yield self.frame.collect().height, {}
             return
@@ -71,9 +67,7 @@ class IbisTable(BatchTable):
         self.fields = {name: narwhals_field(name, dtype) for name, dtype in schema.items()}
         self.table = frame.to_native()
 
-    def batches(
-        self, names: Sequence[str], first: int | None = None
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def batches(self, names: Sequence[str], first: int | None = None) -> Batches:
         if not names:
             yield self.table.count().to_pyarrow().as_py(), {}
             return

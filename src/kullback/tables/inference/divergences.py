@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kullback.common.arrays import Flags, Floats
 from kullback.estimators.discrete.point import kl_influence, zhang_grabchak
 from kullback.estimators.normal_interval import standard_normal_quantile
 from kullback.results.value import Interval, Value
@@ -37,9 +38,6 @@ from kullback.tables.inference.sampling_error import (
     multinomial_variance,
 )
 from kullback.tables.inference.significance import g_test, together
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 MIN_EFFECTIVE = 20.0  # independent rows on each side, below which no interval is given
 MIN_CLUSTERS = 20  # on each side, likewise
@@ -61,16 +59,16 @@ class BinStatistics:
     psi: Value[float | None]
     tv: Value[float | None]
     p_value: float
-    contributions: Array
+    contributions: Floats
 
 
 def compare_counts(
-    a: Array,
-    b: Array,
+    a: Floats,
+    b: Floats,
     sizes: tuple[float, float],
     *,
     random: np.random.Generator,
-    clusters: tuple[Array, Array] | None = None,
+    clusters: tuple[Floats, Floats] | None = None,
     rare: RareValues | None = None,
     pooled: int = 0,
     sparse: bool = False,
@@ -164,7 +162,7 @@ class _Hidden:
 
 
 def _statistics(
-    quantities: list[Value[float | None]], hidden: _Hidden, p_value: float, contributions: Array
+    quantities: list[Value[float | None]], hidden: _Hidden, p_value: float, contributions: Floats
 ) -> BinStatistics:
     """Return the statistics with quantities in the order KL both ways, JS, PSI, TV."""
     greatest = (math.inf, math.inf, math.log(2), math.inf, 1.0)
@@ -178,7 +176,7 @@ def _down_to_zero(found: Value[float | None]) -> Value[float | None]:
     return Value(found.value, found.standard_error, interval)
 
 
-def _padded(rare: RareValues, width: int, occupied: Mask) -> tuple[Array, Array, Array]:
+def _padded(rare: RareValues, width: int, occupied: Flags) -> tuple[Floats, Floats, Floats]:
     """Return the rows of rare values by value and bin, for all bins that are occupied."""
     before = np.zeros((len(rare.number), width - len(GROUPS)))
     return (
@@ -189,7 +187,7 @@ def _padded(rare: RareValues, width: int, occupied: Mask) -> tuple[Array, Array,
 
 
 def _test_with_rare_values(
-    a: Array, b: Array, rare: tuple[Array, Array, Array], random: np.random.Generator, of_rare: float
+    a: Floats, b: Floats, rare: tuple[Floats, Floats, Floats], random: np.random.Generator, of_rare: float
 ) -> float:
     """Return the p-value of the tests with rare values as one bin and of these, which are independent of each other."""
     pooled = [float((rare[2] @ side).sum()) for side in rare[:2]]
@@ -204,7 +202,7 @@ def _test_with_rare_values(
     return together(p_values)
 
 
-def expected_rows(a: Array, b: Array, sizes: tuple[float, float]) -> Array:
+def expected_rows(a: Floats, b: Floats, sizes: tuple[float, float]) -> Floats:
     """Return how many rows of the smaller side each bin would hold if P and Q were equal.
 
     Arguments:
@@ -220,13 +218,13 @@ def expected_rows(a: Array, b: Array, sizes: tuple[float, float]) -> Array:
 class _Comparison:
     """Two vectors of proportions, the numbers of independent rows behind them, and their sampling errors."""
 
-    p: Array
-    q: Array
+    p: Floats
+    q: Floats
     n: float
     m: float
     errors: ProportionErrors
     confidence: float
-    posterior: tuple[Array, Array] | None = None
+    posterior: tuple[Floats, Floats] | None = None
 
     @property
     def _too_few(self) -> bool:
@@ -244,7 +242,7 @@ class _Comparison:
         of_p, of_q = self._effective()
         return float(zhang_grabchak(of_q, of_p))
 
-    def contributions(self) -> Array:
+    def contributions(self) -> Floats:
         """Return each bin's term of Zhang and Grabchak's estimate of the generalized KL divergence."""
         influence = kl_influence(*self._effective())[0].numpy()
         return self.p * (influence + self.zhang_grabchak()) - self.p + self.q
@@ -299,7 +297,7 @@ class _Comparison:
             value, error, (float(low), math.inf if unbounded else min(float(high), function.greatest))
         )
 
-    def _of_posterior(self, drawn: Array, plugin: float) -> Interval:
+    def _of_posterior(self, drawn: Floats, plugin: float) -> Interval:
         """Return the interval of a divergence by its posterior.
 
         Its mean exceeds the plug-in as much as the plug-in exceeds the truth. The lower end allows for both.
@@ -340,7 +338,7 @@ class _Comparison:
         return Value(value, error, (min(max(low, 0.0), value), max(min(high, 1.0), value)))
 
 
-def _posterior(counts: Array, random: np.random.Generator) -> Array:
+def _posterior(counts: Floats, random: np.random.Generator) -> Floats:
     """Return draws of the proportions given their counts, with Jeffreys' prior.
 
     References:
@@ -349,7 +347,7 @@ def _posterior(counts: Array, random: np.random.Generator) -> Array:
     return random.dirichlet(counts + 0.5, POSTERIOR_DRAWS)
 
 
-def _entropy(proportion: Array, counts: Array, size: float) -> float:
+def _entropy(proportion: Floats, counts: Floats, size: float) -> float:
     r"""Return the entropy :math:`-\sum p \log p` of proportions, corrected for the bias of few draws."""
     from scipy.special import digamma
 
@@ -417,31 +415,31 @@ class _Divergence:
         greatest: its largest possible value.
     """
 
-    at: Callable[[Array, Array], tuple[Any, Array, Array]]
+    at: Callable[[Floats, Floats], tuple[Any, Floats, Floats]]
     curvature: float
     greatest: float = math.inf
 
-    def __call__(self, p: Array, q: Array) -> tuple[Any, Array, Array]:
+    def __call__(self, p: Floats, q: Floats) -> tuple[Any, Floats, Floats]:
         return self.at(p, q)
 
 
-def _kl_at(p: Array, q: Array) -> tuple[Any, Array, Array]:
+def _kl_at(p: Floats, q: Floats) -> tuple[Any, Floats, Floats]:
     ratio = np.log(p / q)
     return (p * ratio).sum(-1), ratio, -p / q
 
 
-def _reverse_kl_at(p: Array, q: Array) -> tuple[Any, Array, Array]:
+def _reverse_kl_at(p: Floats, q: Floats) -> tuple[Any, Floats, Floats]:
     value, of_q, of_p = _kl_at(q, p)
     return value, of_p, of_q
 
 
-def _jeffreys_at(p: Array, q: Array) -> tuple[Any, Array, Array]:
+def _jeffreys_at(p: Floats, q: Floats) -> tuple[Any, Floats, Floats]:
     parts = zip(_kl_at(p, q), _reverse_kl_at(p, q), strict=True)
     value, of_p, of_q = (forward + backward for forward, backward in parts)
     return value, of_p, of_q
 
 
-def _jensen_shannon_at(p: Array, q: Array) -> tuple[Any, Array, Array]:
+def _jensen_shannon_at(p: Floats, q: Floats) -> tuple[Any, Floats, Floats]:
     from scipy.special import rel_entr
 
     middle = (p + q) / 2

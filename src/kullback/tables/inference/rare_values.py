@@ -22,14 +22,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from kullback.common.arrays import Flags, Floats, Integers
 from kullback.tables.inference.significance import sparse_test
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
-Group = np.ndarray[Any, np.dtype[np.int64]]
 
 GROUPS = ("seen nowhere else", "in P only", "in Q only", "more in P", "in both alike", "more in Q")
 RATIO = 2.0  # beyond which a value is more frequent in one table
@@ -47,9 +44,9 @@ class RareValues:
         p_value: of the test that these values are as frequent in P as in Q; NaN where nothing tells.
     """
 
-    a: Array
-    b: Array
-    number: Array
+    a: Floats
+    b: Floats
+    number: Floats
     p_value: float = math.nan
 
     @property
@@ -61,12 +58,12 @@ class RareValues:
         )
 
     @property
-    def totals(self) -> tuple[Array, Array]:
+    def totals(self) -> tuple[Floats, Floats]:
         """P's and Q's weight in each group."""
         return self.number @ self.a, self.number @ self.b
 
 
-def rare_values(a: Array, b: Array, sizes: tuple[float, float], random: np.random.Generator) -> RareValues:
+def rare_values(a: Floats, b: Floats, sizes: tuple[float, float], random: np.random.Generator) -> RareValues:
     """Place the rows of rare values in groups, each by all other rows.
 
     Arguments:
@@ -89,12 +86,12 @@ def rare_values(a: Array, b: Array, sizes: tuple[float, float], random: np.rando
 
 
 def rare_values_of_clusters(
-    value: Group,
-    on_p: np.ndarray[Any, np.dtype[np.bool_]],
-    cluster: Group,
-    weight: Array,
+    value: Integers,
+    on_p: Flags,
+    cluster: Integers,
+    weight: Floats,
     sizes: Sequence[float],
-) -> tuple[RareValues, Group]:
+) -> tuple[RareValues, Integers]:
     """Place the rows of rare values in groups, each by the rows of all other clusters.
 
     Arguments:
@@ -108,7 +105,7 @@ def rare_values_of_clusters(
         the rows by value and group, and the group of each entry.
     """
     number = int(value.max(initial=-1)) + 1
-    others: list[Array] = []
+    others: list[Floats] = []
     for side in (on_p, ~on_p):
         total = np.bincount(value, weight * side, number)[value]
         own = np.unique(np.stack([value, cluster], 1), axis=0, return_inverse=True)[1].reshape(-1)
@@ -125,7 +122,7 @@ def rare_values_of_clusters(
     return RareValues(rows[:, : len(GROUPS)], rows[:, len(GROUPS) :], count.astype(np.float64)), group
 
 
-def _groups(x: Array, y: Array, sizes: tuple[float, float]) -> Group:
+def _groups(x: Floats, y: Floats, sizes: tuple[float, float]) -> Integers:
     """Return the group of rows whose value has these weights in the other rows of P and of Q."""
     of_p, of_q = x / sizes[0], y / sizes[1]
     return np.select(
@@ -141,5 +138,5 @@ def _groups(x: Array, y: Array, sizes: tuple[float, float]) -> Group:
     ).astype(np.int64)
 
 
-def _one_hot(group: Group) -> Array:
+def _one_hot(group: Integers) -> Floats:
     return np.eye(len(GROUPS))[group]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
+from kullback.common.arrays import Floats
 from kullback.estimators.discrete.counts import dof_of_squares
 from kullback.estimators.draws import cluster_correction, few_clusters
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
 
 MOST_GAIN = 100.0
 BLOCK = 1 << 21  # numbers drawn at a time
@@ -33,10 +31,10 @@ class ProportionErrors(ABC):
     dof: float
 
     @abstractmethod
-    def variance(self, of_p: Array, of_q: Array) -> float:
+    def variance(self, of_p: Floats, of_q: Floats) -> float:
         """Return the variance of a function with these gradients with respect to p and q."""
 
-    def inflation(self, of_p: Array, of_q: Array, quantile: float) -> float:
+    def inflation(self, of_p: Floats, of_q: Floats, quantile: float) -> float:
         """Return by what to multiply that variance for a normal quantile to reach as far as Student's t.
 
         It is 1 where many rows, or many values, give the variance.
@@ -45,11 +43,11 @@ class ProportionErrors(ABC):
         return 1.0
 
     @abstractmethod
-    def standard_errors_of_difference(self) -> Array:
+    def standard_errors_of_difference(self) -> Floats:
         """Return the standard error of each component of p - q."""
 
     @abstractmethod
-    def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Array]]:
+    def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Floats]]:
         """Yield normal errors of p - q, shape (draws, K), in blocks, each with the slice of its draws."""
 
 
@@ -63,19 +61,19 @@ class IndependentRows(ProportionErrors):
         m: likewise for Q.
     """
 
-    def __init__(self, a: Array, b: Array, n: float, m: float) -> None:
+    def __init__(self, a: Floats, b: Floats, n: float, m: float) -> None:
         self._p, self._q = a / a.sum(), b / b.sum()
         self.clusters, self.effective = None, (n, m)
         self.scale, self.dof = 1 / n + 1 / m, float(len(a) - 1)
 
-    def variance(self, of_p: Array, of_q: Array) -> float:
+    def variance(self, of_p: Floats, of_q: Floats) -> float:
         return multinomial_variance((self._p, self._q), (of_p, of_q), self.effective)
 
-    def standard_errors_of_difference(self) -> Array:
+    def standard_errors_of_difference(self) -> Floats:
         n, m = self.effective
         return np.sqrt(self._p * (1 - self._p) / n + self._q * (1 - self._q) / m)
 
-    def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Array]]:
+    def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Floats]]:
         for rows in _blocks(number, len(self._p)):
             errors = np.zeros((rows.stop - rows.start, len(self._p)))
             for proportion, size in zip((self._p, self._q), self.effective, strict=True):
@@ -99,9 +97,9 @@ class _ErrorRows(ProportionErrors):
 
     def __init__(
         self,
-        errors_p: Array,
-        errors_q: Array,
-        proportions: tuple[Array, Array],
+        errors_p: Floats,
+        errors_q: Floats,
+        proportions: tuple[Floats, Floats],
         sizes: tuple[float, float],
         units: float,
         clusters: tuple[int, int] | None,
@@ -124,13 +122,13 @@ class _ErrorRows(ProportionErrors):
         self.effective = (bins - 1) / trace_p * shared, (bins - 1) / trace_q * shared
         self.clusters = clusters
 
-    def variance(self, of_p: Array, of_q: Array) -> float:
+    def variance(self, of_p: Floats, of_q: Floats) -> float:
         return float(((self._errors_p @ of_p + self._errors_q @ of_q) ** 2).sum())
 
-    def standard_errors_of_difference(self) -> Array:
+    def standard_errors_of_difference(self) -> Floats:
         return np.sqrt((self._errors**2).sum(0))
 
-    def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Array]]:
+    def draws(self, random: np.random.Generator, number: int) -> Iterator[tuple[slice, Floats]]:
         for rows in _blocks(number, max(self._errors.shape)):
             yield rows, random.standard_normal((rows.stop - rows.start, len(self._errors))) @ self._errors
 
@@ -153,10 +151,10 @@ class ClusteredRows(_ErrorRows):
 
     def __init__(
         self,
-        a: Array,
-        b: Array,
+        a: Floats,
+        b: Floats,
         sizes: tuple[float, float] | None = None,
-        rare: tuple[Array, Array, Array] | None = None,
+        rare: tuple[Floats, Floats, Floats] | None = None,
     ) -> None:
         totals = float(a.sum()), float(b.sum())
         proportions = a.sum(0) / totals[0], b.sum(0) / totals[1]
@@ -169,7 +167,7 @@ class ClusteredRows(_ErrorRows):
         super().__init__(errors[0], errors[1], proportions, sizes or totals, units, clusters)
         self._held = a.sum(1) > 0, b.sum(1) > 0
 
-    def inflation(self, of_p: Array, of_q: Array, quantile: float) -> float:
+    def inflation(self, of_p: Floats, of_q: Floats, quantile: float) -> float:
         # Each side has the degrees of freedom that its clusters' parts of the variance show.
         total, wider = 0.0, 0.0
         sides = zip((self._errors_p, self._errors_q), (of_p, of_q), self._held, strict=True)
@@ -193,13 +191,13 @@ class RowsWithRareValues(_ErrorRows):
             K), (R, K) and (R,).
     """
 
-    def __init__(self, a: Array, b: Array, rare: tuple[Array, Array, Array]) -> None:
+    def __init__(self, a: Floats, b: Floats, rare: tuple[Floats, Floats, Floats]) -> None:
         totals = float(a.sum()), float(b.sum())
         proportions = a / totals[0], b / totals[1]
         frequent = a - rare[2] @ rare[0], b - rare[2] @ rare[1]
         by_value = _errors_by_value(rare, proportions, totals)
         width = len(a)
-        errors: list[Array] = []
+        errors: list[Floats] = []
         for side in range(2):
             by_row = np.zeros((2 * width, width))
             root = np.sqrt(np.maximum(frequent[side], 0))[:, None] / totals[side]
@@ -210,7 +208,7 @@ class RowsWithRareValues(_ErrorRows):
 
 
 def multinomial_variance(
-    proportions: tuple[Array, Array], gradients: tuple[Array, Array], sizes: tuple[float, float]
+    proportions: tuple[Floats, Floats], gradients: tuple[Floats, Floats], sizes: tuple[float, float]
 ) -> float:
     """Return the variance of a function of two vectors of proportions, by the delta method.
 
@@ -223,13 +221,13 @@ def multinomial_variance(
     return sum(_variance_under(proportion, gradient) / rows for proportion, gradient, rows in parts)
 
 
-def _variance_under(proportion: Array, gradient: Array) -> float:
+def _variance_under(proportion: Floats, gradient: Floats) -> float:
     positive = proportion > 0
     proportion, gradient = proportion[positive], gradient[positive]
     return float((proportion * (gradient - (proportion * gradient).sum()) ** 2).sum())
 
 
-def _errors_by_cluster(counts: Array) -> Array:
+def _errors_by_cluster(counts: Floats) -> Floats:
     """Return each cluster's part of the errors of the proportions, scaled so that squares add up to the variance."""
     sizes, total = counts.sum(1), counts.sum()
     errors = (counts - sizes[:, None] * (counts.sum(0) / total)) / total
@@ -237,8 +235,8 @@ def _errors_by_cluster(counts: Array) -> Array:
 
 
 def _errors_by_value(
-    rare: tuple[Array, Array, Array], proportions: tuple[Array, Array], totals: tuple[float, float]
-) -> list[Array]:
+    rare: tuple[Floats, Floats, Floats], proportions: tuple[Floats, Floats], totals: tuple[float, float]
+) -> list[Floats]:
     """Return the part of each rare value in the errors of p and of q."""
     root = np.sqrt(rare[2])[:, None]
     return [
@@ -247,7 +245,7 @@ def _errors_by_value(
     ]
 
 
-def _satterthwaite(errors: Array, trace: float, units: float) -> float:
+def _satterthwaite(errors: Floats, trace: float, units: float) -> float:
     """Return Satterthwaite's degrees of freedom of a sum of squared errors: trace(C)² / trace(C²)."""
     bins = errors.shape[1]
     units = max(units, 1.0)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
+from kullback.common.arrays import Floats
 from kullback.tables.inference.sampling_error import ProportionErrors
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
 
 ENOUGH_EXPECTED = 5.0  # in every bin: then the statistic is nearly chi-square distributed
 RANDOM_TABLES = 9999
@@ -24,10 +22,10 @@ FEW = 100_000  # rows among more than those
 
 
 def g_test(
-    a: Array,
-    b: Array,
+    a: Floats,
+    b: Floats,
     errors: ProportionErrors,
-    clusters: tuple[Array, Array] | None,
+    clusters: tuple[Floats, Floats] | None,
     random: np.random.Generator,
     *,
     permute: bool = True,
@@ -68,7 +66,7 @@ def g_test(
     return float(fdtrc(errors.dof, errors.dof * least, ratio))
 
 
-def g_statistic(a: Array, b: Array) -> Array:
+def g_statistic(a: Floats, b: Floats) -> Floats:
     r"""Return :math:`2 \sum a \log \frac{a / n}{(a + b) / (n + m)}` and the same of b, along the last dimension."""
     from scipy.special import rel_entr
 
@@ -96,7 +94,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     return found.tolist()
 
 
-def sparse_test(a: Array, b: Array, random: np.random.Generator) -> float:
+def sparse_test(a: Floats, b: Floats, random: np.random.Generator) -> float:
     """Return the p-value of the likelihood-ratio test for many values with few rows each.
 
     It comes from random tables with the same margins where the table is small. Otherwise the statistic is a sum of
@@ -139,13 +137,13 @@ def together(p_values: Sequence[float]) -> float:
     return -float(np.expm1(len(made) * np.log1p(-min(made)))) if min(made) < 1 else 1.0
 
 
-def _pearson_tail(observed: float, total: Array, proportion: float) -> float:
+def _pearson_tail(observed: float, total: Floats, proportion: float) -> float:
     """Return the probability that random rows give as large a sum of a log(a / t) + b log(b / t)."""
     from scipy.special import gammaincc, ndtr, xlogy
     from scipy.stats import binom
 
     proportion = min(proportion, 1 - proportion)  # of the rarer side: the statistic is the same for both
-    parts: list[tuple[float, Array, Array, Array]] = []
+    parts: list[tuple[float, Floats, Floats, Floats]] = []
     mean = covariance = variance = third = 0.0
     for rows, number in zip(*(each.tolist() for each in np.unique(total, return_counts=True)), strict=True):
         most = int(
@@ -170,7 +168,7 @@ def _pearson_tail(observed: float, total: Array, proportion: float) -> float:
     return float(gammaincc(shape, max(shape + z * np.sqrt(shape), 0.0)))
 
 
-def _williams(a: Array, b: Array) -> float:
+def _williams(a: Floats, b: Floats) -> float:
     """Return the ratio of the statistic's mean to its degrees of freedom, to first order."""
     n, m = a.sum(), b.sum()
     total = n + m
@@ -178,12 +176,12 @@ def _williams(a: Array, b: Array) -> float:
     return float(1 + rows * bins / (6 * total * (len(a) - 1)))
 
 
-def _is_whole(a: Array, b: Array) -> bool:
+def _is_whole(a: Floats, b: Floats) -> bool:
     """Whether these are counts of rows, not sums of weights."""
     return bool(all(np.allclose(side, np.round(side), rtol=0, atol=1e-6) for side in (a, b)))
 
 
-def _random_tables(a: Array, b: Array, random: np.random.Generator) -> float:
+def _random_tables(a: Floats, b: Floats, random: np.random.Generator) -> float:
     """Return the p-value by random tables with the same margins; fewer are drawn where the p-value is large."""
     a, b = np.round(a), np.round(b)
     least = float(g_statistic(a, b)) * (1 - 1e-9)
@@ -196,7 +194,7 @@ def _random_tables(a: Array, b: Array, random: np.random.Generator) -> float:
     return (1 + above) / (1 + drawn)
 
 
-def _rows_of_p(n: float, total: Array, number: int, random: np.random.Generator) -> Array:
+def _rows_of_p(n: float, total: Floats, number: int, random: np.random.Generator) -> Floats:
     """Return how many of P's n rows random tables with these totals have in each bin, shape (number, bins)."""
     from scipy.stats import random_table
 
@@ -215,7 +213,7 @@ def _rows_of_p(n: float, total: Array, number: int, random: np.random.Generator)
     return found
 
 
-def _hypergeometric(n: Array, good: float, rows: float, random: np.random.Generator) -> Array:
+def _hypergeometric(n: Floats, good: float, rows: float, random: np.random.Generator) -> Floats:
     """Return how many of n rows out of very many are among the good ones: binomial if few of either, else normal."""
     if good <= FEW:
         return random.binomial(int(good), n / rows).astype(np.float64)
@@ -228,7 +226,7 @@ def _hypergeometric(n: Array, good: float, rows: float, random: np.random.Genera
 
 
 def permutation_test(
-    a: Array, b: Array, statistic: Callable[[Array, Array], Array], random: np.random.Generator
+    a: Floats, b: Floats, statistic: Callable[[Floats, Floats], Floats], random: np.random.Generator
 ) -> float:
     """Return the p-value by permutations of the clusters between P and Q.
 
@@ -248,7 +246,7 @@ def permutation_test(
     return (1 + above) / (1 + PERMUTATIONS)
 
 
-def _scaled_statistic(a: Array, b: Array) -> Array:
+def _scaled_statistic(a: Floats, b: Floats) -> Floats:
     """Return the statistic of the proportions, as if all permutations had the same number of rows."""
     n, m = a.sum(-1, keepdims=True), b.sum(-1, keepdims=True)
     p = np.divide(a, n, out=np.zeros_like(a), where=n > 0)

@@ -18,15 +18,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from kullback.common.arrays import Floats
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.word_groups import WORD_GROUPS
 from kullback.tables.inference.significance import adjusted
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
 
 FEWEST_EXPECTED = 10.0  # rows with a word, and rows without, on the smaller side
 
@@ -69,7 +67,7 @@ def word_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float]) ->
     return WordTest(psi, min(adjusted(p_values.tolist())))
 
 
-def _proportions(column: ColumnProfile) -> Array:
+def _proportions(column: ColumnProfile) -> Floats:
     """Return the proportion of texts that contain a word of each group."""
     found = np.zeros(WORD_GROUPS)
     words = column.words or {}
@@ -77,7 +75,7 @@ def _proportions(column: ColumnProfile) -> Array:
     return found / column.present
 
 
-def _p_values(a: Array, b: Array, pooled: Array, n: float, m: float) -> Array:
+def _p_values(a: Floats, b: Floats, pooled: Floats, n: float, m: float) -> Floats:
     from scipy.special import chdtrc, rel_entr
 
     nearer = np.clip(a - n * pooled, -0.5, 0.5)
