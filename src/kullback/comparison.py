@@ -102,7 +102,10 @@ def subject_of(
             "compare",
             "a, b",
             wanted="two predictions, two tables or two models",
-            got=" and ".join(_shown(side, sort) for side, sort in zip(sides, sorts, strict=True)),
+            got=" and ".join(
+                " or ".join(sorted(sort)) or f"{type(side).__name__} {safe_repr(side)}"
+                for side, sort in zip(sides, sorts, strict=True)
+            ),
             instead="compare_predictions(a, b), compare_tables(a, b) or compare_models(a, b, texts)",
         )
     is_table = common == {"tables"}
@@ -185,7 +188,3 @@ def _unknown_options(subject: Subject, unknown: list[str]) -> ArgumentTypeError:
         got=", ".join(unknown),
         instead=" or ".join(others) or f"compare(a, b) with one of {', '.join(_options_of(subject))}",
     )
-
-
-def _shown(side: object, sort: set[Subject]) -> str:
-    return " or ".join(sorted(sort)) or f"{type(side).__name__} {safe_repr(side)}"

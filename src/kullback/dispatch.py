@@ -389,42 +389,31 @@ def _answer(
 ) -> Estimate:
     unit = 1.0 if base is None else nats_per_unit(call, kind, base)
     p, q = operands(call, p, q)
+    method, are_counts = options.method, isinstance(p, Counts) and isinstance(q, Counts)
     if isinstance(p, Distribution) and isinstance(q, Distribution):
         answer = between_distributions(call, p, q, kind, options)
-    elif isinstance(p, Samples) or isinstance(q, Samples) or _are_samples_of_categories(p, q, options.method):
+    elif (
+        isinstance(p, Samples) or isinstance(q, Samples) or (are_counts and method not in (*METHODS, _PLUGIN))
+    ):
         from kullback.estimators.choose_estimator import estimate_from_samples
 
         answer = estimate_from_samples(
-            call, p, q, kind, options.method, confidence=options.confidence, generator=options.generator
+            call, p, q, kind, method, confidence=options.confidence, generator=options.generator
         )
-    elif (
-        isinstance(p, Representation)
-        and isinstance(q, Representation)
-        and _sums_over_classes(p, q, options.method)
+    elif not (isinstance(p, Representation) and isinstance(q, Representation)):
+        raise no_common_rule(call, p, q)
+    elif method in _FINITE_METHODS or (
+        method == _PLUGIN and (isinstance(p, Counts) or isinstance(q, Counts))
     ):
         answer = Estimate(row_divergence(kind, *comparable(call, p, q), exact=exact), None, "summation")
     else:
-        raise _no_rule(call, p, q, options.method)
+        wanted, instead = "'auto' or 'summation', which sum over classes", "method='summation'"
+        raise no_rule(call, "method", wanted=wanted, got=repr(method), instead=instead)
     return answer if unit == 1 else _in_units(answer, unit)
 
 
-def _are_samples_of_categories(p: object, q: object, method: str) -> bool:
-    """Return whether both sides are `Counts` and the method is an estimator for samples of categories."""
-    return isinstance(p, Counts) and isinstance(q, Counts) and method not in (*METHODS, _PLUGIN)
-
-
-def _sums_over_classes(p: Representation, q: Representation, method: str) -> bool:
-    """Return whether a method sums over classes, as the plug-in estimate from counts also does."""
-    return method in _FINITE_METHODS or (
-        method == _PLUGIN and (isinstance(p, Counts) or isinstance(q, Counts))
-    )
-
-
-def _no_rule(call: str, p: object, q: object, method: str) -> NoRuleError:
-    """Return the error for a method that does not fit two representations, or for a pair of incompatible types."""
-    if isinstance(p, Representation) and isinstance(q, Representation):
-        wanted, instead = "'auto' or 'summation', which sum over classes", "method='summation'"
-        return no_rule(call, "method", wanted=wanted, got=repr(method), instead=instead)
+def no_common_rule(call: str, p: object, q: object) -> NoRuleError:
+    """Return the error for a pair of incompatible types."""
     return no_rule(
         call,
         "p, q",

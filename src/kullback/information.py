@@ -13,6 +13,7 @@ from kullback.dispatch import (
     between_distributions,
     comparable,
     nats_per_unit,
+    no_common_rule,
     of_classes,
     operand,
     operands,
@@ -111,13 +112,7 @@ def cross_entropy(p: Operand, q: Operand, *, base: float | None = None) -> Tenso
     if isinstance(p, Distribution) and isinstance(q, Distribution):
         divergence = between_distributions(call, p, q, _KL, SolveOptions(wants_error=False)).value
         return (_entropy(call, p) + divergence) / unit
-    raise no_rule(
-        call,
-        "p, q",
-        wanted="two of Logits, LogProbs, Probs and Counts, or two torch distributions",
-        got=f"{type(p).__name__} and {type(q).__name__}",
-        instead=f"{call}(Probs(x), Categorical(...)) for classes; histograms of draws as Counts(...)",
-    )
+    raise no_common_rule(call, p, q)
 
 
 def mutual_information(joint: Representation, *, base: float | None = None) -> Tensor:

@@ -26,7 +26,7 @@ from kullback.common.inputs import (
     whole_from,
 )
 from kullback.common.words import RepresentationName
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
 
 # The tolerance for the sum of a row: the rounding error of a softmax over a large vocabulary in each dtype.
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -97,6 +97,9 @@ class Representation(ABC):
     def _call(self) -> str:
         return type(self).__name__
 
+    def _invalid(self, wanted: str, got: str, instead: str) -> ArgumentValueError:
+        return invalid_value(self._call, "x", wanted=wanted, got=got, instead=instead)
+
     def _read(self, x: object) -> Tensor:
         """Return `x` as a tensor; except in `Counts`, integers of lists and arrays become floating-point numbers."""
         tensor = as_tensor(self._call, "x", x)
@@ -136,9 +139,7 @@ class Representation(ABC):
     def _class_dim(self, dim: int) -> int:
         x = self.tensor
         if x.ndim == 0:
-            raise invalid_value(
-                self._call,
-                "x",
+            raise self._invalid(
                 wanted="at least one dimension, the classes",
                 got="a single number",
                 instead=f"{self._call}(torch.stack([...])) with one entry for each class",
@@ -153,9 +154,7 @@ class Representation(ABC):
                 instead=f"{self._call}(x, dim=-1) when the last dimension holds the classes",
             )
         if x.shape[number] == 0:
-            raise invalid_value(
-                self._call,
-                "x",
+            raise self._invalid(
                 wanted="at least one class",
                 got=f"shape {tuple(x.shape)} with no entry along dim={number}",
                 instead=f"{self._call}(x, dim=...) with the dimension that holds the classes",
@@ -168,19 +167,13 @@ class Representation(ABC):
 
     def _no_nan(self, x: Tensor) -> None:
         if bool(torch.isnan(x).any()):
-            raise invalid_value(
-                self._call,
-                "x",
-                wanted="numbers",
-                got=f"NaN ({first_of(torch.isnan(x))})",
-                instead="find where the NaN arises",
+            raise self._invalid(
+                wanted="numbers", got=f"NaN ({first_of(torch.isnan(x))})", instead="find where the NaN arises"
             )
 
     def _no_infinity(self, wanted: str, bad: Tensor) -> None:
         if bool(bad.any()):
-            raise invalid_value(
-                self._call,
-                "x",
+            raise self._invalid(
                 wanted=wanted,
                 got=f"infinities ({first_of(bad)})",
                 instead="find where they arise; a class that is masked out has logit -inf, never +inf",
@@ -191,9 +184,7 @@ class Representation(ABC):
         off = (sums - 1).abs() > tolerance
         if bool(off.any()):
             row = tuple(int(i) for i in off.nonzero()[0])
-            raise invalid_value(
-                self._call,
-                "x",
+            raise self._invalid(
                 wanted=f"rows along dim={self.dim} that sum to 1 within {tolerance:g} ({self.tensor.dtype})",
                 got=f"{int(off.sum())} of {off.numel()} rows that do not; row {row} sums to {float(sums[row]):.6g}",
                 instead=f"{normalize}, or {self._call}(x, dim=...) if another dimension holds the classes",
@@ -201,9 +192,7 @@ class Representation(ABC):
 
     def _some_mass(self, empty: Tensor, got: str) -> None:
         if bool(empty.any()):
-            raise invalid_value(
-                self._call,
-                "x",
+            raise self._invalid(
                 wanted="some mass in every row",
                 got=f"{got} in a row ({first_of(empty)})",
                 instead="leave those rows out; no distribution can be made of them",
@@ -319,9 +308,7 @@ class Probs(Representation):
     def _check(self, x: Tensor) -> None:
         self._no_nan(x)
         if bool((x < 0).any()):
-            raise invalid_value(
-                self._call,
-                "x",
+            raise self._invalid(
                 wanted="probabilities, none negative",
                 got=f"negative values ({first_of(x < 0)})",
                 instead="LogProbs(x) if these are log-probabilities, Logits(x) if they are scores",
@@ -450,9 +437,7 @@ class Counts(Representation):
             self._no_nan(x)
             self._no_infinity("finite counts", x.isinf())
         if bool((x < 0).any()):
-            raise invalid_value(
-                self._call,
-                "x",
+            raise self._invalid(
                 wanted="counts, none negative",
                 got=f"negative values ({first_of(x < 0)})",
                 instead="Logits(x) if these are scores, LogProbs(x) if they are log-probabilities",

@@ -30,7 +30,8 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
     if isinstance(x, Tensor):
         return dense(call, argument, x)
     try:
-        numbers = cast("Any", x).to_numpy() if _is_series(x) else x
+        is_series = hasattr(x, "to_numpy") and not hasattr(x, "columns")  # not a table
+        numbers = cast("Any", x).to_numpy() if is_series else x
         return torch.as_tensor(_sharable(numbers) if isinstance(numbers, np.ndarray) else numbers)
     except (TypeError, ValueError, RuntimeError, LookupError) as error:  # a table raises LookupError
         made = tensor_remedy(argument, x, floating=False) or "torch.tensor(...)"
@@ -41,11 +42,6 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
             got=f"{type(x).__name__} ({error})",
             instead=f"{call}({made if argument == 'x' else f'{argument}={made}'})",
         ) from None
-
-
-def _is_series(x: object) -> bool:
-    """Return whether `x` is a column of pandas, polars or Arrow; False for tables."""
-    return hasattr(x, "to_numpy") and not hasattr(x, "columns")
 
 
 def _sharable(x: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
@@ -79,6 +75,14 @@ def whole_from(x: object) -> int | None:
         return operator.index(cast("Any", x))
     except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError for a tensor without values
         return None
+
+
+def check_whole(call: str, name: str, value: object, least: int, *, wanted: str, instead: str) -> int:
+    """Return an integer of at least `least`; raise for any other object."""
+    number = whole_from(value)
+    if number is None or number < least:
+        raise invalid_value(call, name, wanted=wanted, got=safe_repr(value), instead=instead)
+    return number
 
 
 def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
@@ -319,10 +323,6 @@ def split_labels(x: object) -> tuple[tuple[Hashable, ...] | None, object]:
     return split(x) if split else (None, x)
 
 
-def _split_pandas_series(series: Any) -> tuple[tuple[Hashable, ...] | None, object]:
-    return tuple(series.index), series.to_numpy()
-
-
 def _split_polars_series(series: Any) -> tuple[None, object]:
     if not series.dtype.is_numeric():
         raise invalid_type(
@@ -348,7 +348,7 @@ def _split_polars_frame(frame: Any) -> tuple[tuple[Hashable, ...], object]:
 
 
 _LABELLED: dict[tuple[str, str], Callable[[Any], tuple[tuple[Hashable, ...] | None, object]]] = {
-    ("pandas", "Series"): _split_pandas_series,
+    ("pandas", "Series"): lambda series: (tuple(series.index), series.to_numpy()),
     ("polars", "Series"): _split_polars_series,
     ("polars", "DataFrame"): _split_polars_frame,
 }

@@ -58,7 +58,8 @@ class SelectedClasses(NamedTuple):
 
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Read the logits. Return the result, and sums that `write_gradient` needs, which may be empty."""
-        if self._is_native(logits):
+        tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
+        if can_inspect_all(tensors) and native.serves(logits):
             selected, sums = native.statistics(
                 logits, self.indices, self.labels, self.temperature, self.leaves_out
             )
@@ -127,7 +128,3 @@ class SelectedClasses(NamedTuple):
     def _of_rows(self, block: slice) -> SelectedClasses:
         labels = None if self.labels is None else self.labels[block]
         return self._replace(indices=self.indices[block], labels=labels)
-
-    def _is_native(self, logits: Tensor) -> bool:
-        tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
-        return can_inspect_all(tensors) and native.serves(logits)

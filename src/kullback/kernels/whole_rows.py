@@ -99,7 +99,9 @@ def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool =
         shape = batch_shape.numel(), p.shape[-1]
         p, q = p.reshape(shape), q.reshape(shape)
     tensors = (p, q) if rows.labels is None else (p, q, rows.labels.classes)
-    is_recorded = _is_recorded(p, q)
+    # A derivative may be needed by a later backward pass or by forward-mode differentiation.
+    is_recorded = torch.is_grad_enabled() and (p.requires_grad or q.requires_grad)
+    is_recorded = is_recorded or forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     backend = reference if exact or not can_inspect_all(tensors) else backend_for(rows.kind, p, q)
     if backend is reference:
         values = reference.row_divergence(rows, p, q)
@@ -195,9 +197,3 @@ class _CompiledTotal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, *(None if x is None else x * grads[0] for x in ctx.saved_tensors)
-
-
-def _is_recorded(p: Tensor, q: Tensor) -> bool:
-    """Return whether a derivative may be needed, by a later backward pass or by forward-mode differentiation."""
-    by_backward = torch.is_grad_enabled() and (p.requires_grad or q.requires_grad)
-    return by_backward or forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

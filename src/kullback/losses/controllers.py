@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import number_from, whole_from
+from kullback.common.inputs import check_whole, number_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
 
 Schedule: TypeAlias = Callable[[int], float]
@@ -142,12 +142,7 @@ def _taken(call: str, step: int) -> int:
 
 def _count(call: str, name: str, value: object) -> int:
     """Return a positive number of steps or periods, or raise."""
-    number = whole_from(value)
-    if number is None or number < 1:
-        raise invalid_value(
-            call, name, wanted="an integer, 1 or more", got=safe_repr(value), instead=f"{name}=1000"
-        )
-    return number
+    return check_whole(call, name, value, 1, wanted="an integer, 1 or more", instead=f"{name}=1000")
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from kullback.errors import invalid_value, safe_repr
 
@@ -32,15 +32,11 @@ def check_reduction(call: str, reduction: object) -> Reduction:
         >>> check_reduction("kl_div", "batchmean")
         'batchmean'
     """
-    if _is_reduction(reduction):
+    if isinstance(reduction, str) and reduction in REDUCTIONS:
         return reduction
     wanted = "one of " + ", ".join(map(repr, REDUCTIONS))
     instead = f"{call}(..., reduction='batchmean') for the mean divergence of the rows"
     raise invalid_value(call, "reduction", wanted=wanted, got=safe_repr(reduction), instead=instead)
-
-
-def _is_reduction(word: object) -> TypeGuard[Reduction]:
-    return isinstance(word, str) and word in REDUCTIONS
 
 
 def torch_reduction(reduction: object, size_average: bool | None, reduce: bool | None) -> Reduction:

@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 from torch.distributions import Distribution, Independent, Normal
 
 from kullback.common.display import shown_options
-from kullback.common.inputs import check_flag, number_from, whole_from
+from kullback.common.inputs import check_flag, check_whole, number_from, whole_from
 from kullback.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -477,13 +477,8 @@ def _dims(value: object) -> tuple[int, ...]:
 
 
 def _check_batch_dims(call: str, batch_dims: object) -> int:
-    number = whole_from(batch_dims)
-    if number is None or number < 0:
-        got = safe_repr(batch_dims)
-        raise invalid_value(
-            call, "batch_dims", wanted="an integer of 0 or more", got=got, instead="batch_dims=1"
-        )
-    return number
+    wanted, instead = "an integer of 0 or more", "batch_dims=1"
+    return check_whole(call, "batch_dims", batch_dims, 0, wanted=wanted, instead=instead)
 
 
 def _check_controller(call: str, coefficient: object) -> None:

@@ -10,20 +10,19 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
-from kullback.common.inputs import can_inspect, check_dense, first_of, is_integer, whole_from
+from kullback.common.inputs import can_inspect, check_dense, check_whole, first_of, is_integer
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import KL, Divergence, FinitePair
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import summarize_rows
 from kullback.kernels.row_operation import transformable
-from kullback.losses.settings import check_kind, check_result_dtype
 from kullback.losses.teachers import (
     PartialRows,
     PartialTeacher,
     WeightedTerms,
     check_any_class,
     check_logits,
-    check_partial_teacher,
+    partial_divergence,
 )
 from kullback.losses.top_k import TopK
 from kullback.representations import SUM_TOLERANCE
@@ -254,11 +253,7 @@ def sampled_tail_divergence(
     References:
         Sparse Logit Sampling: Accelerating Knowledge Distillation in LLMs (Anshumann and others, 2025)
     """
-    kind = check_kind(_CALL, kind)
-    check_result_dtype(_CALL, dtype)
-    check_partial_teacher(_CALL, SampledTail, teacher, student, kind, temperature)
-    dtype = teacher.result_dtype(student.dtype) if dtype is None else dtype
-    return teacher.rows(kind, student.shape[-1], temperature, dtype).of_student(student)
+    return partial_divergence(_CALL, SampledTail, kind, teacher, student, temperature, dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,13 +364,8 @@ def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generato
     call = "SampledTail.draw"
     check_logits(call, "logits", logits)
     check_any_class(call, "logits", logits.shape[-1])
-    numbers: list[int] = []
-    for name, value, least in (("k", k, 1), ("draws", draws, 0)):
-        number = whole_from(value)
-        if number is None or number < least:
-            wanted = f"a whole number of {least} or more"
-            raise invalid_value(call, name, wanted=wanted, got=safe_repr(value), instead=f"{name}=32")
-        numbers.append(number)
+    k = check_whole(call, "k", k, 1, wanted="a whole number of 1 or more", instead="k=32")
+    draws = check_whole(call, "draws", draws, 0, wanted="a whole number of 0 or more", instead="draws=32")
     if generator is not None and not (
         isinstance(generator, torch.Generator) and generator.device.type == "cpu"
     ):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -403,7 +393,7 @@ def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generato
             got=f"positions with NaN, +inf or only -inf, {first_of(wrong)}",
             instead="SampledTail.draw(logits[mask]), with only the positions that have a distribution",
         )
-    return numbers[0], numbers[1]
+    return k, draws
 
 
 def _check_values(teacher: SampledTail) -> None:

@@ -23,7 +23,13 @@ from kullback.kernels.reference import pair_of_logs
 from kullback.kernels.row_operation import Gradients, RowValueFunction
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.losses.positions import Positions
-from kullback.losses.settings import LossSettings, check_classes, check_temperature
+from kullback.losses.settings import (
+    LossSettings,
+    check_classes,
+    check_kind,
+    check_result_dtype,
+    check_temperature,
+)
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard, ShardedClasses
 from kullback.parallel.shards import Sides
@@ -292,15 +298,18 @@ class WeightedTerms(NamedTuple):
         return [torch.where(counted == 0, 0, counted * by) for by in (by_p, by_q)]
 
 
-def check_partial_teacher(
+def partial_divergence(
     call: str,
     wanted: type[PartialTeacher],
+    kind: Divergence | str,
     teacher: PartialTeacher,
     student: Tensor,
-    kind: Divergence,
     temperature: float,
-) -> None:
-    """Raise unless the teacher is an instance of `wanted` and fits the student and the settings."""
+    dtype: torch.dtype | None,
+) -> Tensor:
+    """Return the divergence of each position from a teacher, which has to be an instance of `wanted`."""
+    kind = check_kind(call, kind)
+    check_result_dtype(call, dtype)
     check_temperature(call, temperature)
     if not isinstance(teacher, wanted):
         raise invalid_type(
@@ -313,6 +322,8 @@ def check_partial_teacher(
     teacher.check_student(call, student)
     teacher.check_settings(call, kind, temperature)
     teacher.check_indices(call, student.shape[-1])
+    dtype = teacher.result_dtype(student.dtype) if dtype is None else dtype
+    return teacher.rows(kind, student.shape[-1], temperature, dtype).of_student(student)
 
 
 def check_logits(call: str, name: str, x: object, *, other: object = None) -> None:

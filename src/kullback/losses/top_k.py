@@ -15,12 +15,11 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence
 from kullback.kernels import RowDivergence, logit_divergence
 from kullback.kernels.row_operation import transformable
-from kullback.losses.settings import check_kind, check_result_dtype
 from kullback.losses.teachers import (
     PartialRows,
     PartialTeacher,
     WeightedTerms,
-    check_partial_teacher,
+    partial_divergence,
 )
 from kullback.representations import SUM_TOLERANCE
 
@@ -191,11 +190,7 @@ def top_k_divergence(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
-    kind = check_kind(_CALL, kind)
-    check_result_dtype(_CALL, dtype)
-    check_partial_teacher(_CALL, TopK, teacher, student, kind, temperature)
-    dtype = teacher.result_dtype(student.dtype) if dtype is None else dtype
-    return teacher.rows(kind, student.shape[-1], temperature, dtype).of_student(student)
+    return partial_divergence(_CALL, TopK, kind, teacher, student, temperature, dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,11 +20,27 @@ from kullback.metrics.drop_in import (
     row_values,
 )
 
-# States that keep their dtype when the metric's dtype changes.
-_EXACT = ("moments", "counts", "minimum", "maximum")
+
+class ExactMetric(Metric):
+    """A metric with states that keep their dtype when the metric's dtype changes."""
+
+    is_differentiable: bool | None = True
+    higher_is_better: bool | None = False
+    full_state_update: bool | None = False
+    plot_lower_bound: float | None = 0.0
+    exact_states = ()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
+        """Change device and dtype, but keep the dtype of the states that must stay exact."""
+        super()._apply(fn, exclude_state=(*exclude_state, *self.exact_states))
+        defaults: dict[str, Any] = self._defaults
+        for name in defaults.keys() & set(self.exact_states):
+            setattr(self, name, on_device(getattr(self, name), self.device))
+            defaults[name] = on_device(defaults[name], self.device)
+        return self
 
 
-class KLDivergence(Metric):
+class KLDivergence(ExactMetric):
     r"""The mean of KL(P || Q) over the rows of all batches: a drop-in for `torchmetrics.KLDivergence`.
 
     .. math:: KL(P \| Q) = \sum_i p_i (\log p_i - \log q_i)
@@ -64,10 +80,7 @@ class KLDivergence(Metric):
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
 
-    is_differentiable: bool | None = True
-    higher_is_better: bool | None = False
-    full_state_update: bool | None = False
-    plot_lower_bound: float | None = 0.0
+    exact_states = ("moments", "counts", "minimum", "maximum")
 
     moments: Tensor
     counts: Tensor
@@ -219,16 +232,3 @@ class KLDivergence(Metric):
             should_sync=self._to_sync,
             should_unsync=self._should_unsync,
         )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
-        """Change device and dtype, but keep the dtype of the states that must stay exact."""
-        super()._apply(fn, exclude_state=(*exclude_state, *_EXACT))
-        move_states(self, self._defaults, _EXACT)
-        return self
-
-
-def move_states(metric: Metric, defaults: dict[str, Any], names: Sequence[str]) -> None:
-    """Move states and their defaults to the metric's device without a change of dtype."""
-    for name in defaults.keys() & set(names):
-        setattr(metric, name, on_device(getattr(metric, name), metric.device))
-        defaults[name] = on_device(defaults[name], metric.device)

@@ -3,22 +3,18 @@
 # No postponed annotations here, as in kullback.metrics.metric.
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from kullback.common.dtypes import accurate_dtype, upcast
 from kullback.common.inputs import number_from
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimators import EstimateWarning
 from kullback.losses.log_probs import estimates
-from kullback.metrics.metric import move_states
+from kullback.metrics.metric import ExactMetric
 
-# States that keep their dtype when the metric's dtype changes.
-_EXACT = ("state", "beyond", "outside")
 # The sums of a sequence: k1, k3 and the number of tokens with mass under P and Q; q/p - 1 and the number of all tokens.
 _K1, _K3, _INSIDE, _RATIO, _TOKENS = range(5)
 _COLUMNS = 5
@@ -27,7 +23,7 @@ _COLUMNS = 5
 _FEWEST_SEQUENCES, _FARTHEST_RATIO, _ROUNDED = 10, 6.0, 1e-4
 
 
-class PolicyKL(Metric):
+class PolicyKL(ExactMetric):
     r"""KL(P || Q) of two policies, from the log-probabilities of tokens that were sampled from P.
 
     For the mismatch between inference engine and trainer, P is the engine, which sampled the tokens, and Q the trainer.
@@ -88,9 +84,7 @@ class PolicyKL(Metric):
     """
 
     is_differentiable: bool | None = False
-    higher_is_better: bool | None = False
-    full_state_update: bool | None = False
-    plot_lower_bound: float | None = 0.0
+    exact_states = ("state", "beyond", "outside")
 
     state: Tensor
     beyond: Tensor
@@ -162,12 +156,6 @@ class PolicyKL(Metric):
         mean = mean + infinite
         error = torch.where(self.state[0] < 2, torch.nan, torch.where(mean.isinf(), torch.inf, error))
         return {name: mean, f"{name}_error": error}
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = ()) -> Self:
-        """Change the device, but keep the dtype, because sums must stay exact."""
-        super()._apply(fn, exclude_state=(*exclude_state, *_EXACT))
-        move_states(self, self._defaults, _EXACT)
-        return self
 
 
 def _warn_outside(outside: Tensor, tokens: Tensor) -> None:

@@ -154,13 +154,11 @@ def _enter(pairs: Iterable[TypePair]) -> None:
     forget_plans()
 
 
+@on_registration
 def _enter_while_installed(pair: TypePair) -> None:
     with _lock:
         if REPLACED:
             _enter([pair])
-
-
-on_registration(_enter_while_installed)
 
 
 @functools.cache

@@ -118,18 +118,13 @@ def reduction(type_p: type, type_q: type) -> Callable[[ReductionT], ReductionT]:
     return enter
 
 
-def closed_forms() -> Iterator[tuple[TypePair, ClosedForm]]:
-    """Yield every pair of types with a closed form."""
-    yield from _CLOSED_FORMS.items()
-
-
 def user_pairs() -> Iterator[TypePair]:
     """Yield every pair of types with a rule of `register_kl`."""
     yield from _USER_RULES
 
 
 def on_registration(listener: Callable[[TypePair], None]) -> None:
-    """Call `listener` with every pair of types that `register_kl` registers from now on."""
+    """Call a function with every pair of types that `register_kl` registers from now on, as a decorator."""
     _LISTENERS.append(listener)
 
 

@@ -41,7 +41,10 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
         if not x.is_floating_point():
             return x
         x = upcast(x.detach())
-        signs = _signs(next(patterns), x)
+        # Pseudorandom numbers -1, 0 and 1 for each element; `torch.vmap` refuses random draws.
+        places = torch.arange(math.prod(x.shape), device=x.device).reshape(x.shape)
+        mixed = (places + 40_503 * (next(patterns) + 1)) * 2_654_435_761 % (1 << 32)
+        signs = ((mixed >> 15) % 3 - 1).to(x.dtype)
         if isinstance(owner, Uniform) and name in ("low", "high"):  # P stays inside Q
             signs = (high if name == "high" else -high) * signs.abs() * x.sign()
         distance = safe_log(x.abs()).clamp(min=-_FARTHEST_LOG).abs()
@@ -55,10 +58,3 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
             if near_value is not None:
                 spread = torch.maximum(spread, (near_value - value).abs().nan_to_num(nan=0.0))
     return _ROUNDING * (1 + value) + _SAFETY * spread
-
-
-def _signs(pattern: int, x: Tensor) -> Tensor:
-    """Return pseudorandom numbers -1, 0 and 1 for each element; `torch.vmap` refuses random draws."""
-    places = torch.arange(math.prod(x.shape), device=x.device).reshape(x.shape)
-    mixed = (places + 40_503 * (pattern + 1)) * 2_654_435_761 % (1 << 32)
-    return ((mixed >> 15) % 3 - 1).to(x.dtype)

@@ -12,41 +12,8 @@ from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.distributions import (
-    AffineTransform,
-    Bernoulli,
-    Beta,
-    Binomial,
-    Categorical,
-    Cauchy,
-    Dirichlet,
-    Distribution,
-    Exponential,
-    FisherSnedecor,
-    Gamma,
-    GeneralizedPareto,
-    Geometric,
-    Gumbel,
-    HalfCauchy,
-    HalfNormal,
-    InverseGamma,
-    Laplace,
-    LogNormal,
-    Multinomial,
-    MultivariateNormal,
-    NegativeBinomial,
-    Normal,
-    Pareto,
-    Poisson,
-    StudentT,
-    TransformedDistribution,
-    Uniform,
-    VonMises,
-    Weibull,
-    Wishart,
-    constraints,
-)
+from torch import Tensor, distributions as families
+from torch.distributions import AffineTransform, Distribution, TransformedDistribution, constraints
 
 from kullback.common.dtypes import tensor_of
 from kullback.errors import invalid_type
@@ -118,31 +85,33 @@ def _parameters(frozen: Any) -> tuple[list[Tensor], Tensor, Tensor]:
 # ---- On the line: families from shape parameters and the scale, with loc 0.
 
 _SCALED: dict[str, Callable[..., Distribution]] = {
-    "beta": lambda a, b, scale: _stretched(Beta(a, b), scale),
-    "chi2": lambda k, scale: Gamma(k / 2, 0.5 / scale),
-    "erlang": lambda a, scale: Gamma(a, 1 / scale),
-    "expon": lambda scale: Exponential(1 / scale),
-    "f": lambda a, b, scale: _stretched(FisherSnedecor(a, b), scale),
-    "gamma": lambda a, scale: Gamma(a, 1 / scale),
-    "halfcauchy": HalfCauchy,
-    "halfnorm": HalfNormal,
-    "invgamma": InverseGamma,
-    "levy": lambda scale: InverseGamma(torch.full_like(scale, 0.5), scale / 2),
-    "lognorm": lambda s, scale: LogNormal(torch.log(scale), s),
-    "pareto": lambda b, scale: Pareto(scale, b),
-    "rayleigh": lambda scale: Weibull(scale * math.sqrt(2), torch.full_like(scale, 2.0)),
-    "weibull_min": lambda c, scale: Weibull(scale, c),
+    "beta": lambda a, b, scale: _stretched(families.Beta(a, b), scale),
+    "chi2": lambda k, scale: families.Gamma(k / 2, 0.5 / scale),
+    "erlang": lambda a, scale: families.Gamma(a, 1 / scale),
+    "expon": lambda scale: families.Exponential(1 / scale),
+    "f": lambda a, b, scale: _stretched(families.FisherSnedecor(a, b), scale),
+    "gamma": lambda a, scale: families.Gamma(a, 1 / scale),
+    "halfcauchy": families.HalfCauchy,
+    "halfnorm": families.HalfNormal,
+    "invgamma": families.InverseGamma,
+    "levy": lambda scale: families.InverseGamma(torch.full_like(scale, 0.5), scale / 2),
+    "lognorm": lambda s, scale: families.LogNormal(torch.log(scale), s),
+    "pareto": lambda b, scale: families.Pareto(scale, b),
+    "rayleigh": lambda scale: families.Weibull(scale * math.sqrt(2), torch.full_like(scale, 2.0)),
+    "weibull_min": lambda c, scale: families.Weibull(scale, c),
 }
 # ---- Families that have a loc in torch too.
 _LOCATED: dict[str, Callable[..., Distribution]] = {
-    "cauchy": Cauchy,
-    "genpareto": lambda c, loc, scale: GeneralizedPareto(loc, scale, c),
-    "gumbel_l": lambda loc, scale: TransformedDistribution(Gumbel(-loc, scale), [_affine(0.0, -1.0)]),
-    "gumbel_r": Gumbel,
-    "laplace": Laplace,
-    "norm": Normal,
-    "t": StudentT,
-    "uniform": lambda loc, scale: Uniform(loc, loc + scale),
+    "cauchy": families.Cauchy,
+    "genpareto": lambda c, loc, scale: families.GeneralizedPareto(loc, scale, c),
+    "gumbel_l": lambda loc, scale: TransformedDistribution(
+        families.Gumbel(-loc, scale), [_affine(0.0, -1.0)]
+    ),
+    "gumbel_r": families.Gumbel,
+    "laplace": families.Laplace,
+    "norm": families.Normal,
+    "t": families.StudentT,
+    "uniform": lambda loc, scale: families.Uniform(loc, loc + scale),
 }
 
 
@@ -156,7 +125,7 @@ def _continuous(frozen: Any) -> Distribution | None:
         scaled = _SCALED[name](*shapes, scale)
         return TransformedDistribution(scaled, [_affine(loc, 1.0)]) if bool((loc != 0).any()) else scaled
     if name == "vonmises":  # a circle of another length has no density in torch, nor on the line
-        return VonMises(loc, shapes[0]) if bool((scale == 1).all()) else None
+        return families.VonMises(loc, shapes[0]) if bool((scale == 1).all()) else None
     return ScipyDensity(frozen, [*shapes, loc, scale])
 
 
@@ -201,14 +170,12 @@ class ScipyDensity(Distribution):
             )
         with np.errstate(all="ignore"):  # far out, some of SciPy's formulas overflow, which the result shows
             log_pdf = _upcast(self.frozen.dist.logpdf(value.numpy(), *(x.numpy() for x in self.parameters)))
-        rounded_to_zero = (log_pdf == -torch.inf) & self.support.check(value) & self._takes_logarithm()
-        return torch.where(rounded_to_zero, UNDERFLOWED, log_pdf)
-
-    def _takes_logarithm(self) -> bool:
-        """Return whether SciPy computes logpdf from pdf, which may round to 0; a histogram may be exactly 0."""
+        # SciPy computes most logpdf from pdf, which may round to 0; a histogram may be exactly 0.
         *kinds, _, _, _ = type(self.frozen.dist).__mro__  # the last classes are SciPy's own base classes
         has_formula = any("_logpdf" in vars(kind) for kind in kinds)
-        return not has_formula and not hasattr(self.frozen.dist, "_hpdf")
+        takes_logarithm = not has_formula and not hasattr(self.frozen.dist, "_hpdf")
+        rounded_to_zero = (log_pdf == -torch.inf) & self.support.check(value) & takes_logarithm
+        return torch.where(rounded_to_zero, UNDERFLOWED, log_pdf)
 
     def sample(self, sample_shape: Any = _ONE) -> Tensor:
         """Draw with SciPy, with a seed from torch's generator."""
@@ -216,9 +183,7 @@ class ScipyDensity(Distribution):
         return _upcast(self.frozen.rvs(size=tuple(sample_shape) + tuple(self.batch_shape), random_state=seed))
 
 
-@register_density(ScipyDensity)
-def _scipy_density(d: ScipyDensity) -> Density | None:
-    return black_box(d)
+register_density(ScipyDensity)(black_box)
 
 
 # ---- On the integers.
@@ -265,12 +230,12 @@ def _shifted_counts(d: ShiftedCounts) -> Density | None:
 
 
 _COUNTS: dict[str, Callable[..., Distribution]] = {
-    "bernoulli": Bernoulli,
-    "binom": Binomial,
-    "geom": Geometric,
+    "bernoulli": families.Bernoulli,
+    "binom": families.Binomial,
+    "geom": families.Geometric,
     # SciPy counts failures, and p is the probability of success. torch counts successes, so p becomes 1 - p.
-    "nbinom": lambda n, p: NegativeBinomial(n, logits=torch.log1p(-p) - torch.log(p)),
-    "poisson": Poisson,
+    "nbinom": lambda n, p: families.NegativeBinomial(n, logits=torch.log1p(-p) - torch.log(p)),
+    "poisson": families.Poisson,
 }
 _FIRST = {"geom": 1.0}
 
@@ -284,24 +249,20 @@ def _discrete(frozen: Any) -> Distribution | None:
         low, high = (_upcast(end) for end in frozen.support())
         if not bool((high - low < _MOST_OUTCOMES).all()):
             return None
-        counts, shift = _listed(frozen, low, high), low.expand(shift.shape)
+        steps = torch.arange(int((high - low).max()) + 1, dtype=torch.float64, device="cpu")
+        points = low + steps.reshape(-1, *[1] * low.ndim)
+        counts = families.Categorical(logits=_upcast(frozen.logpmf(points.numpy())).movedim(0, -1))
+        shift = low.expand(shift.shape)
     return ShiftedCounts(counts, shift) if bool((shift != 0).any()) else counts
-
-
-def _listed(frozen: Any, low: Tensor, high: Tensor) -> Distribution:
-    """Return the distribution over 0, 1, ... with the probabilities that SciPy gives from `low` to `high`."""
-    steps = torch.arange(int((high - low).max()) + 1, dtype=torch.float64, device="cpu")
-    points = low + steps.reshape(-1, *[1] * low.ndim)
-    return Categorical(logits=_upcast(frozen.logpmf(points.numpy())).movedim(0, -1))
 
 
 # ---- Vectors and matrices.
 
 _MULTIVARIATE: dict[str, Callable[[Any], Distribution]] = {
-    "dirichlet_frozen": lambda d: Dirichlet(_upcast(d.alpha)),
-    "multinomial_frozen": lambda d: Multinomial(int(d.n), _upcast(d.p)),
-    "multivariate_normal_frozen": lambda d: MultivariateNormal(
+    "dirichlet_frozen": lambda d: families.Dirichlet(_upcast(d.alpha)),
+    "multinomial_frozen": lambda d: families.Multinomial(int(d.n), _upcast(d.p)),
+    "multivariate_normal_frozen": lambda d: families.MultivariateNormal(
         _upcast(d.mean), _upcast(d.cov_object.covariance)
     ),
-    "wishart_frozen": lambda d: Wishart(_upcast(d.df), _upcast(d.scale)),
+    "wishart_frozen": lambda d: families.Wishart(_upcast(d.df), _upcast(d.scale)),
 }

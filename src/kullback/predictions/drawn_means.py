@@ -19,9 +19,7 @@ from kullback.predictions.mean_intervals import (
 from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows
 from kullback.results.value import Interval, Value
 
-# The control variate is used where base and candidate are alike: in rows of at most this spread, in nats.
-LARGEST_SPREAD = 1.0
-# The smallest number of rows of similar spread that is enough for it.
+# The smallest number of rows of similar spread that is enough for the control variate.
 ROWS_OF_STRATUM, MOST_STRATA = 32, 8
 # It has to explain so much of the variance: heavier tails explain less, and are not seen whole (measured).
 LEAST_EXPLAINED = 0.9

@@ -66,17 +66,9 @@ def divergence(form: Form, parameters: Parameters, required: list[bool]) -> Tens
         return None
 
 
-class _Operators(NamedTuple):
-    closed_form: Callable[..., int]
-    closed_form_of_rows: Callable[..., int]
-    closed_form_of_normals: Callable[..., int]
-    closed_form_of_factors: Callable[..., int]
-    scale_derivatives: Callable[..., bool]
-
-
 @cache
-def _operators() -> _Operators:
-    return _Operators(*(getattr(torch.ops.kullback, name).default for name in _Operators._fields))
+def _operator(name: str) -> Callable[..., Any]:
+    return getattr(torch.ops.kullback, name).default
 
 
 class _DeclinedError(Exception):
@@ -96,7 +88,7 @@ def _compute(
         torch.empty_like(first if of_numbers else x, memory_format=torch.contiguous_format) if need else None
         for need, x in zip(required, parameters, strict=bool(required))
     ]
-    operator = getattr(_operators(), form.operator)
+    operator = _operator(form.operator)
     if form.operator == "closed_form_of_factors":
         outcome = operator(values, *_with_variances(parameters))
     elif of_numbers and derivatives:
@@ -154,8 +146,9 @@ class _ClosedForm(torch.autograd.Function):
         derivatives, ctx.derivatives = ctx.derivatives, None
         if derivatives is None:
             derivatives = _compute(form, parameters, required)[1]
-        if not _operators().scale_derivatives(grad, *derivatives):
-            _operators().scale_derivatives(grad.contiguous(), *derivatives)
+        scale = _operator("scale_derivatives")
+        if not scale(grad, *derivatives):
+            scale(grad.contiguous(), *derivatives)
         return None, None, *derivatives
 
 

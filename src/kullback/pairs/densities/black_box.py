@@ -129,7 +129,10 @@ class BlackBoxDensity(Density):
     def _continued(self, side: int, at: Points, log_density: Tensor) -> Tensor:
         """Extrapolate the density as a power of the distance where points or their squares exceed float64."""
         end = self.low() if side < 0 else self.high()
-        edge, inner, outer = self._outermost(side)
+        # The last point at which the density is evaluated, and its logarithm just before and at that point.
+        edge, inner, outer = self._logs_at(side, _REACHES[0])
+        if not bool((outer - inner).isfinite().all()):
+            edge, inner, outer = self._logs_at(side, _REACHES[1])
         middle, log_edge, inner, outer = map(self._changed, (edge.middle, edge.log_u, inner, outer))
         if end is None:
             log_u = torch.log((side * (at.x - middle)).clamp(min=1e-300))
@@ -137,12 +140,6 @@ class BlackBoxDensity(Density):
             log_u = at.log_above(end) if side < 0 else at.log_below(end)
         beyond = edge.outwards * (log_u - log_edge)
         return torch.where(beyond > 0, outer + (outer - inner) * beyond, log_density)
-
-    def _outermost(self, side: int) -> tuple[_Edge, Tensor, Tensor]:
-        """Return the last point at which the density is evaluated, and its logarithm just before and at that point."""
-        edge, inner, outer = self._logs_at(side, _REACHES[0])
-        is_known = bool((outer - inner).isfinite().all())
-        return (edge, inner, outer) if is_known else self._logs_at(side, _REACHES[1])
 
     def _logs_at(self, side: int, reach: float) -> tuple[_Edge, Tensor, Tensor]:
         edge = self._edge(side, reach)

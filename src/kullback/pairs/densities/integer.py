@@ -236,32 +236,15 @@ class CategoricalDensity(IntegerDensity):
 
 
 @register_density(Bernoulli)
-def _bernoulli(d: Bernoulli) -> Density:
+def _of_one_trial(d: Bernoulli) -> Density:
     probabilities = probabilities_of(d)
     return BinomialDensity(torch.ones_like(probabilities.success), *probabilities[:4])
 
 
-@register_density(Binomial)
-def _binomial(d: Binomial) -> Density:
-    return BinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4])
-
-
-@register_density(Poisson)
-def _poisson(d: Poisson) -> Density:
-    return PoissonDensity(rate_of(d))
-
-
-@register_density(Geometric)
-def _geometric(d: Geometric) -> Density:
-    probabilities = probabilities_of(d)
-    return GeometricDensity(probabilities.log_success, probabilities.log_failure)
-
-
-@register_density(NegativeBinomial)
-def _negative_binomial(d: NegativeBinomial) -> Density:
-    return NegativeBinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4])
-
-
-@register_density(Categorical)
-def _categorical(d: Categorical) -> Density:
-    return CategoricalDensity(log_probs_of(d))
+register_density(Binomial)(lambda d: BinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4]))
+register_density(Poisson)(lambda d: PoissonDensity(rate_of(d)))
+register_density(Geometric)(lambda d: GeometricDensity(*probabilities_of(d)[2:4]))
+register_density(NegativeBinomial)(
+    lambda d: NegativeBinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4])
+)
+register_density(Categorical)(lambda d: CategoricalDensity(log_probs_of(d)))

@@ -363,9 +363,7 @@ def _log_logit_difference(log_d: Tensor, log_x: Tensor, log_rest: Tensor, result
     return torch.where(tiny, log_d - log_x - log_rest, torch.where(large, far, close))
 
 
-@register_density(RelaxedBernoulli)
-def _relaxed_bernoulli(d: RelaxedBernoulli) -> Density:
-    return SigmoidDensity(logit_relaxed_bernoulli(d.base_dist))
+register_density(RelaxedBernoulli)(lambda d: SigmoidDensity(logit_relaxed_bernoulli(d.base_dist)))
 
 
 @register_density(TransformedDistribution)

@@ -117,7 +117,11 @@ def integrate(
     """
     if not (isinstance(p, UniformDensity) and torch.is_grad_enabled()):
         return _integrate(p, q, batch_shape, target, moves_nodes=True, q_reaches_out=q_reaches_out)
-    p = UniformDensity(*(_constant_at_infinity(end, q) for end in (p.lower, p.upper)))
+    # The derivative by an end is infinite where q is 0 or infinite: the end is a constant there.
+    ends = ((end, end.detach()) for end in (p.lower, p.upper))
+    p = UniformDensity(
+        *(torch.where(q.detached().log_density(Points(x)).isfinite(), end, x) for end, x in ends)
+    )
     integral = _integrate(p, q, batch_shape, target, moves_nodes=False, q_reaches_out=q_reaches_out)
     value = integral.value
     mean = torch.where(value.isfinite(), value, 0).detach().unsqueeze(-1)
@@ -125,12 +129,6 @@ def integrate(
         if is_tracked(end):
             value = value + (inwards * _between(end, p, q, mean)).squeeze(-1)
     return integral._replace(value=value)
-
-
-def _constant_at_infinity(end: Tensor, q: Density) -> Tensor:
-    """Return an end, as a constant where q is 0 or infinite: the derivative by the end is infinite there."""
-    fixed = end.detach()
-    return torch.where(q.detached().log_density(Points(fixed)).isfinite(), end, fixed)
 
 
 def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor:

@@ -64,16 +64,14 @@ def is_differentiated(x: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return x.requires_grad
     while True:
-        if x.requires_grad or (not _functorch.is_batchedtensor(x) and _has_tangent(x)):
+        if x.requires_grad:
+            return True
+        is_forward = forward_ad._current_level >= 0 and not _functorch.is_batchedtensor(x)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        if is_forward and forward_ad.unpack_dual(x).tangent is not None:
             return True
         if not _functorch.is_functorch_wrapped_tensor(x):
             return False
         x = _functorch.get_unwrapped(x)
-
-
-def _has_tangent(x: Tensor) -> bool:
-    is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return is_forward and forward_ad.unpack_dual(x).tangent is not None
 
 
 def dtype_of(*distributions: Distribution) -> torch.dtype:

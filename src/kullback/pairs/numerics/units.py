@@ -10,26 +10,8 @@ import math
 from typing import Any, cast
 
 import torch
-from torch import Tensor
-from torch.distributions import (
-    Cauchy,
-    Distribution,
-    Exponential,
-    Gamma,
-    GeneralizedPareto,
-    Gumbel,
-    HalfCauchy,
-    HalfNormal,
-    InverseGamma,
-    Laplace,
-    MixtureSameFamily,
-    MultivariateNormal,
-    Normal,
-    Pareto,
-    StudentT,
-    Uniform,
-    Weibull,
-)
+from torch import Tensor, distributions as families
+from torch.distributions import Distribution, MixtureSameFamily, MultivariateNormal
 
 from kullback.common.inputs import can_inspect
 from kullback.pairs.numerics.parameters import dtype_of, matrix_of
@@ -38,20 +20,20 @@ from kullback.pairs.overrides import overrides_density
 # The parameters of each family, and the power of the unit of each.
 _LOC_SCALE = {"loc": 1, "scale": 1}
 _POWERS: dict[type[Distribution], dict[str, int]] = {
-    Normal: _LOC_SCALE,
-    Laplace: _LOC_SCALE,
-    Gumbel: _LOC_SCALE,
-    Cauchy: _LOC_SCALE,
-    StudentT: {"df": 0, **_LOC_SCALE},
-    Exponential: {"rate": -1},
-    Gamma: {"concentration": 0, "rate": -1},
-    InverseGamma: {"concentration": 0, "rate": 1},
-    Weibull: {"scale": 1, "concentration": 0},
-    HalfNormal: {"scale": 1},
-    HalfCauchy: {"scale": 1},
-    Pareto: {"scale": 1, "alpha": 0},
-    GeneralizedPareto: {**_LOC_SCALE, "concentration": 0},
-    Uniform: {"low": 1, "high": 1},
+    families.Normal: _LOC_SCALE,
+    families.Laplace: _LOC_SCALE,
+    families.Gumbel: _LOC_SCALE,
+    families.Cauchy: _LOC_SCALE,
+    families.StudentT: {"df": 0, **_LOC_SCALE},
+    families.Exponential: {"rate": -1},
+    families.Gamma: {"concentration": 0, "rate": -1},
+    families.InverseGamma: {"concentration": 0, "rate": 1},
+    families.Weibull: {"scale": 1, "concentration": 0},
+    families.HalfNormal: {"scale": 1},
+    families.HalfCauchy: {"scale": 1},
+    families.Pareto: {"scale": 1, "alpha": 0},
+    families.GeneralizedPareto: {**_LOC_SCALE, "concentration": 0},
+    families.Uniform: {"low": 1, "high": 1},
 }
 # In binary orders of magnitude: the size that needs another unit, and the largest span that one unit can cover.
 _MILD, _WIDEST = 250, 1990

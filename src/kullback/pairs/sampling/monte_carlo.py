@@ -13,7 +13,7 @@ gradients with a baseline.
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -43,7 +43,10 @@ def estimate(call: str, p: Distribution, q: Distribution, options: SolveOptions)
             instead="a sample method in the class that draws from the density of log_prob",
         )
     p, q = expanded(p, shape), expanded(q, shape)
-    with _drawing_from(options.generator):
+    generator, drawing = options.generator, nullcontext()
+    if generator is not None:  # otherwise torch's own generator makes the draws
+        drawing = DrawsFrom(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+    with drawing:
         try:
             if isinstance(p, MixtureSameFamily):
                 value, error = _stratified(p, q, options.draws)
@@ -60,15 +63,6 @@ def estimate(call: str, p: Distribution, q: Distribution, options: SolveOptions)
                 instead="log_prob in the class, or @register_kl for the pair",
             ) from failure
     return Estimate(value.expand(shape), None, "monte_carlo", standard_error=error.expand(shape))
-
-
-def _drawing_from(generator: torch.Generator | None) -> AbstractContextManager[object]:
-    """Return a context that seeds the draws from a generator; without one, torch's own generator makes the draws."""
-    return (
-        nullcontext()
-        if generator is None
-        else DrawsFrom(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
-    )
 
 
 def _terms(p: Distribution, q: Distribution, draws: int) -> tuple[Tensor, int]:
