@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from kullback import Logits, compare_predictions
 from kullback.report import html, markdown, write
 from kullback.report.document import Document, Findings, Headline, Passage, Passages, Remark, Table, Token
 from kullback.report.plots.ladder import REFERENCES
+from kullback.report.subjects import document
+from kullback.report.subjects.batches import Batches
 from kullback.tables import compare_tables
 from tests.report.pages import CONTRAST, boxes
 
@@ -256,6 +259,33 @@ def test_a_small_shift_is_explained_and_is_not_green() -> None:
     assert re.match(r"&#39;x&#39;: PSI 0\.0\d\d \(0\.0\d\d to 0\.0\d\d\), most of it in ", reason)
     assert reason.endswith("a PSI below 0.1 is a small shift, however certain.")
     assert "No column has p &lt; 0.05" in html.render(compare_tables(p, p))
+
+
+def test_the_page_of_batches_says_which_differs_and_draws_their_history(
+    scripted: Page, tmp_path: Path
+) -> None:
+    values = np.random.default_rng(0).normal(size=3000)
+    reference, *weeks = (pd.DataFrame({"x": values + shift, "y": values}) for shift in (0.0, 0.0, 0.0, 1.0))
+    compared = tuple(
+        replace(compare_tables(reference, week), p_name="p", q_name=f"week {i}")
+        for i, week in enumerate(weeks, 1)
+    )
+    page = document(Batches(compared, ((), (), ())))
+    assert page.outcome == "1 of 3 batches differs from p"
+    assert page.tone == "bad"
+    assert page.headline.reason.startswith(
+        "The largest difference is in week 3: 1 of 2 columns differs by a large"
+    )
+    write(tmp_path / "page.html", html.render(page))
+    scripted.goto((tmp_path / "page.html").as_uri())
+    figure = scripted.locator("#history")
+    assert figure.locator("text", has_text="PSI").count() == 1
+    assert {"x", "y"} <= set(figure.locator("text").all_text_contents())
+    assert "each batch against p" in figure.inner_text()
+    lost = compare_tables(reference, weeks[0][["y"]])
+    assert document(Batches((*compared, lost), ((),) * 4)).outcome.endswith(
+        "; 1 could not be compared in full"
+    )
 
 
 def test_a_page_without_limits_says_so() -> None:

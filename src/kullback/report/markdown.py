@@ -68,7 +68,10 @@ def _size(page: Document) -> str:
 
 def _tables(page: Document) -> Iterator[list[str]]:
     if page.headline.figures:
-        rows = [(each.title, each.value, each.interval) for each in page.headline.figures]
+        rows = [
+            (each.title, f"{each.value} {each.unit}".rstrip(), each.interval)
+            for each in page.headline.figures
+        ]
         yield _grid(("", "value", "95% CI"), rows)
         return
     for place, table in enumerate(main_tables(page)):

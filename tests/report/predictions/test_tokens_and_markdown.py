@@ -70,10 +70,11 @@ def cells(text: str) -> dict[str, list[str]]:
 def test_markdown_has_the_main_numbers_with_their_intervals():
     found = cells(markdown.render(COMPARISON))
     kl, labels = COMPARISON.divergences["kl_pq"], COMPARISON.labels
-    ends = " to ".join(map(number, kl.interval))
-    assert found["mean KL(P||Q)"] == [number(kl.mean), ends]
+    assert 1e-3 < kl.mean < 0.1
+    low, high = (f"{1000 * end:.2f}" for end in kl.interval)
+    assert found["mean KL(P||Q)"] == [f"{1000 * kl.mean:.2f} mnat", f"{low} to {high}"]
     assert found["mean KL(Q||P)"] == ["inf", "n/a"]
-    assert found["99.9% KL(P||Q)"] == [number(kl.p999), ""]
+    assert found["99.9% KL(P||Q)"] == [f"{1000 * kl.p999:.2f} mnat", ""]
     assert found["same top class"] == ["98.77%", "98.11% to 99.22%"]
     assert found["acceptance rate"] == [percent(0.91236), "91.19% to 91.29%"]
     assert found["perplexity of Q"] == [number(labels.perplexity_q.mean), "11.38 to 11.90"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kullback.report.document import Plot
-from kullback.report.formats import Unit, number
+from kullback.report.formats import Unit
 from kullback.report.plots.svg import FIRST, SECOND, plain, power_of_ten
 
 if TYPE_CHECKING:
@@ -76,5 +76,5 @@ def draw_ladder(means: Sequence[tuple[str, float]]) -> list[Plot]:
         axes.set_yticks(range(len(rungs)), [plain(name) for _, name, _ in rungs])
         axes.set(xlabel="mean KL(P‖Q), nats")
 
-    values = "; ".join(f"{name} {number(mean)}" for mean, name, _ in rungs)
+    values = "; ".join(f"{name} {Unit.of(mean).text(mean)}" for mean, name, _ in rungs)
     return [Plot("ladder", "How large is that?", f"{values}. {SOURCE}", draw)]

@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from kullback.common.optional import load
+from kullback.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +71,12 @@ def power_of_ten(value: float) -> str:
 def plain(text: str) -> str:
     """Return the text without what matplotlib would read as mathematics."""
     return text.replace("$", r"\$")
+
+
+def shortened(name: str, longest: int = 12) -> str:
+    """Return the beginning of a name, as text that matplotlib can draw."""
+    text = printable(name)
+    return plain(text if len(text) <= longest else f"{text[: longest - 1]}…")
 
 
 def draw_legend(axes: Axes) -> None:

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING
 
 from kullback.report.document import Plot
 from kullback.report.formats import percent
-from kullback.report.plots.svg import FIRST, SECOND, draw_legend, power_of_ten
+from kullback.report.plots.svg import FIRST, INK, SECOND, draw_legend, power_of_ten, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-    from kullback.tables.table_results import ColumnComparison, HistogramBin, JointComparison
+    from kullback.tables.table_results import (
+        ColumnComparison,
+        HistogramBin,
+        JointComparison,
+        TableComparison,
+    )
 
 MOST_TICKS = 8
 ROOM = 34  # characters of all ticks' labels together
@@ -64,6 +69,39 @@ def draw_column(column: ColumnComparison, name: str) -> Plot | None:
     )
     caption = "; ".join(outside)
     return Plot(name, column.name, f"Not drawn: {caption}." if caption else "", draw)
+
+
+def draw_history(comparisons: Sequence[TableComparison]) -> list[Plot]:
+    """The PSI of several batches against one reference, of the columns with the largest: none without columns."""
+    history: dict[str, list[float]] = {}
+    for place, comparison in enumerate(comparisons):
+        for column in comparison.columns:
+            values = history.setdefault(column.name, [math.nan] * len(comparisons))
+            values[place] = math.nan if column.psi.value is None else column.psi.value
+    largest = sorted(
+        history, key=lambda name: -max((x for x in history[name] if not math.isnan(x)), default=0.0)
+    )
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        styles = ((FIRST, "o-"), (SECOND, "s--"), (INK, "^:"))
+        for name, (color, style) in zip(largest, styles, strict=False):
+            axes.plot(
+                range(1, len(comparisons) + 1), history[name], style, color=color, label=shortened(name)
+            )
+        for limit in (0.1, 0.25):
+            axes.axhline(limit, color=INK, linewidth=0.8, alpha=0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        axes.set(xlabel="batch, in the order given", ylabel="PSI", ylim=(0, None))
+        draw_legend(axes)
+
+    caption = (
+        f"The columns with the largest PSI among {len(history)}. These values are your own: each batch against "
+        f"{comparisons[0].p_name}. Lines are at 0.1 and 0.25, where credit scoring's rule of thumb begins to call a "
+        "shift moderate and large."
+    )
+    return [Plot("history", "PSI by batch", caption, draw)] if history else []
 
 
 def totals(compared: ColumnComparison | JointComparison) -> tuple[float, float]:

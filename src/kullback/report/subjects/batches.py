@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from kullback.report.document import Document, Findings, Frame, Headline, Remark, Section
+from kullback.report.document import Document, Findings, Frame, Gallery, Headline, Remark, Section, Tone
 from kullback.report.formats import counted
+from kullback.report.plots.tables import draw_history
 from kullback.report.schemas import tables as schema
 from kullback.report.subjects import document, tables
+from kullback.results.finding import Level
 from kullback.results.verdict import Verdict
 from kullback.tables.table_results import TableComparison
 
@@ -58,15 +60,24 @@ def _named(name: str, page: Document) -> Document:
 
 @document.register(Batches)
 def _(batches: Batches, verdicts: Sequence[Verdict] = ()) -> Document:
-    pages = batches.pages
-    remarks = [
-        Remark("error" if page.tone == "bad" else "note", f"{page.title}: {page.outcome}") for page in pages
-    ]
+    pages, reference = batches.pages, batches.comparisons[0].p_name
+    levels: dict[Tone, Level] = {"bad": "error", "warning": "warning"}
+    remarks = [Remark(levels.get(page.tone, "note"), f"{page.title}: {page.outcome}") for page in pages]
     number = counted(len(pages), "batch", "batches")
+    different = [each for each in batches.comparisons if tables.differing(each)]
+    worst = max(different, key=tables.largest_shift, default=None)
+    verb = "differs" if len(different) == 1 else "differ"
+    partial_batches = sum(bool(each.not_compared) for each in batches.comparisons)
+    partly = f"; {partial_batches} could not be compared in full" if partial_batches else ""
     return Document(
-        f"{number} against {batches.comparisons[0].p_name}",
-        Headline(f"{number} compared with {batches.comparisons[0].p_name}"),
+        f"{number} against {reference}",
+        Headline(
+            f"{len(different)} of {number} {verb} from {reference}{partly}",
+            "" if worst is None else f"The largest difference is in {worst.q_name}: {tables.summary(worst)}",
+            tone=tables.worst_tone(page.headline.tone for page in pages),
+        ),
         (
+            *(Gallery("History", [plot]) for plot in draw_history(batches.comparisons)),
             Findings("Batches", remarks),
             *(Section(page.title, page.blocks, is_open=False) for page in pages),
         ),

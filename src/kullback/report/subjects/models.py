@@ -152,9 +152,12 @@ def _section(found: ModelComparison, place: int, candidate: Candidate, scale: fl
     blocks: list[Block] = [Findings("Infinite divergences", remarks)] if remarks else []
     blocks.append(
         Passages(
-            "The text" if found.whole_text else "The passages in which it differs most",
+            "The text, worst passages first" if found.whole_text else "The passages in which it differs most",
             number(scale),
-            [_passage(found, passage, scale) for passage in candidate.passages],
+            [
+                _passage(found, passage, scale)
+                for passage in sorted(candidate.passages, key=lambda each: -each.kl_mean)
+            ],
             place == 0,
             _worst(found, candidate, several=several),
         )

@@ -240,13 +240,15 @@ def _figures(comparison: Comparison) -> tuple[Figure, ...]:
     """Return the main numbers, the page's tiles first."""
     kl, labels = comparison.divergences[KL_PQ], comparison.labels
     titles = {name: f"mean {title}" for name, title in QUANTITIES.items()}
+    unit = Unit.of(kl.mean)
+    mean, median, p999, p99, *ends = unit.write([kl.mean, kl.median, kl.p999, kl.p99, *(kl.interval or ())])
     figures = [
-        _figure(titles.pop(KL_PQ), kl, number, "nats"),
-        Figure("median KL(P||Q)", number(kl.median), "nats"),
-        Figure("99.9% KL(P||Q)", number(kl.p999), "nats"),
+        Figure(titles.pop(KL_PQ), mean, unit.name, " to ".join(ends) or "n/a"),
+        Figure("median KL(P||Q)", median, unit.name),
+        Figure("99.9% KL(P||Q)", p999, unit.name),
         _figure("same top class", comparison.top1_agreement, percent),
         *(_figure(title, comparison.divergences[name], number) for name, title in titles.items()),
-        Figure("99% KL(P||Q)", number(kl.p99), "nats"),
+        Figure("99% KL(P||Q)", p99, unit.name),
         _figure("acceptance rate", comparison.acceptance_rate, percent),
     ]
     if labels is not None:
@@ -260,10 +262,8 @@ def _figures(comparison: Comparison) -> tuple[Figure, ...]:
     return tuple(figures)
 
 
-def _figure(title: str, value: Value[float], write: Callable[[float], str], unit: str = "") -> Figure:
-    return Figure(
-        title, write(value.value), unit, " to ".join(map(write, value.interval)) if value.interval else "n/a"
-    )
+def _figure(title: str, value: Value[float], write: Callable[[float], str]) -> Figure:
+    return Figure(title, write(value.value), interval=" to ".join(map(write, value.interval or ())) or "n/a")
 
 
 def _worst(comparison: Comparison, tokens: Tokens | None) -> Gallery:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -399,9 +399,18 @@ def tone_of(comparison: TableComparison) -> Tone:
     """The color of the outcome: the tone of the worst column."""
     if not comparison.columns or comparison.not_compared:
         return "bad"
-    tones = {meaning(column).tone for column in comparison.columns}
+    return worst_tone(meaning(column).tone for column in comparison.columns)
+
+
+def worst_tone(tones: Iterable[Tone]) -> Tone:
+    """Return the worst of some tones."""
     order: tuple[Tone, ...] = ("bad", "warning", "unknown", "good")
-    return next(tone for tone in order if tone in tones)
+    return min(tones, key=order.index)
+
+
+def largest_shift(comparison: TableComparison) -> float:
+    """Return the largest PSI, of values or words, among columns whose difference is statistically significant."""
+    return max(map(_shift, differing(comparison)), default=0.0)
 
 
 def interval(quantity: Value[float | None]) -> str:

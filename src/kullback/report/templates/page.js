@@ -56,7 +56,7 @@ if (entries.length) {
   label.append("Show only", field);
   label.className = "filter";
   label.append(count);
-  document.querySelector("main").before(label);
+  document.querySelector("main > section").before(label);
   field.addEventListener("input", () => {
     const wanted = field.value.trim().toLowerCase();
     let shown = 0;
