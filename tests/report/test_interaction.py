@@ -117,6 +117,20 @@ def test_the_filter_keeps_what_names_a_column(wide: Path, scripted: Page) -> Non
     assert scripted.title() != "run"
 
 
+def test_the_filter_keeps_a_cluster_or_a_token(scripted: Page, tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(90, 6, generator=draw, dtype=torch.float64) for _ in "pq")
+    comparison = compare_predictions(Logits(x), Logits(y), cluster=torch.arange(90) // 30, bootstrap=0)
+    write(tmp_path / "page.html", html.render(comparison, tokens=["the", "cat", "sat", "on", "a", "mat"]))
+    scripted.goto((tmp_path / "page.html").as_uri())
+    shown = scripted.locator("figure.bars:visible")
+    assert shown.count() == len(comparison.worst) == 10
+    scripted.get_by_role("searchbox").fill("of cluster 2")
+    assert shown.count() == sum(row.cluster == "2" for row in comparison.worst) > 0
+    scripted.get_by_role("searchbox").fill("cat")
+    assert shown.count() == sum(1 in {top.index for top in row.top} for row in comparison.worst) > 0
+
+
 @pytest.mark.parametrize("width", [1400, 800, 375])
 def test_200_columns_keep_their_headings_in_sight_and_nothing_is_clipped(
     wide: Path, scripted: Page, width: int
@@ -131,6 +145,8 @@ def test_200_columns_keep_their_headings_in_sight_and_nothing_is_clipped(
     head, frame = scripted.locator(".scroll thead").first.bounding_box(), box.bounding_box()
     assert head["y"] == pytest.approx(frame["y"], abs=2)
     assert last.bounding_box()["y"] + last.bounding_box()["height"] <= frame["y"] + frame["height"] + 1
+    if width >= 800:
+        assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
 @pytest.mark.parametrize("colors", ["light", "dark"])
