@@ -102,7 +102,6 @@ class BytesReader(Reader):
             raise self.ref.truncated(wanted=wanted, got=f"{size:,} bytes")
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return rows `start` to `stop`."""
         rows, classes = self._size
         dtype = self._array.dtype
         if self._array.columns_first:
@@ -133,7 +132,6 @@ class BytesReader(Reader):
             raise self.ref.truncated(wanted=wanted, got="the end of the file before that")
 
     def close(self) -> None:
-        """Close the file, and the archive around it."""
         self._file.close()
         if self._archive is not None:
             self._archive.close()
@@ -234,12 +232,8 @@ class TorchReader(Reader):
         self.dtype = torch.int64 if self.stored in UPCAST else self.stored
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return a copy of rows `start` to `stop`."""
         tensor = choose_tensor(self.ref, self.key)[1]
         return tensor.view(-1, self.classes)[start:stop].to(self.dtype, copy=True)
-
-    def close(self) -> None:
-        """Do nothing: no file stays open."""
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -172,13 +172,11 @@ class CsvReader(Reader):
             )
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return rows `start` to `stop`."""
         rows = stop - start
         empty = torch.empty(0, self.classes, dtype=self.dtype, device="cpu")
         return next(regroup(rows_from(self._tensors(), start), rows, join_tensors), empty)
 
     def stream(self, rows: int) -> Iterator[Tensor]:
-        """Iterate over all rows in one pass."""
         return regroup(self._tensors(), rows, join_tensors)
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -212,9 +210,6 @@ class CsvReader(Reader):
                 yield from reader
         except (self._arrow.ArrowException, OSError) as error:
             raise self._explain(str(error)) from None
-
-    def close(self) -> None:
-        """Do nothing: no file stays open."""
 
     def _explain(self, reason: str) -> FileError:
         """Return the error for the first field that is no number: Arrow does not always name its column and line."""

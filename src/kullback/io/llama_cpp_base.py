@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -21,10 +22,10 @@ from torch import Tensor
 
 from kullback.common.files import open_output
 from kullback.common.inputs import number_from, whole_from
-from kullback.errors import ArgumentTypeError, invalid_type, invalid_value, safe_repr
+from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
 from kullback.io.reader import Reader, StoredMass
-from kullback.io.row_checks import PART, check_rows
+from kullback.io.row_checks import PART, check_floating, check_rows
 from kullback.io.source_files import LLAMA_MAGIC, FileReference, closed_on_error, refuse_key
 
 if TYPE_CHECKING:
@@ -88,6 +89,12 @@ class Layout:
         """Code that selects the scored positions from predictions at all positions."""
         shape = f"{self.n_chunk}, {self.n_ctx}, {self.n_vocab}"
         return f"x.reshape({shape})[:, {self.first}:{self.n_ctx - 1}].reshape({self.rows}, {self.n_vocab})"
+
+    def wrong_token(self, tokens: Tensor) -> str:
+        """Describe the first token that is no class; empty without one."""
+        wrong = (tokens < 0) | (tokens >= self.n_vocab)
+        where = int(wrong.nonzero()[0]) if bool(wrong.any()) else None
+        return "" if where is None else f"{int(tokens[where])} at position {where}"
 
     def labels(self, tokens: Tensor) -> Tensor:
         """Return the next token at every scored position."""
@@ -172,17 +179,11 @@ class LlamaBaseFile(Reader):
     def _read_tokens(self, file: IO[bytes]) -> Tensor:
         raw = file.read(self.layout.tokens_bytes)
         tokens = torch.from_numpy(np.frombuffer(raw, "<i4").astype("int32"))
-        wrong = (tokens < 0) | (tokens >= self.layout.n_vocab)
-        if bool(wrong.any()):
-            where = int(wrong.nonzero()[0])
-            raise self.ref.truncated(
-                wanted=f"tokens from 0 to {self.layout.n_vocab - 1}",
-                got=f"{int(tokens[where])} at position {where}",
-            )
+        if wrong := self.layout.wrong_token(tokens):
+            raise self.ref.truncated(wanted=f"tokens from 0 to {self.layout.n_vocab - 1}", got=wrong)
         return tokens.view(self.layout.n_chunk, self.layout.n_ctx)
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return rows `start` to `stop`, decoded."""
         raw = self._codes.read(start, stop)
         scale, smallest = _scales(raw)
         wrong = ~(scale.isfinite() & smallest.isfinite() & (scale >= 0))
@@ -224,7 +225,6 @@ class LlamaBaseFile(Reader):
         return [kept, summed]
 
     def close(self) -> None:
-        """Close the file."""
         self._codes.close()
 
 
@@ -285,7 +285,13 @@ def write_llama_base(
             instead="floor=16.0, as llama.cpp",
         )
     if isinstance(rows, np.ndarray) or not isinstance(rows, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise _no_rows(rows)
+        raise invalid_type(
+            CALL,
+            "rows",
+            wanted="a tensor of logits, or an iterable of such blocks",
+            got=type(rows).__name__,
+            instead="rows=torch.as_tensor(logits)",
+        )
     blocks = iter([rows] if isinstance(rows, Tensor) else rows)
     first = next(blocks, None)
     if first is None:
@@ -298,17 +304,19 @@ def write_llama_base(
         )
     _check_block(first, None)
     layout = Layout(n_ctx, first.shape[1], numbers.numel() // n_ctx)
-    _check_vocabulary(numbers, layout)
-    try:
-        with open_output(ref.path) as file:
-            file.write(LLAMA_MAGIC)
-            file.write(np.array([layout.n_ctx, layout.n_vocab, layout.n_chunk], "<i4").tobytes())
-            file.write(numbers.cpu().numpy().astype("<i4").tobytes())
-            _write_rows(file, ref, layout, _chained(first, blocks), floor)
-    except OSError as error:
-        raise ref.error(
-            wanted="a file that can be written", got=error.strerror or str(error), instead="check the folder"
-        ) from None
+    if wrong := layout.wrong_token(numbers):
+        raise invalid_value(
+            CALL,
+            "tokens",
+            wanted=f"numbers from 0 to {layout.n_vocab - 1}, the classes of rows",
+            got=wrong,
+            instead="tokens= in the numbering of rows' last dimension",
+        )
+    with ref.writing(), open_output(ref.path) as file:
+        file.write(LLAMA_MAGIC)
+        file.write(np.array([layout.n_ctx, layout.n_vocab, layout.n_chunk], "<i4").tobytes())
+        file.write(numbers.cpu().numpy().astype("<i4").tobytes())
+        _write_rows(file, ref, layout, chain([first], blocks), floor)
 
 
 def _check_tokens(tokens: object, n_ctx: int) -> tuple[Tensor, int]:
@@ -334,40 +342,8 @@ def _check_tokens(tokens: object, n_ctx: int) -> tuple[Tensor, int]:
     return numbers.reshape(-1), length
 
 
-def _check_vocabulary(tokens: Tensor, layout: Layout) -> None:
-    wrong = (tokens < 0) | (tokens >= layout.n_vocab)
-    if bool(wrong.any()):
-        where = int(wrong.nonzero()[0])
-        raise invalid_value(
-            CALL,
-            "tokens",
-            wanted=f"numbers from 0 to {layout.n_vocab - 1}, the classes of rows",
-            got=f"{int(tokens[where])} at position {where}",
-            instead="tokens= in the numbering of rows' last dimension",
-        )
-
-
-def _no_rows(given: object) -> ArgumentTypeError:
-    return invalid_type(
-        CALL,
-        "rows",
-        wanted="a tensor of logits, or an iterable of such blocks",
-        got=type(given).__name__,
-        instead="rows=torch.as_tensor(logits)",
-    )
-
-
 def _check_block(block: Tensor, classes: int | None) -> None:
-    if not isinstance(block, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise _no_rows(block)
-    if not block.is_floating_point():
-        raise invalid_type(
-            CALL,
-            "rows",
-            wanted="floating-point logits or log-probabilities",
-            got=str(block.dtype),
-            instead="rows=probs.log() for probabilities",
-        )
+    check_floating(CALL, "rows", block, "rows=torch.as_tensor(logits), or rows=probs.log() for probabilities")
     if block.ndim != 2 or 0 in block.shape or classes not in (None, block.shape[1]):
         raise invalid_value(
             CALL,
@@ -378,19 +354,13 @@ def _check_block(block: Tensor, classes: int | None) -> None:
         )
 
 
-def _chained(first: Tensor, rest: Iterator[Tensor]) -> Iterator[Tensor]:
-    yield first
-    for block in rest:
-        _check_block(block, first.shape[1])
-        yield block
-
-
 def _write_rows(
     file: IO[bytes], ref: FileReference, layout: Layout, blocks: Iterator[Tensor], floor: float
 ) -> None:
     written = 0
     step = max(1, PART // layout.n_vocab)
     for block in blocks:
+        _check_block(block, layout.n_vocab)
         if written + len(block) > layout.rows:  # counted for the error, no longer written
             written += len(block)
             continue

@@ -93,11 +93,9 @@ class ParquetReader(Reader):
         return dtype or torch.float64
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return rows `start` to `stop`."""
         return next(regroup(self._tensors(start, stop - start), stop - start, join_tensors))
 
     def stream(self, rows: int) -> Iterator[Tensor]:
-        """Iterate over all rows in one pass."""
         return regroup(self._tensors(0, rows), rows, join_tensors)
 
     def _tensors(self, start: int, rows: int) -> Iterator[Tensor]:
@@ -159,7 +157,6 @@ class ParquetReader(Reader):
         )
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kullback.io.source_files import Closes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -48,7 +50,7 @@ class StoredMass:
         )
 
 
-class Reader(ABC):
+class Reader(Closes, ABC):
     """A reader of one file format; `RowSource` adds the representation and checks the rows.
 
     Attributes:
@@ -88,9 +90,8 @@ class Reader(ABC):
         for start in range(0, self.rows or 0, rows):
             yield self.read(start, min(start + rows, self.rows or 0))
 
-    @abstractmethod
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, if the reader keeps one open."""
 
     def caveats(self) -> list[str]:
         """Return remarks on the contents that a report should repeat, as sentences."""

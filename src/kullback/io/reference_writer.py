@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self
@@ -25,12 +25,12 @@ from kullback.io.reference_file import (
     ReferenceBlock,
     ReferenceLayout,
 )
-from kullback.io.row_checks import check_rows
+from kullback.io.row_checks import check_floating, check_rows
 from kullback.io.safetensors_file import header_bytes
 from kullback.io.source_files import FileReference
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Mapping
     from os import PathLike
     from types import TracebackType
 
@@ -125,7 +125,7 @@ class ReferenceWriter:
         self._file: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
-        with self._writing():
+        with self._ref.writing():
             self._file = self._stack.enter_context(open_output(self._ref.path))
         return self
 
@@ -144,7 +144,7 @@ class ReferenceWriter:
             )
             self._stack.__exit__(type(missing), missing, None)
             raise missing
-        with self._writing():
+        with self._ref.writing():
             self._stack.__exit__(kind, error, trace)
 
     def add(self, logits: Tensor) -> None:
@@ -203,7 +203,7 @@ class ReferenceWriter:
         if self._file is None:
             instead = "with ReferenceWriter(...) as writer: writer.add(logits)"
             raise invalid_value(CALL, "path", wanted="an open file", got="a closed one", instead=instead)
-        with self._writing():
+        with self._ref.writing():
             layout = self._layout or self._begin(self._file, block)
             for name in ROW_TENSORS:
                 values: Tensor = getattr(block, name)
@@ -257,14 +257,7 @@ class ReferenceWriter:
         return torch.from_numpy(np.concatenate(parts))
 
     def _check_block(self, logits: Tensor) -> None:
-        if not isinstance(logits, Tensor) or not logits.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise invalid_type(
-                "ReferenceWriter.add",
-                "logits",
-                wanted="a floating-point tensor of logits or log-probabilities",
-                got=str(logits.dtype) if isinstance(logits, Tensor) else type(logits).__name__,  # pyright: ignore[reportUnnecessaryIsInstance]
-                instead="model(tokens).logits, or probs.log()",
-            )
+        check_floating("ReferenceWriter.add", "logits", logits, "model(tokens).logits, or probs.log()")
         classes, left = self._classes or "classes", self._windows.rows - self.written
         wrong = logits.ndim != 2 or 0 in logits.shape or self._classes not in (0, logits.shape[-1])
         if wrong or len(logits) > left or logits.shape[-1] > MOST_CLASSES:
@@ -275,14 +268,6 @@ class ReferenceWriter:
                 got=f"shape {tuple(logits.shape)}",
                 instead="logits.reshape(-1, classes), one row for each scored token, taken at the token before it",
             )
-
-    @contextmanager
-    def _writing(self) -> Generator[None]:
-        try:
-            yield
-        except OSError as error:
-            got, instead = error.strerror or str(error), "check the folder, and the space left"
-            raise self._ref.error(wanted="a file that can be written", got=got, instead=instead) from None
 
 
 def summarize_rows(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.words import REPRESENTATION_NAMES, RepresentationName
-from kullback.errors import FileError, invalid_value, safe_repr
+from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
 from kullback.io.source_files import dtype_name
 from kullback.representations import SUM_TOLERANCE
 
@@ -30,6 +30,18 @@ def check_representation(representation: str | None) -> RepresentationName | Non
         got=safe_repr(representation),
         instead="representation='logits' for a network's scores",
     )
+
+
+def check_floating(call: str, argument: str, logits: object, instead: str) -> None:
+    """Raise unless these are a floating-point tensor."""
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        raise invalid_type(
+            call,
+            argument,
+            wanted="a tensor of floating-point logits or log-probabilities",
+            got=str(logits.dtype) if isinstance(logits, Tensor) else type(logits).__name__,
+            instead=instead,
+        )
 
 
 def tolerance(dtype: torch.dtype) -> float:

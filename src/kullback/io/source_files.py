@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, cast
 
 from kullback.common.files import check_input
 from kullback.errors import LONGEST_MESSAGE, LONGEST_NAME, FileError, KullbackError, printable
@@ -47,22 +47,16 @@ class Closes:
         self.close()
 
 
-_Closes = TypeVar("_Closes", bound="SupportsClose")
-
-
-class SupportsClose(Protocol):
-    """An object with a method `close`."""
-
-    def close(self) -> object: ...
+_Resource = TypeVar("_Resource")
 
 
 @contextmanager
-def closed_on_error(resource: _Closes) -> Generator[_Closes]:
+def closed_on_error(resource: _Resource) -> Generator[_Resource]:
     """Close a resource if the ``with`` statement ends by an error."""
     try:
         yield resource
     except BaseException:
-        resource.close()
+        cast("Any", resource).close()
         raise
 
 
@@ -106,6 +100,15 @@ class FileReference:
         except errors as error:
             got = str(error) or "its end before that"
             raise self.truncated(wanted=wanted, got=got) from None
+
+    @contextmanager
+    def writing(self) -> Generator[None]:
+        """Turn a system error into the error for a file that cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            got, instead = error.strerror or str(error), "check the folder, and the space left"
+            raise self.error(wanted="a file that can be written", got=got, instead=instead) from None
 
     def differs(self, other: FileReference, *, wanted: str, got: str, instead: str) -> FileError:
         """Return the error for two files that do not fit together."""

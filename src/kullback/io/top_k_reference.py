@@ -67,61 +67,47 @@ def write_top_k_reference(
             got="logits of the listed classes alone",
             instead="store log-probabilities among all classes",
         )
-    lists = _Lists()
+    columns: list[tuple[Tensor, ...]] = []
+    unscored = 0
     for block in source.blocks():
-        lists.add(block)
-    if not lists.scored:
+        known = block[_known(block)]
+        unscored += len(block) - len(known)
+        least = torch.where(known.log_probs == -torch.inf, torch.inf, known.log_probs).amin(-1)
+        columns.append((known.counts, known.label_log_probs <= least, known.sequences, known.positions))
+    if not any(len(counts) for counts, *_ in columns):
         raise source.ref.error(
             wanted="positions with a known token and log-probability",
             got="none",
             instead="store the log-probabilities of the prompt's own tokens too",
         )
-    windows = _windows(source, lists)
-    top = lists.top()
+    counts, label_is_least, *places = (torch.cat(x) for x in zip(*columns, strict=True))
+    windows = _windows(source, *places)
+    top = _known_top(counts, label_is_least)
     notes = list(source.caveats())
-    if lists.unscored:
+    if unscored:
         notes.append(
-            f"{lists.unscored:,} of {lists.unscored + lists.scored:,} positions are not scored: the log-probability "
-            "of their token is not known."
+            f"{unscored:,} of {unscored + windows.rows:,} positions are not scored: the log-probability of their "
+            "token is not known."
         )
     writer = ReferenceWriter(path, windows, top=top, tail_draws=0, metadata=metadata)
     with writer:
         for block in source.blocks():
-            known = _known(block)
-            if bool(known.any()):
-                writer.add_block(_summary(block, known, top, writer.written, source))
+            known = block[_known(block)]
+            if len(known):
+                writer.add_block(_summary(known, top, writer.written, source))
             if progress is not None:
                 progress(writer.written, windows.rows)
     return notes + writer.notes
 
 
-class _Lists:
-    """How many classes the rows list, and which are scored, from a first pass."""
+def _known_top(counts: Tensor, label_is_least: Tensor) -> int:
+    """Return how many classes every row lists because they are its most probable.
 
-    def __init__(self) -> None:
-        self.scored = self.unscored = 0
-        self.counts: list[tuple[Tensor, Tensor]] = []
-        self.places: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, block: TopKBlock) -> None:
-        known = _known(block)
-        self.scored += int(known.sum())
-        self.unscored += int((~known).sum())
-        kept = block.log_probs[known]
-        least = torch.where(kept == -torch.inf, torch.inf, kept).amin(-1)
-        label_is_least = block.label_log_probs[known] <= least
-        self.counts.append((block.counts[known], label_is_least))
-        self.places.append((block.sequences[known], block.positions[known]))
-
-    def top(self) -> int:
-        """Return how many classes every row lists because they are its most probable.
-
-        A server adds the token itself to its list where that is not among them.
-        """
-        counts, label_is_least = (torch.cat(x) for x in zip(*self.counts, strict=True))
-        others = counts[~label_is_least]
-        listed = int(others.max()) if len(others) else int(counts.min()) - 1
-        return max(1, int((counts - (label_is_least & (counts > listed)).long()).min()))
+    A server adds the token itself to its list where that is not among them.
+    """
+    others = counts[~label_is_least]
+    listed = int(others.max()) if len(others) else int(counts.min()) - 1
+    return max(1, int((counts - (label_is_least & (counts > listed)).long()).min()))
 
 
 def _known(block: TopKBlock) -> Tensor:
@@ -129,9 +115,8 @@ def _known(block: TopKBlock) -> Tensor:
     return (block.labels >= 0) & ~block.label_log_probs.isnan() & (block.positions > 0)
 
 
-def _windows(source: TopKSource, lists: _Lists) -> Windows:
-    """Return the sequences as windows, scored where a row is known."""
-    sequences, positions = (torch.cat(x) for x in zip(*lists.places, strict=True))
+def _windows(source: TopKSource, sequences: Tensor, positions: Tensor) -> Windows:
+    """Return the sequences as windows, scored at these positions."""
     tokens: list[Tensor] = []
     scored: list[Tensor] = []
     for number, held in enumerate(source.token_ids()):
@@ -149,14 +134,14 @@ def _windows(source: TopKSource, lists: _Lists) -> Windows:
     return Windows(torch.cat(tokens), lengths.cumsum(0), torch.cat(scored))
 
 
-def _summary(block: TopKBlock, known: Tensor, top: int, start: int, source: TopKSource) -> ReferenceBlock:
+def _summary(block: TopKBlock, top: int, start: int, source: TopKSource) -> ReferenceBlock:
     """Return the rows of a block as a reference file keeps them."""
     # Sorted by class, then, stably, by log-probability: of equal ones the lowest first.
-    indices, order = block.indices[known].sort(dim=-1)
-    log_probs = block.log_probs[known].double().gather(-1, order)
+    indices, order = block.indices.sort(dim=-1)
+    log_probs = block.log_probs.double().gather(-1, order)
     log_probs, order = log_probs.sort(dim=-1, descending=True, stable=True)
     indices = indices.gather(-1, order)
-    outside = torch.cat([log_probs[:, top:], block.log_tail[known, None]], -1).logsumexp(-1)
+    outside = torch.cat([log_probs[:, top:], block.log_tail[:, None]], -1).logsumexp(-1)
     total = log_probs[:, :top].exp().sum(-1) + outside.exp()
     wrong = ~((total - 1).abs() <= MASS_TOLERANCE)
     if bool(wrong.any()):
@@ -166,16 +151,15 @@ def _summary(block: TopKBlock, known: Tensor, top: int, start: int, source: TopK
             got=f"{float(total[row]):.6g} in scored row {start + row}",
             instead="store log-probabilities in float32",
         )
-    classes = source.classes or 0
     return ReferenceBlock(
         start=start,
-        classes=classes,
-        labels=block.labels[known],
+        classes=block.classes or 0,
+        labels=block.labels,
         top_indices=indices[:, :top].int(),
         top_log_probs=log_probs[:, :top].float(),
         tail_indices=torch.zeros(len(indices), 0, dtype=torch.int32, device="cpu"),
         tail_log_probs=torch.zeros(len(indices), 0, device="cpu"),
         tail_log_mass=outside.clamp(max=0).float(),
-        label_log_probs=block.label_log_probs[known].clamp(max=0).float(),
+        label_log_probs=block.label_log_probs.clamp(max=0).float(),
         support_sizes=torch.zeros(len(indices), dtype=torch.int32, device="cpu"),
     )

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import invalid_value
 from kullback.generators import FinitePair
 from kullback.io import ReferenceBlock
 from kullback.io.reference_writer import rows_in_part, top_classes
+from kullback.io.row_checks import check_floating
 from kullback.kernels.reference import pair_from_weights
 from kullback.predictions.measure import DIVERGENCES
 
@@ -342,14 +343,7 @@ def join_rows(parts: Sequence[ReferenceRows]) -> ReferenceRows:
 
 
 def _check_logits(block: ReferenceBlock, logits: Tensor) -> None:
-    if not isinstance(logits, Tensor) or not logits.is_floating_point():  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_type(
-            CALL,
-            "logits",
-            wanted="a floating-point tensor of logits or log-probabilities",
-            got=str(logits.dtype) if isinstance(logits, Tensor) else type(logits).__name__,  # pyright: ignore[reportUnnecessaryIsInstance]
-            instead="model(tokens).logits",
-        )
+    check_floating(CALL, "logits", logits, "model(tokens).logits")
     if logits.shape != (len(block), block.classes):
         raise invalid_value(
             CALL,

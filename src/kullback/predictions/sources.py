@@ -43,9 +43,6 @@ class TensorReader(Reader):
     def read(self, start: int, stop: int) -> Tensor:
         return self._tensor[start:stop].cpu()
 
-    def close(self) -> None:
-        """Do nothing: a tensor needs no closing."""
-
 
 def open_source(
     given: object, representation: RepresentationName | None, key: str | None, name: str

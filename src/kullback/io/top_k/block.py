@@ -15,12 +15,14 @@ from kullback.io.row_checks import tolerance
 from kullback.io.source_files import dtype_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from kullback.errors import FileError
     from kullback.io.source_files import FileReference
 
 LARGEST_INDEX = 2**31 - 1
+_NOT_LOG_PROBS = (
+    "these may be logits or processed scores: store the raw ones (vLLM: --logprobs-mode raw_logprobs)"
+)
 SAME = 1e-2  # largest relative difference between two computations of one token's log-probability
 
 
@@ -156,67 +158,46 @@ def join(blocks: Sequence[TopKBlock]) -> TopKBlock:
 
 def check(block: TopKBlock, ref: FileReference, rounding: torch.dtype) -> None:
     """Raise `FileError` for the first invalid value; the tolerance suits probabilities of dtype `rounding`."""
+    for bad, values, wanted, instead in _faults(block, rounding):
+        if bool(bad.any()):
+            index = tuple(int(i) for i in bad.nonzero()[0])
+            where = f"sequence {int(block.sequences[index[0]])}, position {int(block.positions[index[0]])}"
+            value = values[index].item()
+            shown = str(value) if isinstance(value, int) else f"{value:.6g}"
+            raise ref.error(wanted=wanted, got=f"{shown} at {where}", instead=instead)
+
+
+def _faults(block: TopKBlock, rounding: torch.dtype) -> Iterator[tuple[Tensor, Tensor, str, str]]:
+    """Yield a mask of invalid values, the values, the valid ones in words, and the remedy."""
     limit = tolerance(rounding)
+    within = f"{limit:g} ({dtype_name(rounding)})"
     log_probs, kept = block.log_probs, block.log_probs != -torch.inf
     bad = log_probs.isnan() | (log_probs > limit)
-    if bool(bad.any()):
-        raise _refused(block, ref, bad, log_probs, "natural log-probabilities, at most 0", _NOT_LOG_PROBS)
+    yield bad, log_probs, "natural log-probabilities, at most 0", _NOT_LOG_PROBS
     largest = LARGEST_INDEX if block.classes is None else block.classes - 1
     bad = kept & ((block.indices < 0) | (block.indices > largest))
-    if bool(bad.any()):
-        wanted = f"token ids from 0 to {largest}"
-        raise _refused(block, ref, bad, block.indices, wanted, "use the files of one vocabulary")
+    yield bad, block.indices, f"token ids from 0 to {largest}", "use the files of one vocabulary"
     masses = log_probs.double().exp().sum(-1)
-    bad = ~(masses <= 1 + limit)
-    if bool(bad.any()):
-        wanted = f"probabilities that sum to at most 1 within {limit:g} ({dtype_name(rounding)})"
-        raise _refused(block, ref, bad, masses, wanted, _NOT_LOG_PROBS)
-    totals = masses + block.log_tail.double().exp()
-    # NaN where the mass outside the list is not known.
-    bad = (totals - 1).abs() > limit
-    if bool(bad.any()):
-        within = f"{limit:g} ({dtype_name(rounding)})"
-        wanted = f"probabilities, with the mass outside the list, that sum to 1 within {within}"
-        instead = "store log-probabilities among all classes, and no other number of classes than there are"
-        raise _refused(block, ref, bad, totals, wanted, instead)
+    wanted = f"probabilities that sum to at most 1 within {within}"
+    yield ~(masses <= 1 + limit), masses, wanted, _NOT_LOG_PROBS
+    totals = masses + block.log_tail.double().exp()  # NaN where the mass outside the list is not known
+    wanted = f"probabilities, with the mass outside the list, that sum to 1 within {within}"
+    instead = "store log-probabilities among all classes, and no other number of classes than there are"
+    yield (totals - 1).abs() > limit, totals, wanted, instead
     places = torch.arange(1, block.indices.shape[-1] + 1, device="cpu")
     ordered = torch.where(kept, block.indices, -places).sort(-1).values
     bad = ordered[:, 1:] == ordered[:, :-1]
-    if bool(bad.any()):
-        raise _refused(
-            block, ref, bad, ordered[:, 1:], "each token once at a position", "write the file again"
-        )
+    yield bad, ordered[:, 1:], "each token once at a position", "write the file again"
     bad = (block.labels != NO_LABEL) & ((block.labels < 0) | (block.labels > largest))
-    if bool(bad.any()):
-        wanted = f"a true token from 0 to {largest}, or {NO_LABEL} for none"
-        raise _refused(block, ref, bad, block.labels, wanted, "use the files of one vocabulary")
-    bad = block.label_log_probs > limit
-    if bool(bad.any()):
-        wanted = "a log-probability of the true token, at most 0"
-        raise _refused(block, ref, bad, block.label_log_probs, wanted, _NOT_LOG_PROBS)
+    wanted = f"a true token from 0 to {largest}, or {NO_LABEL} for none"
+    yield bad, block.labels, wanted, "use the files of one vocabulary"
+    wanted = "a log-probability of the true token, at most 0"
+    yield block.label_log_probs > limit, block.label_log_probs, wanted, _NOT_LOG_PROBS
     # Two values of one token differ where the true tokens belong to other positions than the lists.
     listed = ((block.indices == block.labels.unsqueeze(-1)) & kept).nonzero(as_tuple=True)
     apart = torch.zeros(len(block), dtype=torch.float64, device="cpu")
     difference = (block.label_log_probs[listed[0]] - log_probs[listed]).double().abs()
     apart[listed[0]] = difference / (1 + log_probs[listed].double().abs())
-    bad = apart > max(limit, SAME)
-    if bool(bad.any()):
-        wanted = "one log-probability of the true token, where it is listed too"
-        instead = "store the true tokens of the same positions as the lists, neither shifted nor cut"
-        raise _refused(block, ref, bad, block.label_log_probs, wanted, instead)
-
-
-_NOT_LOG_PROBS = (
-    "these may be logits or processed scores: store the raw ones (vLLM: --logprobs-mode raw_logprobs)"
-)
-
-
-def _refused(
-    block: TopKBlock, ref: FileReference, bad: Tensor, values: Tensor, wanted: str, instead: str
-) -> FileError:
-    """Return the error for the first value that `bad` marks."""
-    index = tuple(int(i) for i in bad.nonzero()[0])
-    where = f"sequence {int(block.sequences[index[0]])}, position {int(block.positions[index[0]])}"
-    value = values[index].item()
-    shown = str(value) if isinstance(value, int) else f"{value:.6g}"
-    return ref.error(wanted=wanted, got=f"{shown} at {where}", instead=instead)
+    wanted = "one log-probability of the true token, where it is listed too"
+    instead = "store the true tokens of the same positions as the lists, neither shifted nor cut"
+    yield apart > max(limit, SAME), block.label_log_probs, wanted, instead

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from kullback.io.top_k.records import Collected, Place, Tokens, get, lists, token_id
+from kullback.io.top_k.records import Collected, Place, Tokens, get, lists, require, token_id
 
 _AFTER_SAMPLERS = (
     "the probabilities are those after the samplers (temperature, top-k, top-p ...), not the model's own: leave out "
@@ -63,17 +63,10 @@ def _add(collected: Collected, position: int, entry: Any, tokens: Tokens | None,
     listed = lists(get(entry, "top_probs" if after else "top_logprobs"), "top_logprobs, a list", place)
     collected.add(
         position,
-        [(_id(each, place), _value(each, after, place)) for each in listed],
-        _id(entry, place),
+        [(require(each, "id", "a token with its id", place), _value(each, after, place)) for each in listed],
+        require(entry, "id", "a token with its id", place),
         _value(entry, after, place),
     )
-
-
-def _id(entry: Any, place: Place) -> Any:
-    found = get(entry, "id")
-    if found is None:
-        raise place.malformed("a token with its id", entry)
-    return found
 
 
 def _value(entry: Any, after: bool, place: Place) -> Any:

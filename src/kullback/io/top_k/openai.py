@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from kullback.io.top_k.records import CLAMPED, Collected, Place, Tokens, get, lists, token_id
+from kullback.io.top_k.records import CLAMPED, ENTRY, Collected, Place, Tokens, get, lists, require, token_id
 
 
 def has_log_probs(record: object) -> bool:
@@ -45,9 +45,9 @@ def _chat(content: Any, place: Place, tokens: Tokens | None) -> Collected:
             raise _no_list(here)
         collected.add(
             position,
-            [(_id(each, tokens, here), _value(each, here)) for each in listed],
+            [(_id(each, tokens, here), require(each, "logprob", ENTRY, here)) for each in listed],
             _id(entry, tokens, here),
-            _known(_value(entry, here)),
+            _known(require(entry, "logprob", ENTRY, here)),
         )
     return collected
 
@@ -109,13 +109,6 @@ def _id(entry: Any, tokens: Tokens | None, place: Place) -> int:
         if found is None
         else cast("int", found)
     )
-
-
-def _value(entry: Any, place: Place) -> Any:
-    value = get(entry, "logprob")
-    if value is None:
-        raise place.malformed("an entry with a logprob", entry)
-    return value
 
 
 def _known(value: Any) -> Any:

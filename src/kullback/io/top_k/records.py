@@ -7,7 +7,7 @@ import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -25,6 +25,7 @@ LONGEST_RECORD = 1 << 28
 PARQUET_ROWS = 8  # read at once; each is a text with its log-probabilities
 # What servers write for a probability of 0: llama.cpp the lowest float32, vLLM and OpenAI -9999.
 LOWEST, CLAMPED = -3.4e38, -9999.0
+ENTRY = "an entry with a logprob"
 Tokens = Mapping[str | bytes, int]
 
 
@@ -75,14 +76,12 @@ def lists(value: object, wanted: str, place: Place) -> Sequence[Any]:
     return cast("Sequence[Any]", value)
 
 
-class RecordSource(Protocol):
-    """Where records come from, anew with each iteration."""
-
-    ref: FileReference
-
-    def __iter__(self) -> Iterator[tuple[Place, Any]]: ...
-
-    def close(self) -> None: ...
+def require(record: object, name: str, wanted: str, place: Place) -> Any:
+    """Return a field that is there, and refuse a record without it."""
+    value = get(record, name)
+    if value is None:
+        raise place.malformed(wanted, record)
+    return value
 
 
 class Records:
@@ -263,7 +262,7 @@ class RecordReader(TopKReader):
     def __init__(
         self,
         format: str,  # noqa: A002 - the attribute's name
-        records: RecordSource,
+        records: Records | ParquetRows,
         read: ReadRecord,
         tokens: Tokens | None,
     ) -> None:

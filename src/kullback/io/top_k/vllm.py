@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
-from kullback.io.top_k.records import Collected, Place, Tokens, get, lists
+from kullback.io.top_k.records import ENTRY, Collected, Place, Tokens, get, lists, require
 
 _INSTEAD = "ask for them: SamplingParams(prompt_logprobs=20), or prompt_logprobs=20 in the request"
 _GUESSED = "the true tokens are taken to stand first at each position, as vLLM writes them"
@@ -56,10 +56,11 @@ def _prompt(found: Any, ids: Any, place: Place) -> Collected:
         if not row:
             collected.skipped += 1
             continue
+        here = place.at(f"position {position}")
         label = next(iter(row)) if ids is None else ids[position]
         if ids is None:
             in_order = in_order and _ascends([get(entry, "rank") for entry in list(row.values())[1:]])
-        entries = [(token, _value(entry, place, position)) for token, entry in row.items()]
+        entries = [(token, require(entry, "logprob", ENTRY, here)) for token, entry in row.items()]
         collected.add(position, entries, label, dict(entries).get(label) if isinstance(label, int) else None)
     if ids is None and in_order:
         collected.notes.add(_GUESSED)
@@ -80,9 +81,9 @@ def _rows(found: Any, place: Place) -> list[dict[int, Any]]:
         if row is None:
             rows.append({})
             continue
-        if not isinstance(row, Mapping):
-            raise place.at(f"position {position}").malformed("a mapping from token ids", row)
         here = place.at(f"position {position}")
+        if not isinstance(row, Mapping):
+            raise here.malformed("a mapping from token ids", row)
         rows.append({_id(token, here): entry for token, entry in cast("Mapping[Any, Any]", row).items()})
     return rows
 
@@ -115,10 +116,3 @@ def _flat_rows(found: Any, place: Place) -> list[dict[int, Any]]:
             )
         rows.append(row)
     return rows
-
-
-def _value(entry: object, place: Place, position: int) -> Any:
-    value = get(entry, "logprob")
-    if value is None:
-        raise place.at(f"position {position}").malformed("an entry with a logprob", entry)
-    return value
