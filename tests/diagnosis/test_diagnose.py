@@ -475,7 +475,7 @@ def test_findings_cannot_be_changed():
             torch.where(MASK, 0, P) / torch.where(MASK, 0, P).sum(-1, keepdim=True),
             "the first at index (2, 3)",
         ),
-        (LOG_Q, torch.full((8,), 10), "8 of them name no class, the first at index (0,)"),
+        (LOG_Q, torch.full((8,), 10), "8 of them are not classes, the first at index (0,)"),
         (
             scores(8, 12).log_softmax(-1),
             torch.ones(8, 10) / 10,

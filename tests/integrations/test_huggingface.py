@@ -466,7 +466,7 @@ def test_wrong_settings(given: dict[str, Any], error: type[Exception], words: st
 def test_another_loss_beside_it_is_refused(tmp_path: Path) -> None:
     student, teacher = language_models()
     with pytest.raises(
-        ArgumentValueError, match=r"compute_loss_func=...\): wanted none, as the loss is loss="
+        ArgumentValueError, match=r"compute_loss_func=...\): wanted none, because loss= is the loss"
     ):
         DistillationTrainer(
             student, arguments(tmp_path), teacher=teacher, compute_loss_func=compute_loss_func()

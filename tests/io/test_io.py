@@ -524,7 +524,7 @@ def test_shapes_that_hold_no_rows_are_refused(
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros((2, 2), "V2"), "as bfloat16 is written by NumPy.*safetensors"),
+        (np.zeros((2, 2), "V2"), "such as NumPy writes for bfloat16.*safetensors"),
         (np.array([[1, None]], dtype=object), "Python objects, which are never unpickled"),
         (np.zeros((2, 2), "complex64"), "got dtype complex64"),
         (np.zeros((2, 2), "bool"), "got dtype bool"),

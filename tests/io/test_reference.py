@@ -403,7 +403,7 @@ FAULTS: list[tuple[str, int, float, str]] = [
     ("offsets", 1, 2, r"offsets that rise from 0 to 3"),
     ("scored", 0, 1, r"with a token before them in their window; got window 0"),
     ("scored", 1, 0, r"2 scored tokens, one for each row; got 1"),
-    ("scored", 1, 2, r"scored of 0 and 1; got 2"),
+    ("scored", 1, 2, r"only 0 and 1 in scored; got 2"),
     ("top_indices", 2, 5, r"top_indices from 0 to 4; got 5, 2 in row 1"),
     ("top_indices", 1, 0, r"top_indices of distinct classes, none among those drawn; got 0, 0 in row 0"),
     ("tail_indices", 1, 1, r"top_indices of distinct classes, none among those drawn; got 0, 1 in row 0"),

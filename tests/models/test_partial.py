@@ -226,7 +226,7 @@ def test_the_reference_tells_its_model(recorded: Path) -> None:
 
 def test_reports_of_references_say_what_is_drawn(recorded: Path) -> None:
     found = compare_models(recorded, folders.int8())
-    assert "95% CI of the drawing" in str(found).replace("\n", " ")
+    assert "95% CI of the sampling" in str(found).replace("\n", " ")
     page = html.render(found)
     assert "the drawing" in page
     held = json.loads(report.dumps(found))["candidates"][0]

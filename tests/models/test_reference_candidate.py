@@ -247,7 +247,7 @@ def test_the_interval_is_open_where_draws_from_the_candidate_cannot_show_it(tmp_
     shown = " ".join(str(both).split())
     assert "; the first is" in shown
     assert "the order is clear" not in shown
-    assert "an upper end only where p/q has light tails" in shown
+    assert "a finite upper limit only if p/q has light tails" in shown
 
 
 # --- two references

@@ -208,8 +208,8 @@ def test_rows_too_rare_to_be_seen_are_bounded_in_numbers(rows, units):
     assert f"up to {300 / count:.2g} % of {units} (3/n)" in note
     assert f"absent from these {count:,}." in note
     assert (
-        f"add up to {3 / count:.2g} nats to the mean for each nat of their KL: {30 / count:.2g} if that is 10"
-        in note
+        f"add up to {3 / count:.2g} nats to the mean for each nat of their own KL: {30 / count:.2g} nats if their "
+        "KL is 10" in note
     )
     # With 1 row in 2,000 of KL 10, the mean is beyond the interval of KL, and within the note's numbers.
     p, q = rare_rows(2000, 1)

@@ -148,7 +148,7 @@ def test_a_diagnosis_shows_all_that_its_text_does():
 def test_a_right_call_and_one_that_raises():
     q, p = torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]])
     right = Cells(kullback.diagnose(q.log(), p, reduction="batchmean")._repr_html_())
-    assert any("Nothing to object to." in text for text in right.texts)
+    assert any("No problems found." in text for text in right.texts)
     wrong = kullback.diagnose(q, torch.zeros(3, 7), reduction="sum")
     assert wrong.raises in " ".join(Cells(wrong._repr_html_()).texts)
 

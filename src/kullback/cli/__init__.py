@@ -19,8 +19,8 @@ def main(*, may_have_workers: bool = False) -> None:
     """Run the command with the arguments of this process, or say what to install for it.
 
     Arguments:
-        may_have_workers: whether this is one of the processes that torchrun started, if it did start some. The script
-            `kullback` never is: a process that torchrun started may call it.
+        may_have_workers: whether this process may be one of torchrun's workers. The script `kullback` is not, even if a
+            worker calls it.
     """
     open_closed()
     for stream in (sys.stdout, sys.stderr):
@@ -48,7 +48,8 @@ def main(*, may_have_workers: bool = False) -> None:
 
 
 def _leave(code: object) -> NoReturn:
-    """End one of several workers at once: a thread of gloo that frees a tensor as Python shuts down would abort it."""
+    """End one of several workers at once: a thread of gloo that frees a tensor during Python's shutdown would abort
+    it."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

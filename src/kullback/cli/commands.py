@@ -1,6 +1,6 @@
 """The command group `kullback`, and how its commands report errors.
 
-A command imports what it computes with when it runs, so that help and errors of usage need no torch.
+A command imports its computations when it runs, so help and usage errors do not need torch.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def kullback(ctx: click.Context) -> None:
     kullback calc 'Normal(0, 1)' 'Laplace(0, 1)'
 
     kullback COMMAND --help says more. The exit status is 0 where all is well, 1 where a gate fails, 2 on an error, 130
-    after Ctrl-C, and 141 if the reader of the output leaves; of a comparison it is then 0 or 1, as its gates say.
+    after Ctrl-C, and 141 if the reader of the output leaves; for a comparison it is then 0 or 1, by its gates.
     """
     if ctx.obj is True and ctx.invoked_subcommand not in (None, compare.name):
         refuse_workers(f"kullback {ctx.invoked_subcommand} is")

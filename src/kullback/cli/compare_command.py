@@ -83,10 +83,10 @@ COMMON = (
     "--as-p",
     "representation_p",
     type=REPRESENTATIONS,
-    help="The type of the numbers in P, where the files differ.",
+    help="The type of the numbers in P, if the files differ.",
 )
 @click.option("--as-q", "representation_q", type=REPRESENTATIONS, help="The type of the numbers in Q.")
-@click.option("--key", help="The array to read from files that hold several.")
+@click.option("--key", help="The array to read from files with several.")
 @click.option("--key-p", help="The array to read from P.")
 @click.option("--key-q", help="The array to read from Q.")
 @click.option("--labels", type=FILE, metavar="FILE", help="The true class of each row. -100 stands for none.")
@@ -109,7 +109,7 @@ COMMON = (
 @click.option(
     "--full",
     is_flag=True,
-    help="Print every table and note. Without it, compare prints the numbers that decide.",
+    help="Print every table and note. Without it, compare prints the main numbers.",
 )
 @click.option(
     "--worst",
@@ -128,16 +128,16 @@ COMMON = (
     type=click.Choice(["table", LLAMA_CPP]),
     default="table",
     show_default=True,
-    help="Print tables; or, of models and of predictions with labels, the lines of llama-perplexity "
-    "--kl-divergence.",
+    help="Print tables, or the lines of llama-perplexity --kl-divergence (for models, and for predictions with "
+    "labels).",
 )
 @click.option(
     "--like",
     type=click.Choice([LLAMA_CPP]),
-    help="Print those lines, computed as llama.cpp does: P as its base file holds it, without normalizing, without "
+    help="Print those lines with llama.cpp's arithmetic: P as in its base file, neither normalized nor with the "
     "classes below its floor.",
 )
-@fail_above("mean=0.01", f"{METRICS_IN_WORDS}. Of tables: {TABLE_METRICS_IN_WORDS}")
+@fail_above("mean=0.01", f"{METRICS_IN_WORDS}. For tables: {TABLE_METRICS_IN_WORDS}")
 @fail_below("top1=0.99")
 @click.option(
     "--bootstrap",
@@ -182,13 +182,13 @@ COMMON = (
     type=click.IntRange(1),
     default=20,
     show_default=True,
-    help="How many of the most probable tokens to ask servers for.",
+    help="The number of most probable tokens to ask a server for.",
 )
 @click.option(
     "--resume",
     type=FILE,
     metavar="FILE",
-    help="Keep finished work in FILE, and go on from it after a stop. Predictions have this option too.",
+    help="Save finished work in FILE, and continue from it after a stop. Predictions have this option too.",
 )
 @NO_PROGRESS
 @click.option(
@@ -229,12 +229,12 @@ def compare(
     kullback compare float32.npy int8.npy --as logits
     kullback compare before.parquet after.parquet
 
-    Models (--text): folders of Hugging Face models, .gguf files, servers, and references (.klref), beside which --text
-    may be left out; of several Q each is compared with P. Predictions: npy, npz, safetensors, pt, parquet, csv, or
-    llama.cpp's --kl-divergence-base file, with one distribution over the classes in each row. Tables (--as table, which
-    two Parquet files without lists do not need): parquet, csv or ndjson, rows of columns. Divergences are in nats. The
-    exit status is 1 if a gate fails and 2 on an error. Several processes share the rows of predictions by
-    torchrun --nproc-per-node N -m kullback compare ...
+    Models (--text): folders of Hugging Face models, .gguf files, servers, and references (.klref), with which --text
+    may be left out; each Q is compared with P. Predictions: npy, npz, safetensors, pt, parquet, csv, or llama.cpp's
+    --kl-divergence-base file, with one distribution over the classes in each row. Tables (--as table, which two Parquet
+    files without lists do not need): parquet, csv or ndjson, rows of columns. Divergences are in nats. The exit status
+    is 1 if a gate fails and 2 on an error. Several processes share the rows of predictions by torchrun --nproc-per-node
+    N -m kullback compare ...
     """
     of_tables = {name: settings.pop(name) for name in OF_TABLES}
     of_models = {name: settings.pop(name) for name in OF_MODELS}
@@ -317,7 +317,7 @@ def compare(
 
 
 def refuse_workers(what: str) -> None:
-    """Refuse several processes that torchrun started where they would all do the same."""
+    """Refuse torchrun's processes for a comparison that they cannot share."""
     from kullback.parallel.workers import worker_count
 
     if worker_count() > 1:

@@ -48,7 +48,7 @@ OTHER_FORMATS = frozenset(
 @click.argument("source", metavar="SRC", type=FILE)
 @click.argument("target", metavar="DST", type=FILE)
 @click.option("--as", "representation", type=REPRESENTATIONS, help="What the numbers in SRC are.")
-@click.option("--key", help="The array to read where SRC holds several.")
+@click.option("--key", help="The array to read, if SRC has several.")
 @click.option("--tokens", type=FILE, help="A file with the tokens of all windows, one after the other.")
 @click.option("--tokens-key", help="The name of the tokens in their file.")
 @click.option("--n-ctx", type=click.IntRange(3), help="The number of tokens in a window.")
@@ -62,12 +62,12 @@ OTHER_FORMATS = frozenset(
     type=FiniteRange(0, 100, min_open=True),
     default=16.0,
     show_default=True,
-    help="Nats below a row's largest that are kept: 16 for llama.cpp, 24 for ik_llama.cpp.",
+    help="Range of log-probabilities to keep, in nats below a row's largest: 16 for llama.cpp, 24 for ik_llama.cpp.",
 )
 @click.option(
     "--classes",
     type=click.IntRange(2),
-    help="For a .klref: the number of all classes, where SRC does not tell.",
+    help="For a .klref: the number of all classes, if SRC does not say.",
 )
 @NO_PROGRESS
 @click.pass_context
@@ -86,16 +86,16 @@ def convert(
     classes: int | None,
     no_progress: bool,
 ) -> None:
-    """Write the predictions in SRC as another kind of file.
+    """Convert the predictions in SRC to another file format.
 
-    If DST ends in .kld: rows of predictions as a base file for llama-perplexity --kl-divergence, so that a GGUF model
-    can be compared with them; --tokens and --n-ctx say which tokens they are of.
+    If DST ends in .kld, it becomes a base file for llama-perplexity --kl-divergence, which compares a GGUF model with
+    it. SRC has rows of predictions; --tokens and --n-ctx give their tokens.
 
-    If it ends in .klref: the top classes that a server returned or a distillation tool stored (vLLM, SGLang, OpenAI,
-    llama-server, TRL and others) as a reference file for kullback compare.
+    If DST ends in .klref, it becomes a reference file for kullback compare. SRC has the top classes that a server
+    returned or a distillation tool stored (vLLM, SGLang, OpenAI, llama-server, TRL and others).
 
-    With another ending, or with none, DST is a base file as well; the endings of other formats, such as .npy, .csv and
-    .gguf, are refused.
+    With another ending, or none, DST is a base file too. The endings of other formats, such as .npy, .csv and .gguf,
+    are refused.
 
     \b
     kullback convert logits.npy base.kld --as logits \\

@@ -72,7 +72,7 @@ def parse_distribution(text: str) -> Operand:
     except Exception as error:  # noqa: BLE001 - of the parser, or of a constructor that was given something strange
         raise _refusal(text, " ".join(str(error).split()) or type(error).__name__) from None
     if not isinstance(value, Operand):
-        raise _refusal(text, "it is no distribution")
+        raise _refusal(text, f"it is of type {type(value).__name__}")
     return value
 
 
@@ -117,7 +117,7 @@ def _evaluate(node: ast.AST) -> Any:
 def _number(node: ast.AST) -> int | float:
     value = _evaluate(node)
     if not isinstance(value, int | float):
-        raise ValueError(f"{ast.unparse(node)!r} is no number to calculate with")  # noqa: TRY004 - the text is wrong
+        raise ValueError(f"{ast.unparse(node)!r} is not a number to calculate with")  # noqa: TRY004 - the text is wrong
     return value
 
 

@@ -95,7 +95,7 @@ METRICS_IN_WORDS = (
 
 
 class TableNumber(NamedTuple):
-    """A number of a column: its attribute, and whether a limit holds for its value, or for the end of its interval."""
+    """A number of a column: its attribute, and whether limits apply to its value or to the end of its interval."""
 
     attribute: str
     checks: Literal["number", "estimate", "interval"]
@@ -109,9 +109,9 @@ TABLE_METRICS = {
 }
 WHOLE = "findings"
 TABLE_METRICS_IN_WORDS = (
-    f"{', '.join((*TABLE_DIVERGENCE_NAMES, 'p_value', 'p_adjusted'))} (of every column and joint group; of one: "
-    f"psi[COLUMN]), {WHOLE} (their number); a limit on a divergence holds for the end of its interval, one on "
-    "psi.value for the estimate alone"
+    f"{', '.join((*TABLE_DIVERGENCE_NAMES, 'p_value', 'p_adjusted'))} (for every column and joint group; for one: "
+    f"psi[COLUMN]), {WHOLE} (their number); a limit on a divergence is compared with the end of its interval, one "
+    "on psi.value with the estimate"
 )
 
 
@@ -187,7 +187,7 @@ class Gate:
         """Return the limit in words and how the comparisons violate it.
 
         Arguments:
-            compared: of each comparison the candidate's name, the result, and `certain` of `failure`.
+            compared: for each comparison, the candidate's name, the result, and the argument `certain` of `failure`.
         """
         failed = {
             name: failure
@@ -206,7 +206,7 @@ class Gate:
 
         Arguments:
             found: the comparison.
-            certain: where its divergences are lower bounds, for each the least and the most that its mean can be.
+            certain: if its divergences are lower bounds, the least and the largest possible mean of each.
         """
         metric = self.limit.metric
         of_labels = metric.startswith("labels.") or MEANS.get(metric.split(".")[0], "").startswith("labels.")
@@ -221,7 +221,7 @@ class Gate:
         return failure or self._undetermined(metric, value, mean)
 
     def _uncertain(self, metric: str, value: float, certain: Mapping[str, tuple[float, float]]) -> str | None:
-        """Return the failure of a limit that a lower bound of a divergence keeps, and the divergence may not."""
+        """Return the failure of a limit that a divergence may exceed although its lower bound does not."""
         first, _, statistic = metric.partition(".")
         name, statistic = (first, statistic) if first in DIVERGENCE_NAMES else ("kl_pq", metric)
         remedy = "; the model itself, or a mean with an upper bound (tv.mean), can be checked"
@@ -243,7 +243,7 @@ class Gate:
         )
 
     def _undetermined(self, metric: str, value: float, mean: Value[float] | None) -> str | None:
-        """Return the failure of a mean whose interval is open on the side of the limit; rows that are equal pass."""
+        """Return the failure of a mean whose interval is infinite on the side of the limit; equal rows pass."""
         if mean is None or mean.reason is None:
             return None
         end = None if mean.interval is None else mean.interval[self.limit.side == "above"]
@@ -282,9 +282,9 @@ class TableGate:
             unknown = [column]
         sentences = list(failures.values())
         if unknown:
-            sentences.append(f"{metric} is not known of {', '.join(map(quoted, unknown))}: not compared")
+            sentences.append(f"{metric} is unknown: {', '.join(map(quoted, unknown))} could not be compared")
         elif not looked:
-            sentences.append(f"{metric} is not known: nothing was compared")
+            sentences.append(f"{metric} is unknown: nothing was compared")
         return Verdict(words, tuple(sentences), tuple(failures))
 
     def _failure(self, name: str, compared: ColumnComparison | JointComparison) -> str | None:
@@ -292,14 +292,14 @@ class TableGate:
         what, found = f"{metric} of {quoted(name)}", getattr(compared, metric)
         value = found if checks == "number" else found.value
         if value is None or math.isnan(value):
-            return f"{what} is not known: most values are too rare to be compared"
+            return f"{what} is unknown: most values are too rare to be compared"
         if checks == "number":
             return self.limit.failure(what, value)
         failure = self._failure_of_words(metric, name, compared) or self.limit.failure(what, value)
         if failure is not None or len(compared.bins) < 2:
             return failure
         if found.interval is None:
-            return f"{what} is not known: too few independent rows or clusters"
+            return f"{what} is unknown: too few independent rows or clusters"
         if checks == "estimate":
             return None
         side, end = ("upper", 1) if self.limit.side == "above" else ("lower", 0)

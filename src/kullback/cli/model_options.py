@@ -23,8 +23,8 @@ _OPTIONS = (
         type=click.Choice(["second-half", "all", "assistant"]),
         default="second-half",
         show_default=True,
-        help="The tokens that count: those of each window's second half, as llama.cpp has it, all, or the "
-        "assistant's replies in JSONL conversations.",
+        help="The tokens that count: each window's second half (as in llama.cpp), all, or the assistant's replies "
+        "in JSONL conversations.",
     ),
     click.option(
         "--windows",
@@ -37,17 +37,17 @@ _OPTIONS = (
         type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
         default="auto",
         show_default=True,
-        help="The dtype of the weights of folders.",
+        help="The dtype of the weights of models in folders.",
     ),
     click.option(
         "--device",
         default="cpu",
         metavar="NAME",
         show_default=True,
-        help="Where folders run, such as cuda.",
+        help="Where models in folders run, such as cuda.",
     ),
-    click.option("--trust-remote-code", is_flag=True, help="Let code that comes with a folder run."),
-    click.option("--hub", is_flag=True, help="Names may stand for models on the Hugging Face hub."),
+    click.option("--trust-remote-code", is_flag=True, help="Allow code in the folder of a model to run."),
+    click.option("--hub", is_flag=True, help="Allow names of models on the Hugging Face hub."),
 )
 
 

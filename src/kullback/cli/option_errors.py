@@ -1,4 +1,4 @@
-"""Errors about arguments of the library, said of the options that a command has in their place."""
+"""Errors about arguments of the library, rewritten for the options of a command."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def in_options(
     """Name the option of the command, not the argument of the library, in errors.
 
     Arguments:
-        options: the option, or the argument of the command, for each argument of the library; errors about any other
-            one stay unchanged.
-        remedies: what to write instead of a wrong argument; by default what the library says, as options.
+        options: the option or argument of the command for each argument of the library; errors about other arguments
+            stay unchanged.
+        remedies: what to write instead of a wrong argument; by default the library's remedy, written as options.
 
     Example:
         >>> from kullback.errors import invalid_value

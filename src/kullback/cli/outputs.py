@@ -1,4 +1,4 @@
-"""The files of a command, which are checked before its work, and the reports, which are written after it."""
+"""The files of a command: checks before the computation, and reports after it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_files(
     """Refuse files that cannot be read or written, and outputs that are other files of the command, before its work.
 
     Arguments:
-        inputs: the files to read, after the names they go by in messages; None for one that was not given.
+        inputs: the files to read, by their names in messages; None for a file that was not given.
         outputs: the files to write.
         others: further arguments that may be files to read.
 

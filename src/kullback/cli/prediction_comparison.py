@@ -54,7 +54,7 @@ def run_prediction_comparison(
 ) -> list[str]:
     """Compare two files, write the reports, and say which gates fail.
 
-    Of several workers that torchrun started, all do this together; rank 0 writes, and tells the gates.
+    All workers that torchrun started call this together; rank 0 writes the reports and prints the gates.
 
     Arguments:
         inputs: the files to compare.
@@ -107,7 +107,7 @@ def run_prediction_comparison(
 
 
 def _read_tokens(tokens: Path, inputs: Inputs) -> Tokens:
-    """Read the text of each class, of which there must not be more than P has classes, before the computation."""
+    """Read the texts of the classes before the computation; there may not be more than P has classes."""
     with open_rows(
         inputs.p, representation=inputs.representations[0], key=inputs.keys[0], name="p"
     ) as source:
@@ -123,7 +123,7 @@ def require_one_output(outputs: Outputs, llama_cpp: LlamaCppRows | None) -> None
 
 
 def print_llama_cpp(found: Comparison, _: Console | None = None) -> None:
-    """Print llama.cpp's lines in UTF-8, whatever the terminal's encoding, as they are there."""
+    """Print llama.cpp's lines in UTF-8, as llama.cpp does, whatever the terminal's encoding is."""
     click.echo(llama_cpp_lines.render(found).encode(), nl=False)
     if found.llama_cpp is not None and found.llama_cpp.total.count < llama_cpp_lines.FEWEST_ROWS:
         print_error(

@@ -19,7 +19,7 @@ from kullback.common.progress import progress_bar
     "--text",
     type=FILE,
     required=True,
-    help="The text it reads, or JSONL with text, messages, or prompt and completion.",
+    help="The text that the model reads, or JSONL with text, messages, or prompt and completion.",
 )
 @click.option(
     "-o", "--output", "output", type=FILE, required=True, metavar="FILE.klref", help="The file to write."
@@ -52,9 +52,9 @@ def record(
     kullback record llama-8b --text wiki.txt -o llama-8b.klref
     kullback compare llama-8b.klref q4.gguf
 
-    MODEL is a folder of a Hugging Face model or a .gguf file. Of each scored token the file keeps the most probable
-    tokens, the mass of all others, and some of those drawn with known probability, so that another model can be
-    compared with this one where this one is not at hand.
+    MODEL is a folder of a Hugging Face model or a .gguf file. For each scored token, the file has the most probable
+    tokens, the mass of all others, and random draws from the others. With it, you can compare another model with this
+    one without having this one.
     """
     from kullback.models import record_reference
 

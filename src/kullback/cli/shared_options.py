@@ -96,7 +96,7 @@ BINS = click.option(
 INDEPENDENT = click.option(
     "--independent",
     is_flag=True,
-    help="Rows (of models: windows or documents) are independent, so that their order is not examined.",
+    help="Rows (for models, windows or documents) are independent: their order is not examined.",
 )
 CONFIDENCE = click.option(
     "--confidence",

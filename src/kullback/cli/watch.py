@@ -35,8 +35,10 @@ from kullback.cli.shared_options import (
     "--profile", type=FILE, help="The file of the reference's profile; by default REFERENCE.profile.json."
 )
 @click.option("--rebuild", is_flag=True, help="Count the reference again, even if there is a profile.")
-@click.option("--merge", is_flag=True, help="Take all batches as one, by adding their counts.")
-@click.option("--save-batch", type=FILE, help="Write the profile of the batch to FILE, to be merged later.")
+@click.option("--merge", is_flag=True, help="Treat all batches as one: add their counts.")
+@click.option(
+    "--save-batch", type=FILE, help="Write the profile of the batch to FILE; it can be merged later."
+)
 @COLUMNS
 @WEIGHTS
 @INDEPENDENT

@@ -43,7 +43,7 @@ def diagnose(
         a `Diagnosis`: print it to read the report. Wrong values and shapes are findings in it, not errors.
 
     Raises:
-        ArgumentTypeError: an argument is no dense real tensor with values, or `log_target` is not a bool.
+        ArgumentTypeError: an argument is not a dense real tensor with values, or `log_target` is not a bool.
         ArgumentValueError: `reduction` is not one of the four words, or `input` has no dimension `dim`.
 
     Gradient:

@@ -20,16 +20,19 @@ _CATALOG: dict[str, tuple[Level, str]] = {
     "device-mismatch": ("error", "Move one: target.to(input.device)."),
     "{name}-is-integer": (
         "error",
-        "Convert it, {name}.float(), after it has been normalized if it holds counts.",
+        "Convert it: {name}.float(). If it has counts, normalize it too.",
     ),
-    "dtype-mismatch": ("note", "Harmless for the value; the narrower one keeps its rounding."),
+    "dtype-mismatch": (
+        "note",
+        "This does not harm the value; the narrower tensor keeps its rounding errors.",
+    ),
     "target-is-class-indices": (
         "error",
         "The KL divergence from a certain class is the cross-entropy: F.cross_entropy takes class indices.",
     ),
     "single-class": (
         "warning",
-        "For yes-or-no probabilities compare Bernoulli distributions, or spell out both classes: [1 - p, p].",
+        "For yes-or-no probabilities compare Bernoulli distributions, or write out both classes: [1 - p, p].",
     ),
     "arguments-reversed": (
         "error",
@@ -47,7 +50,7 @@ _CATALOG: dict[str, tuple[Level, str]] = {
     ),
     "{name}-rows-not-normalized": (
         "error",
-        "Look at the rows named: padding, a slice of the classes, or a mask set after the softmax?",
+        "Look at these rows: are they padding, a slice of the classes, or masked after the softmax?",
     ),
     "{name}-softmaxed-twice": (
         "warning",
@@ -58,7 +61,7 @@ _CATALOG: dict[str, tuple[Level, str]] = {
     "{name}-negative": ("error", "Find where they arise; clamp(min=0) is right only if it is rounding."),
     "{name}-rows-without-mass": (
         "error",
-        "No distribution is made of them: leave padding out before the mean, or it counts as rows.",
+        "They are not distributions. Leave padding out before the mean, or it counts as rows.",
     ),
     "masked-on-both-sides": (
         "error",
@@ -67,22 +70,22 @@ _CATALOG: dict[str, tuple[Level, str]] = {
     "infinite-divergence": (
         "warning",
         (
-            "If the zeros come from underflow, use log_softmax instead of the log of a softmax. Else compare with "
-            "JensenShannon(), which stays finite, or smooth counts with Counts(x, prior=0.5)."
+            "If the zeros come from underflow, use log_softmax instead of the log of a softmax. Otherwise compare "
+            "with JensenShannon(), which stays finite, or smooth counts with Counts(x, prior=0.5)."
         ),
     ),
     "log-target-of-zero": (
         "error",
         "Pass target.exp() without log_target, or use kullback.functional.kl_div.",
     ),
-    "target-zeros": ("note", "They add nothing: 0 log 0 = 0. Only KL(input || target) is infinite."),
+    "target-zeros": ("note", "They contribute 0, because 0 log 0 = 0. Only KL(input || target) is infinite."),
     "batchmean-is-not-per-row": (
         "warning",
         'Flatten to (rows, classes) first, or reduction="none" and .sum over the classes, then .mean().',
     ),
     "identical": (
         "note",
-        "Right at the start of some trainings; else see whether one tensor was passed twice.",
+        "This can be right at the start of a training. Otherwise check whether the same tensor was passed twice.",
     ),
 }
 
@@ -120,7 +123,7 @@ def _devices(case: Case) -> Iterator[Finding]:
 def _class_indices(case: Case) -> Iterator[Finding]:
     if case.labels:
         stray = case.stray_labels
-        outside = f" {stray.count} of them name no class, {stray.where}." if stray.count else ""
+        outside = f" {stray.count} of them are not classes, {stray.where}." if stray.count else ""
         yield _finding(
             "target-is-class-indices",
             f"target, of shape {tuple(case.target.shape)}, holds one whole number for each row of input: class "
@@ -145,19 +148,19 @@ def _shapes(case: Case) -> Iterator[Finding]:
             "silent-broadcast",
             f"{shapes} broadcast to {result}: {what}",
             "note" if repeated else "warning",
-            "Write the expansion out if it is meant: target.expand(...); else give both one shape.",
+            "If this is intended, write it out: target.expand(...). Otherwise give both the same shape.",
         )
 
 
 def _remedy(case: Case) -> str:
     repair = case.repair
     if repair is None:
-        return "No reshaping pairs them up: give both the same rows and classes, in the same dimensions."
+        return "No reshape makes them match: give both the same rows and classes, in the same dimensions."
     code = " and ".join(c for c, name in ((repair.input, "input"), (repair.target, "target")) if c != name)
     if repair.how == "cut-rows":
         return f"Cut both to the rows they share: {code}; or pad the shorter one and mask the padding."
     if repair.how == "binary":
-        return f"If target is the probability of the second of the two classes, spell both out: {code}."
+        return f"If target is the probability of the second of two classes, write both out: {code}."
     if repair.how != "cut-classes":
         return f"Bring them to one shape: {code}."
     kept = case.classes
@@ -293,8 +296,8 @@ def _softmaxed_twice(case: Case) -> Iterator[Finding]:
             again = "log_softmax of probabilities" if reading.in_logs else "softmax of probabilities"
             yield _finding(
                 "{name}-softmaxed-twice",
-                f"{name} is probably the {again}: in no row is a class more than e times as probable as another, "
-                f"nor its logarithm more than 1/{reading.scan.classes} below the mean. This is always true for a "
+                f"{name} is probably the {again}: in no row is a class more than e times as probable as another, or "
+                f"its logarithm more than 1/{reading.scan.classes} below the mean. This is always true for a "
                 "softmax of probabilities, but rare for a softmax of scores with this spread.",
                 name,
             )
@@ -315,8 +318,8 @@ def _zeros(case: Case) -> Iterator[Finding]:
     if both.count:
         yield _finding(
             "masked-on-both-sides",
-            f"Both sides have probability 0 at {both.count} {of}, {both.where}. They should add "
-            "nothing, but torch computes 0 * inf = NaN.",
+            f"Both sides have probability 0 at {both.count} {of}, {both.where}. These entries should contribute 0, "
+            "but torch computes 0 * inf = NaN.",
         )
     if only_q.count:
         yield _finding(
@@ -342,7 +345,8 @@ def _reductions(case: Case) -> Iterator[Finding]:
     if case.reduction == "mean" and case.classes > 1:
         yield Finding(
             "mean-divides-by-classes",
-            f'reduction="mean" divides by the {case.classes} classes and not only by the rows: it is no divergence.',
+            f'reduction="mean" divides by the {case.classes} classes and not only by the rows: the value is not a '
+            "divergence.",
             "warning",
             'Use reduction="batchmean".' if rows == size else "Sum over the classes, then take the mean.",
         )

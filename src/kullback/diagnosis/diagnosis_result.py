@@ -113,7 +113,7 @@ class Diagnosis:
     def __repr__(self) -> str:
         kl = self.kl_target_input
         value = f"KL(target || input) = {kl.mean:.4g} per row" if kl else "no value"
-        return f"<Diagnosis: {', '.join(self.codes) or 'nothing to object to'}; {value}>"
+        return f"<Diagnosis: {', '.join(self.codes) or 'no problems found'}; {value}>"
 
     def __str__(self) -> str:
         sections = [self._head(), self._values(), self._findings(), self._code()]
@@ -145,7 +145,7 @@ class Diagnosis:
             advice = f"<br>&rarr; {escape(finding.advice)}" if finding.advice else ""
             said = f"<b>{finding.level}: {escape(finding.code)}</b><br>{escape(finding.message)}"
             parts.append(f"<p>{said}{advice}</p>")
-        code = "\n".join(self._code() if self.findings else ["Nothing to object to.", *self._code()])
+        code = "\n".join(self._code() if self.findings else ["No problems found.", *self._code()])
         return "\n".join([*parts, f"<pre>{escape(code)}</pre>"])
 
     def _shown(self, reduction: str) -> str:
@@ -165,7 +165,7 @@ class Diagnosis:
         lines: list[str] = []
         if self.values:
             wrong = any(finding.level == "error" for finding in self.findings)
-            right = ", had the arguments been right" if wrong else ""
+            right = ", for right arguments" if wrong else ""
             lines.append(f"  reduction     torch gives     which is{right}")
             for name in REDUCTIONS:
                 mark = ">" if name == self.reduction else " "
@@ -174,7 +174,7 @@ class Diagnosis:
         if self.raises:
             lines += _wrapped(f"torch raises: {self.raises}", "  ")
         if self.kl_target_input:
-            lines += ["", "  By kullback, from the contents that the tensors seem to hold:"]
+            lines += ["", "  kullback's values, for the contents that the tensors seem to hold:"]
             lines += _wrapped(f"KL(target || input)  {_described(self.kl_target_input)}", "    ")
         if self.kl_input_target:
             lines += _wrapped(f"KL(input || target)  {_described(self.kl_input_target)}", "    ")
@@ -182,7 +182,7 @@ class Diagnosis:
 
     def _findings(self) -> list[str]:
         if not self.findings:
-            return ["Nothing to object to."]
+            return ["No problems found."]
         lines: list[str] = []
         for finding in self.findings:
             lines.append(f"{finding.level}: {finding.code}")

@@ -155,7 +155,8 @@ def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Est
             explain(
                 call,
                 "kind",
-                wanted="KL(), ReverseKL() or Jeffreys(), or draws of categories or numbers on both sides and no method",
+                wanted="KL(), ReverseKL() or Jeffreys(); for other kinds, draws of categories or numbers on both "
+                "sides, no method",
                 got=f"{safe_repr(kind)}, method={settings.method!r}, {p!r} and {q!r}",
                 instead=_instead_of_kind(settings, p, q),
             )

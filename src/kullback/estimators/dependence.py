@@ -217,8 +217,8 @@ def _noticed(dependence: SerialDependence, name: str) -> str:
         )
     if dependence.kind == "pattern":
         return (
-            f"Rows of {name} repeat with a period of {dependence.length} rows, which is taken for a fixed pattern. If "
-            f"{dependence.length} sources take turns, pass cluster=, their number for each row."
+            f"Rows of {name} repeat with a period of {dependence.length} rows, which is treated as a fixed pattern. If "
+            f"{dependence.length} sources take turns, pass cluster=: the number of each row's source."
         )
     groups = "" if dependence.labels is None else f"{int(dependence.labels.max()) + 1} "
     if dependence.kind == "period":

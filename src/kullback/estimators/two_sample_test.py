@@ -245,7 +245,7 @@ def _one_row(p: Counts, q: Counts) -> tuple[Integers, Integers]:
         raise invalid_value(
             CALL,
             "p, q",
-            wanted=f"one row of counts each, with less than {MOST_COUNTED:,} draws together",
+            wanted=f"one row of counts on each side, with fewer than {MOST_COUNTED:,} draws in total",
             got=f"{p!r} and {q!r}, {float(table.a.sum() + table.b.sum()):,.0f} draws",
             instead="two_sample_test(Counts(p[i]), Counts(q[i])) for each row i",
         )

@@ -379,7 +379,7 @@ def _by_formula(
             "fit",
             "q, to",
             wanted="a target with a nearest member of the family",
-            got=f"one without finite parameters of {type(q).__name__} inside their range, such as equal draws",
+            got=f"one whose nearest {type(q).__name__} has an infinite or degenerate parameter, as for equal draws",
             instead="a target with some spread, or fixed= for the parameter that has none",
         )
     after = before
@@ -515,8 +515,9 @@ def _finish(result: MethodAnswer, kind: Divergence, objective: Objective, to: An
                 "fit",
                 "q, to",
                 wanted="every element of the batch at a minimum, within tol and with a small error",
-                got=f"{count} of {fitted.converged.numel()} that are not after {int(fitted.iterations.max())} steps; "
-                f"they are about {float(fitted.above.max()):.2g} above it, with a gradient of "
+                got=f"{count} of {fitted.converged.numel()} that did not converge in "
+                f"{int(fitted.iterations.max())} steps; they are about {float(fitted.above.max()):.2g} above the "
+                "minimum, with a gradient of "
                 f"{float(fitted.gradient_norm.max()):.2g} (error.fit is the best point found)",
                 instead="a larger max_iterations or tol, or another start",
             ),

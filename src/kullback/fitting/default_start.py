@@ -56,7 +56,7 @@ def _standard(family: Any, to: Any) -> Distribution:
             "q",
             wanted="a class of distributions of numbers with a standard start",
             got=family.__name__,
-            instead=f"q={family.__name__}(...) with the numbers of the start",
+            instead=f"q={family.__name__}(...) with the parameters to start from",
         )
     return family(**{name: _number(ranges[name]).expand(shape) for name in names}, validate_args=False)
 

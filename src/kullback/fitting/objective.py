@@ -217,7 +217,7 @@ class ElboObjective(Objective):
                     "q",
                     wanted="a distribution on the line or over finitely many values",
                     got=type(q).__name__,
-                    instead="method='stochastic', which draws",
+                    instead="method='stochastic', which uses random draws",
                 )
             )
         pseudo = _Unnormalized(self.checked)

@@ -188,7 +188,8 @@ def _check_sign(kind: Divergence, multiples: tuple[float, float, float]) -> None
             type(kind).__name__,
             "terms",
             wanted="terms q f(p / q) of a convex function f with f(1) = 0",
-            got=f"{terms[0].item():.4g} at p = q = 1, and a minimum of {terms.min().item():.4g} without the tangent",
+            got=f"{terms[0].item():.4g} at p = q = 1, and a minimum of {terms.min().item():.4g} after its tangent "
+            "is subtracted",
             instead="terms minus f(1) q, or FDivergence(lambda r: f(r) - f(1))",
         )
 

@@ -1,4 +1,4 @@
-"""Adapters to the trainers that people use, one module each: the package that it is for is imported with it alone.
+"""Adapters for trainers, one module each. Only the module of a trainer imports the trainer's package.
 
 `huggingface`, `trl` and `lightning` subclass trainers and need them; `torchtune`, `nemo`, `modelopt` and `verl` have
 the signatures that these packages call, by position or from a configuration file, and need nothing but torch.

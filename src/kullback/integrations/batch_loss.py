@@ -1,4 +1,4 @@
-"""The part that the trainers share: a student and a teacher run on one batch, and a loss of their predictions."""
+"""The part that all trainers share: run student and teacher on a batch, and compute the loss of their predictions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def next_tokens(labels: Tensor, ignore_index: int = -100) -> Tensor:
 
 
 def at_least_one(count: Tensor | float | None) -> Tensor | float | None:
-    """Return the number of counted tokens, 1 where there is none: the loss is then 0, and not 0/0."""
+    """Return the number of counted tokens; 1 if there are none, so that the loss is 0 instead of 0/0."""
     return count.clamp(min=1) if isinstance(count, Tensor) else None if count is None else max(count, 1)
 
 
@@ -53,12 +53,12 @@ def of_tokens(
 
 
 class BatchLoss:
-    """The loss of a batch that a student and a teacher are run on.
+    """The loss of a student's predictions on a batch, with a teacher's predictions on the same batch.
 
     Arguments:
         call: the trainer, for messages.
         loss: a `DistillationLoss`, or a `LinearDistillationLoss`, which never has all logits in memory.
-        teacher: the teacher, or None where the batches hold its most probable tokens, as ``teacher_indices`` and
+        teacher: the teacher; None if the batches have its most probable tokens, as ``teacher_indices`` and
             ``teacher_log_probs``.
         causal: whether the label of a position's logits is the token after it.
     """
@@ -109,12 +109,12 @@ class BatchLoss:
         """Return the loss and the student's outputs.
 
         Arguments:
-            model: the student, in the form that is called.
-            inputs: the batch. Positions whose label is the loss's `ignore_index` do not count; without labels, the
-                positions that the attention mask leaves out.
-            normalizer: the divisor of the sum over tokens, such as their number in all micro-batches.
+            model: the student, possibly wrapped, as the trainer calls it.
+            inputs: the batch. Positions with the label `ignore_index` of the loss do not count. Without labels,
+                positions outside of the attention mask do not count.
+            normalizer: the divisor of the sum over tokens, such as the number of tokens in all micro-batches.
             unwrapped: the student without its wrappers; it has the head.
-            keep_logits: whether the outputs have to hold the logits.
+            keep_logits: whether the outputs must contain the logits.
         """
         features = {name: x for name, x in inputs.items() if name not in ("labels", "shift_labels", *STORED)}
         normalizer = at_least_one(normalizer)
@@ -138,7 +138,7 @@ class BatchLoss:
         counted: dict[str, Tensor | None],
         normalizer: Tensor | float | None,
     ) -> Tensor | float:
-        """Return the load-balancing loss of a mixture of experts, weighted as its model does, else 0.
+        """Return the load-balancing loss of a mixture of experts, with the model's own weight; 0 for other models.
 
         With a normalizer, the batch has the weight of its own tokens, so that the losses of micro-batches add up.
         """
@@ -164,7 +164,7 @@ class BatchLoss:
         return coefficient * auxiliary * share
 
     def _counted(self, logits: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
-        """Return the labels that say which positions count, or without any the mask that does."""
+        """Return the labels, which decide which positions count; without labels, the mask."""
         if inputs.get("shift_labels") is not None:  # of collators that pack sequences
             return {"labels": inputs["shift_labels"]}
         labels, mask = inputs.get("labels"), inputs.get("attention_mask")
@@ -197,7 +197,7 @@ class BatchLoss:
         inputs: Mapping[str, Any],
         keep_logits: bool,
     ) -> tuple[dict[str, Any], Any]:
-        """Return the hidden states and heads of both sides, as the loss names them, and the student's outputs."""
+        """Return the hidden states and heads of both sides as arguments of the loss, and the student's outputs."""
 
         def run(**given: Any) -> Any:
             return model(**{**_no_cache(unwrapped), **given})
@@ -227,7 +227,7 @@ class BatchLoss:
         return {side: hidden, f"{side}_weight": head.weight, f"{side}_bias": bias}, outputs
 
     def _check_plain(self, side: str, head: Any) -> None:
-        """Raise unless the head's weight and bias are all that it computes with."""
+        """Raise if the head uses more than its weight and its bias."""
         if getattr(type(head), "forward", None) is not torch.nn.Linear.forward:
             raise invalid_value(
                 self.call,
@@ -254,7 +254,7 @@ class BatchLoss:
     def _check_head(
         self, side: str, module: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor
     ) -> None:
-        """Raise unless the logits are the head's, capped and scaled as the loss was told."""
+        """Raise unless the head, with the cap and scale of the loss, gives the model's logits."""
         loss = self.loss
         assert isinstance(loss, LinearDistillationLoss)  # noqa: S101 - for the type checker
         place = int(side == "teacher")
@@ -273,7 +273,7 @@ class BatchLoss:
                 self.call,
                 "loss",
                 wanted=f"a LinearDistillationLoss that makes the logits of the {side} as its model does",
-                got=f"softcap={cap}, logit_scale={scale}, by which they differ",
+                got=f"softcap={cap}, logit_scale={scale}, which give other logits",
                 instead="LinearDistillationLoss(softcap=..., logit_scale=...) as in the models' configurations, or "
                 "loss=kullback.nn.DistillationLoss()",
             )
@@ -295,7 +295,7 @@ def head_settings(model: Any) -> dict[str, float | None]:
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """Return the logits of a model's outputs: of an attribute, an entry, the first of a tuple, or the outputs."""
+    """Return the logits in a model's outputs: an attribute, an entry, the first element of a tuple, or all of it."""
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(outputs, Mapping):
@@ -312,7 +312,7 @@ def _without_wrappers(model: Any) -> Any:
 def _no_cache(model: Any) -> dict[str, bool]:
     """Return the argument that turns off a model's cache of keys and values, for models that have one.
 
-    Training has no use for it, and with one transformers ignores where packed sequences begin.
+    Training does not need the cache, and transformers ignores the boundaries of packed sequences if there is one.
     """
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 

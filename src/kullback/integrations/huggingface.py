@@ -28,17 +28,17 @@ def compute_loss_func(
     teacher: str | Callable[[Any], Tensor | PartialTeacher] = "teacher_logits",
     causal: bool = True,
 ) -> Callable[..., Tensor]:
-    r"""Make the `compute_loss_func` of a `Trainer` whose model's outputs hold the teacher's predictions too.
+    r"""Make the `compute_loss_func` of a `Trainer`, for a model whose outputs also contain the teacher's predictions.
 
     .. math:: L = \frac{1}{N} \sum_n D(P_n \| Q_n)
 
-    over the tokens that count, with N those of all micro-batches of the step (the Trainer's `num_items_in_batch`), so
-    that gradients accumulate to those of one large batch. A teacher that is a model of its own is run by
+    over the tokens that count. N is their number in all micro-batches of the step (the Trainer's `num_items_in_batch`),
+    so the accumulated gradients equal the gradient of one large batch. If the teacher is a separate model, use
     `DistillationTrainer`.
 
     Arguments:
         loss: the loss, ``DistillationLoss()`` if left out.
-        teacher: the name of the teacher's logits in the outputs, or a function that finds them there.
+        teacher: the name of the teacher's logits in the outputs, or a function that returns them from the outputs.
         causal: whether the label of a position's logits is the token after it, as in causal language models.
 
     Returns:
@@ -46,7 +46,7 @@ def compute_loss_func(
 
     Raises:
         ArgumentTypeError: `loss` is no `DistillationLoss`.
-        ArgumentValueError: it has a reduction that is no mean; at the call, the outputs hold no teacher's logits.
+        ArgumentValueError: it has a reduction that is not a mean; at the call, the outputs hold no teacher's logits.
 
     Gradient:
         that of `kullback.functional.distillation_loss`.
@@ -76,7 +76,7 @@ def compute_loss_func(
         taught = _find(outputs, teacher) if isinstance(teacher, str) else teacher(outputs)
         labels = of_tokens(call, student, labels, loss.ignore_index, causal)
         if labels is not None and labels.is_floating_point() and loss.label_weight == 0:
-            labels = None  # labels of a regression are no classes, so none is ignored
+            labels = None  # labels of a regression are not classes, so none is ignored
         return loss(
             student=student, teacher=taught, labels=labels, normalizer=at_least_one(num_items_in_batch)
         )
@@ -102,25 +102,25 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
 
     .. math:: L = \frac{1}{N} \sum_n D(P_n \| Q_n)
 
-    over the tokens that count, P the teacher and Q the model, with N those of all micro-batches of the step and of all
-    processes (the Trainer's `num_items_in_batch`), so that gradients accumulate to those of one large batch. Tokens
-    with label -100 do not count. Without labels, tokens that the attention mask leaves out do not count. Everything
-    else, from checkpoints to evaluation, is the Trainer's; the teacher is neither trained nor saved.
+    over the tokens that count. P is the teacher and Q the model. N is the number of such tokens in all micro-batches of
+    the step and all processes (the Trainer's `num_items_in_batch`), so the accumulated gradients equal the gradient of
+    one large batch. Tokens with label -100 do not count. Without labels, tokens outside of the attention mask do not
+    count. Everything else, from checkpoints to evaluation, is the Trainer's. The teacher is neither trained nor saved.
 
     Arguments:
         args: the Trainer's, by position, such as the model and its `TrainingArguments`.
-        teacher: the teacher; None where the batches hold its most probable tokens, as ``teacher_indices`` and
-            ``teacher_log_probs`` of shape (batch, tokens, k), each row the prediction of the token after its position.
+        teacher: the teacher; None if the batches have its most probable tokens, as ``teacher_indices`` and
+            ``teacher_log_probs`` of shape (batch, tokens, k). Row i predicts the token after position i.
         loss: the loss, ``DistillationLoss()`` if left out. A `LinearDistillationLoss` takes hidden states and heads,
-            and the logits of neither side are ever whole; the models have to know `logits_to_keep`, and that the head
-            makes their logits, capped and scaled as the loss was told, is checked with the first batch.
+            and never stores all logits of either side. The models must support `logits_to_keep`. With the first batch,
+            the trainer checks that the head, with the cap and scale of the loss, gives the model's logits.
         causal: whether the label of a position's logits is the token after it, as in causal language models.
         kwargs: the Trainer's.
 
     Raises:
         ArgumentTypeError: `loss` or `teacher` is of the wrong type.
-        ArgumentValueError: `loss` has a reduction that is no mean; at a batch, it does not fit the models, or the batch
-            holds no teacher.
+        ArgumentValueError: `loss` has a reduction that is not a mean; at a batch, it does not fit the models, or the
+            batch holds no teacher.
         OptionalDependencyError: transformers or accelerate is not installed.
 
     Gradient:
@@ -170,7 +170,7 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
                 raise invalid_value(
                     "DistillationTrainer",
                     name,
-                    wanted="none, as the loss is loss=",
+                    wanted="none, because loss= is the loss",
                     got=safe_repr(given),
                     instead="loss=kullback.nn.DistillationLoss(), or transformers.Trainer",
                 )
@@ -209,7 +209,7 @@ def scale_of_processes(trainer: Any, num_items_in_batch: Any) -> int:
         raise invalid_value(
             type(trainer).__name__,
             "args",
-            wanted="one process for each GPU, as batches of torch.nn.DataParallel are not counted one by one",
+            wanted="one process for each GPU, because torch.nn.DataParallel hides the tokens of each GPU's batch",
             got=f"{trainer.args.n_gpu} GPUs in one process",
             instead="accelerate launch, or torchrun --nproc-per-node N",
         )

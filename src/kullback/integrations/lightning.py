@@ -23,8 +23,8 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
     A batch is a dict of the models' arguments, with ``labels`` for the positions that count, or a tensor of inputs, or
-    a tuple that begins with it. The loss is logged as ``train_loss``, ``val_loss`` and ``test_loss``. The teacher is no
-    part of the module: it is neither trained nor saved, and follows the student to its device.
+    a tuple that begins with it. The loss is logged as ``train_loss``, ``val_loss`` and ``test_loss``. The teacher is
+    not a part of the module: it is neither trained nor saved, and follows the student to its device.
 
     Arguments:
         student: the model to be trained.
@@ -36,7 +36,7 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
 
     Raises:
         ArgumentTypeError: `loss` or `teacher` is of the wrong type.
-        ArgumentValueError: `loss` has a reduction that is no mean.
+        ArgumentValueError: `loss` has a reduction that is not a mean.
         OptionalDependencyError: lightning is not installed.
 
     Gradient:
@@ -83,7 +83,7 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
         return self._logged("test_loss", batch)
 
     def setup(self, stage: str) -> None:
-        """Give the teacher the number format of Lightning's true precisions, as the student has it."""
+        """Convert the teacher to the dtype that Lightning's "true" precisions give the student."""
         if self.trainer.precision in ("64-true", "bf16-true", "16-true"):
             self.trainer.precision_plugin.convert_module(self.batch_loss.teacher)
 

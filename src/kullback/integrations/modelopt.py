@@ -21,9 +21,9 @@ class LogitsDistillationLoss(_Loss):
 
     .. math:: L = \frac{T^2}{N} \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
-    In place of `modelopt.torch.distill.LogitsDistillationLoss`. Its default, ``reduction="mean"``, divides by the
-    classes too, so that the loss of a larger vocabulary is smaller; here ``"mean"`` is the mean over positions, which
-    there is ``"batchmean"`` of matrices.
+    In place of `modelopt.torch.distill.LogitsDistillationLoss`. With ModelOpt's default, ``reduction="mean"``, the loss
+    is also divided by the number of classes, so a larger vocabulary has a smaller loss. Here ``"mean"`` is the mean
+    over positions, like ModelOpt's ``"batchmean"`` of matrices.
 
     Arguments:
         temperature: T, which divides both logits.

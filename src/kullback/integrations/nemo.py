@@ -16,7 +16,7 @@ _KL = KL()
 
 
 class KDLoss(torch.nn.Module):
-    r"""Any divergence as the `kd_loss_fn` of NeMo Automodel's recipe: its arguments and attributes, and `kind`.
+    r"""Any divergence as the `kd_loss_fn` of NeMo Automodel's recipe: the same arguments and attributes, and `kind`.
 
     .. math:: L = \frac{T^2}{N} \sum_n D(P_n \| Q_n), \quad P \text{ the teacher},\; Q \text{ the student}
 
@@ -27,7 +27,8 @@ class KDLoss(torch.nn.Module):
         ignore_index: the label of positions that do not count.
         temperature: T.
         fp32_upcast: accepted for configuration files; the computation is in float32 or better in any case.
-        tp_group: the process group over which the classes are sharded; vocabulary-sharded `DTensor` say so themselves.
+        tp_group: the process group over which the classes are sharded; None for `DTensor`, which know how they are
+            sharded.
         chunk_size: accepted for configuration files; there are no temporaries of the size of the logits.
         kind: the divergence or its name, such as ``"js:0.5"``.
 

@@ -23,9 +23,9 @@ class ChunkedDistillationLoss(torch.nn.Module):
 
     In place of `torchtune.modules.loss.ForwardKLWithChunkedOutputLoss` (``kind="kl"``),
     `ReverseKLWithChunkedOutputLoss` (``"reverse_kl"``) and `SymmetricKLWithChunkedOutputLoss`. Gradients are the
-    gradients of the first two. The values of torchtune's forward KL are cross-entropies, larger by the entropy of the
-    teacher, so that a perfect student does not reach 0; these are divergences. A batch without a token that counts
-    gives 0 with a gradient of 0, where torchtune's has none to go back from.
+    gradients of the first two. torchtune's forward KL is a cross-entropy: it is larger by the entropy of the teacher,
+    and a perfect student does not reach 0. Here the values are divergences. A batch without a token that counts gives 0
+    with a gradient of 0; torchtune's loss of such a batch has no gradient.
 
     Arguments:
         num_output_chunks: the number of chunks, as in the recipe's `loss`.

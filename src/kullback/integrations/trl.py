@@ -49,9 +49,9 @@ def generalized_jsd_loss(
     .. math:: L = \frac1N \sum_n \beta\, KL(P_n \| M_n) + (1 - \beta)\, KL(Q_n \| M_n), \quad
         M_n = \beta P_n + (1 - \beta) Q_n
 
-    with P the teacher and Q the student: `JensenShannon`, but `KL` at beta = 0 and `ReverseKL` at beta = 1, as there.
-    Numbers and gradients are TRL's, to rounding, except where those are wrong: -inf logits on both sides, such as
-    masked tokens, count 0 instead of NaN, and logits in half precision are computed in float32.
+    with P the teacher and Q the student: `JensenShannon`, but `KL` at beta = 0 and `ReverseKL` at beta = 1, as in TRL.
+    Numbers and gradients are TRL's up to rounding, with two exceptions. Logits of -inf on both sides, such as masked
+    tokens, contribute 0 instead of NaN. Logits in half precision are computed in float32.
 
     Arguments:
         student_logits: shape (..., classes).
@@ -61,7 +61,7 @@ def generalized_jsd_loss(
         temperature: the divisor of both logits.
         reduction: ``"batchmean"``, the mean over the positions that count (without labels, over the first dimension),
             ``"sum"``, or ``"mean"``, which divides by the classes too.
-        num_items_in_batch: another divisor of the sum.
+        num_items_in_batch: divides the sum in place of the number that `reduction` gives.
 
     Returns:
         a scalar, in float32 or better.
@@ -120,20 +120,20 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n)
 
     with P the teacher and Q the model. Data, on-policy generation and arguments are TRL's. Three things differ besides
-    the loss. A batch that was generated on-policy is divided by its own tokens: TRL divides it by the tokens of the
-    batch that it replaced. The loss of several processes is multiplied by their number, as `transformers.Trainer`
-    does, because they average gradients of a loss that was divided by the tokens of all. And logits that are -inf on
-    both sides count 0 instead of NaN.
+    the loss. A batch that was generated on-policy is divided by the number of its own tokens; TRL divides by the number
+    in the batch that it replaced. With several processes, the loss is multiplied by their number, as in
+    `transformers.Trainer`: it was divided by the tokens of all processes, which then average their gradients. Logits of
+    -inf on both sides contribute 0 instead of NaN.
 
     Arguments:
         args: TRL's, by position.
         loss: the loss. By default, the value of `GKDConfig.beta`: `JensenShannon`, `KL` at 0 and `ReverseKL` at 1, as
-            in TRL. With a `LinearDistillationLoss` the logits of neither side are ever whole.
+            in TRL. A `LinearDistillationLoss` never stores all logits of either side.
         kwargs: TRL's.
 
     Raises:
         ArgumentTypeError: `loss` is of the wrong type.
-        ArgumentValueError: it has a reduction that is no mean, or does not fit the models.
+        ArgumentValueError: it has a reduction that is not a mean, or does not fit the models.
         OptionalDependencyError: TRL is not installed.
 
     Gradient:
@@ -189,7 +189,7 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
         return (loss, outputs) if return_outputs else loss
 
     def generate_on_policy_outputs(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate as TRL does, and remember that the batch is another one than was counted."""
+        """Generate as TRL does, and record that the counted tokens belong to the replaced batch."""
         self._was_generated = True
         return super().generate_on_policy_outputs(*args, **kwargs)
 
@@ -200,13 +200,13 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
     .. math:: L = \frac1N \sum_n D(P_n \| Q_n)
 
     over the N tokens that the student generated. P is the teacher and Q the student. Data, generation, arguments and
-    logged metrics are TRL's. Left out, the loss has TRL's values and gradients, to rounding: the divergence of
+    logged metrics are TRL's. Without `loss`, values and gradients are TRL's up to rounding: the divergence of
     `DistillationConfig.beta` at its `temperature`, by a `LinearDistillationLoss` with each model's cap and scale.
 
     Arguments:
         args: TRL's, by position.
-        loss: the loss. A `LinearDistillationLoss` never holds all logits. Its `softcap` and `logit_scale` have to be
-            the models'; the default reads them from the models' configurations.
+        loss: the loss. A `LinearDistillationLoss` never stores all logits. Its `softcap` and `logit_scale` must be the
+            models'; the default loss reads them from the models' configurations.
         kwargs: TRL's.
 
     Raises:

@@ -20,15 +20,15 @@ _KL = KL()
 
 
 def top_k_loss(kind: Divergence | str = _KL, tail: Tail = "bucket") -> Callable[..., dict[str, Tensor]]:
-    r"""Make the function that verl calls on the student's logits, of any divergence.
+    r"""Make the function that verl calls on the student's logits, for any divergence.
 
     .. math:: \ell_n = D(P_n \| Q_n)
 
-    as `top_k_divergence` has it, for every position. In place of
-    `verl.trainer.distillation.fsdp.losses.compute_forward_kl_topk`, which adds up :math:`p \log(p/q)` over the top
-    tokens: that sum can be negative, is then set to 0 with its gradient, and has its minimum at the teacher's
-    renormalized probabilities. With ``tail="bucket"`` the loss is never negative, 0 only where the student agrees, and
-    never above the divergence from the whole teacher.
+    for every position, as in `top_k_divergence`. It replaces
+    `verl.trainer.distillation.fsdp.losses.compute_forward_kl_topk`, the sum of :math:`p \log(p/q)` over the top tokens.
+    That sum can be negative; verl then sets it and its gradient to 0. Its minimum is at the teacher's renormalized
+    probabilities. With ``tail="bucket"`` the loss is never negative, is 0 only if the student agrees, and is at most
+    the divergence from the whole teacher.
 
     Arguments:
         kind: the divergence or its name.
@@ -103,9 +103,9 @@ def _masses(logits: Tensor, log_probs: Tensor, ids: Tensor) -> dict[str, Tensor]
 def register(name: str, kind: Divergence | str = _KL, *, tail: Tail = "bucket") -> None:
     """Register a distillation loss with verl, to be chosen as ``distillation.distillation_loss.loss_mode=NAME``.
 
-    verl uses the registered loss for the losses of tokens, but on the logits it always calls its own
-    `compute_forward_kl_topk`; this registers the former and replaces the latter, for this name alone, with the FSDP
-    strategies. Call it in the workers, such as from the module that verl's ``external_lib`` names.
+    verl combines the losses of tokens by the registered loss, but it always calls its own `compute_forward_kl_topk` on
+    the logits. `register` registers the former, and replaces the latter for this name only, with the FSDP strategies.
+    Call it in the workers, for example from the module that verl's ``external_lib`` names.
 
     Arguments:
         name: the name.

@@ -194,7 +194,7 @@ def _from_numpy_dtype(ref: FileReference, dtype: np.dtype[Any]) -> torch.dtype:
     if dtype.str in ("|V2", "<V2", ">V2"):
         raise ref.error(
             wanted="numbers",
-            got=f"dtype {dtype.str!r}: two bytes without meaning, as bfloat16 is written by NumPy",
+            got=f"dtype {dtype.str!r}: two bytes of unknown meaning, such as NumPy writes for bfloat16",
             instead="write x.astype('float32'), or a .safetensors file, which has bfloat16",
         )
     found = NUMPY_DTYPES.get(dtype.str[1:])
@@ -274,7 +274,7 @@ def choose_tensor(ref: FileReference, key: str | None) -> tuple[str | None, Tens
 
 
 def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
-    """Map a file of `torch.save` and return its tensor or the tensors of its dict; no other object is unpickled."""
+    """Map a file of `torch.save` and return its tensor, or the tensors of its dict; other objects are not unpickled."""
     try:
         with warnings.catch_warnings(action="ignore"):  # torch's own, of quantized tensors
             held: object = torch.load(ref.path, map_location="cpu", weights_only=True, mmap=True)

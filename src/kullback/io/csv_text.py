@@ -51,7 +51,7 @@ def header_of(ref: FileReference, delimiters: str = ",", *, records: int = 1) ->
 
     Arguments:
         ref: the file.
-        delimiters: the characters that may be between fields; the most frequent one of the first line is.
+        delimiters: the possible delimiters of fields; the most frequent one in the first line is used.
         records: how many records to read.
     """
     with open_text(ref) as text:
@@ -94,7 +94,7 @@ def csv_table(ref: FileReference, header: CsvHeader, **convert: Any) -> Any:
 
     Arguments:
         ref: the file.
-        header: what `header_of` says of it.
+        header: its header, from `header_of`.
         convert: Arrow's ConvertOptions.
     """
     arrow_csv = load("pyarrow.csv", "reading a .csv file")
@@ -129,7 +129,7 @@ class CsvReader(Reader):
     Arguments:
         ref: the file, for errors.
         key: must be None.
-        named: whether the caller names the representation; if not, whole numbers are taken for counts.
+        named: whether the caller names the representation; otherwise whole numbers are read as counts.
     """
 
     format = "csv"
@@ -212,14 +212,14 @@ class CsvReader(Reader):
             raise self._explain(str(error)) from None
 
     def _explain(self, reason: str) -> FileError:
-        """Return the error for the first field that is no number: Arrow does not always name its column and line."""
+        """Return the error for the first field that is not a number: Arrow does not always name its column and line."""
         whole = self.dtype is torch.int64
         wanted = "a number in every field"
         instead = "correct it, or leave it out; for tables use compare_tables (--as table)"
         if whole:
             wanted, instead = (
                 "whole numbers, as the first row has",
-                "pass representation= (--as) if these are no counts",
+                "pass representation= (--as) if these are not counts",
             )
         with open_text(self.ref) as text:
             lines = csv.reader(text)

@@ -3,8 +3,8 @@
 Little-endian throughout: the eight bytes ``_logits_``; int32 n_ctx, n_vocab and n_chunk; n_chunk * n_ctx
 int32 tokens; then, for each window of n_ctx tokens, the n_ctx - 1 - n_ctx // 2 positions of its second half
 that have a next token in it. A position is two float32, its scale and its smallest log-probability, and a uint16 code
-for each class (with padding if V is odd): log p = smallest + scale * code. The smallest kept is `floor` nats (16;
-ik_llama.cpp takes 24) below the row's largest.
+for each class (with padding if V is odd): log p = smallest + scale * code. The smallest stored value is `floor` nats
+(16; for ik_llama.cpp 24) below the row's largest.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ class LlamaBaseFile(Reader):
 
     The stored log-probabilities are quantized, so the probabilities of a row sum to one only approximately; the sum
     :math:`\sum_i e^{x_i}` is in `stored_mass`. The representation is therefore ``"logits"``, which are normalized.
-    Classes more than `floor` nats below the row's largest are stored as lying exactly there, so these
-    entries are upper bounds. (llama.cpp's own numbers differ a little: it leaves out classes below
-    :math:`e^{-16}` and does not renormalize.)
+    Classes more than `floor` nats below the row's largest are stored as exactly `floor` nats below it, so these entries
+    are upper bounds. (llama.cpp's own numbers differ a little: it leaves out classes below :math:`e^{-16}` and does not
+    renormalize.)
 
     Arguments:
         ref: the file, as `open_rows` names it.
@@ -241,15 +241,15 @@ def write_llama_base(
 
     A row :math:`x` is stored as :math:`\log p = x - \log\sum_i e^{x_i}` in 65535 equal steps from
     :math:`\max(\min x, \max x - \text{floor})` to :math:`\max x`; a class below that, ``-inf`` too, is
-    stored as lying there. The file appears under its name only when it is whole.
+    stored as the smallest value. The file gets its name only when it is complete.
 
     Arguments:
         path: the file to write.
         tokens: the token numbers of all windows, integers, n_chunk * n_ctx of them in any shape.
-        rows: logits or log-probabilities of shape (rows, V), or an iterable of such blocks, at the scored
-            positions alone: for each window, positions n_ctx // 2 to n_ctx - 2.
+        rows: logits or log-probabilities of shape (rows, V), or an iterable of such blocks, only at the scored
+            positions: for each window, positions n_ctx // 2 to n_ctx - 2.
         n_ctx: the number of tokens in a window, at least 3.
-        floor: how many nats below the row's largest the smallest kept value lies: 16 for llama.cpp, 24 for
+        floor: the distance of the smallest stored value from the row's largest, in nats: 16 for llama.cpp, 24 for
             ik_llama.cpp.
 
     Returns:
@@ -377,7 +377,7 @@ def _write_rows(
 
 
 def stored_log_probs(logits: Tensor, floor: float = 16.0) -> Tensor:
-    """Return the log-probabilities that a base file written from `logits` holds, float32 of the same shape.
+    """Return the log-probabilities in a base file that is written from `logits`, float32, same shape.
 
     Example:
         >>> import torch

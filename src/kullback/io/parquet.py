@@ -63,7 +63,7 @@ class ParquetReader(Reader):
         self.rows, self.classes = flat_shape(self.ref, self.shape)
 
     def _refuse_index(self, pandas_metadata: Any) -> None:
-        """Refuse a column that is no class, but the index of a data frame."""
+        """Refuse a column that is not a class, but the index of a data frame."""
         index = (pandas_metadata or {}).get("index_columns") or []
         named = [name for name in index if isinstance(name, str) and name in self._names]
         if named:

@@ -1,8 +1,8 @@
 """The reference file ``.klref``: one model's predictions over a text, small enough to be sent by mail.
 
-Of each scored token it keeps the most probable classes, the exact mass of all others (the tail), a few classes drawn
-from the tail with known probability, and the log-probability of the token itself. That is enough to compare any other
-model with it: `docs/reference_files.md` describes it byte by byte.
+For each scored token it has the most probable classes, the exact mass of all others (the tail), a few random draws from
+the tail with their probabilities, and the log-probability of the token itself. That is enough to compare any other
+model with it. `docs/reference_files.md` describes the file byte by byte.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def _check_metadata(ref: FileReference, metadata: Any) -> dict[str, str]:
         raise ref.error(
             wanted=f"a reference file: safetensors with the metadata format={FORMAT!r}",
             got=f"format={found.get('format')!r}",
-            instead="record one by kullback.io.ReferenceWriter; other .safetensors files open by kullback.io.open_rows",
+            instead="record one with kullback.io.ReferenceWriter; open other .safetensors files with "
+            "kullback.io.open_rows",
         )
     if found.get("version") != VERSION:
         raise ref.error(
@@ -203,7 +204,7 @@ def _check_shapes(ref: FileReference, shapes: Mapping[str, tuple[int, ...]]) -> 
             raise ref.truncated(wanted=f"{name} of shape {array.shape}", got=f"{shapes[name]}")
     if layout.windows < 1 or layout.rows < 1 or layout.top < 1:
         raise ref.truncated(
-            wanted="a window, a scored token and a top class, or more",
+            wanted="at least one window, one scored token and one top class",
             got=f"{layout.windows} windows, {layout.rows} rows and {layout.top} classes",
         )
     return layout
@@ -330,7 +331,7 @@ class Reference(Closes):
             for name in ("tokens", "offsets", "scored")
         }
         if bool((whole["scored"] > 1).any()):
-            raise self.ref.truncated(wanted="scored of 0 and 1", got=f"{int(whole['scored'].max())}")
+            raise self.ref.truncated(wanted="only 0 and 1 in scored", got=f"{int(whole['scored'].max())}")
         windows = Windows(whole["tokens"].long(), whole["offsets"], whole["scored"].bool())
         fault = windows.fault(self.classes)
         if fault is not None:
@@ -405,9 +406,9 @@ def _faults(block: ReferenceBlock) -> Iterator[tuple[str, str, Tensor]]:
 
 
 class _KnownTail(NamedTuple):
-    """The classes of each row's tail whose log-probability is known: how many have mass, and its logarithm.
+    """The known classes of each row's tail: the number with mass, and the logarithm of their mass.
 
-    `differs` marks the rows where a class has two log-probabilities.
+    `differs` marks the rows in which a class has two log-probabilities.
     """
 
     classes: Tensor
@@ -416,7 +417,7 @@ class _KnownTail(NamedTuple):
 
 
 def _known_tail(block: ReferenceBlock, *, with_label: bool) -> _KnownTail:
-    """Return the probabilities of the drawn classes, and of the label where it is not in the top."""
+    """Return the probabilities of the drawn classes, and of the label if it is not a top class."""
     log_probs = block.tail_log_probs.double()
     indices = torch.where(log_probs == -torch.inf, -1, block.tail_indices.long())  # -1: nothing was drawn
     if with_label:
@@ -435,7 +436,7 @@ def _known_tail(block: ReferenceBlock, *, with_label: bool) -> _KnownTail:
 
 
 def _are_same(a: Tensor, b: Tensor) -> Tensor:
-    """Tell where two log-probabilities of one class agree."""
+    """Return where two log-probabilities of a class agree."""
     return a.isclose(b, rtol=1e-5, atol=1e-6)
 
 

@@ -43,29 +43,30 @@ LARGE_PART = 1 << 24
 
 
 def rows_in_part(logits: Tensor) -> int:
-    """Return how many rows of logits are read at a time."""
+    """Return the number of rows of logits to read at a time."""
     return max(1, PART.get(logits.device.type, LARGE_PART) // logits.shape[1])
 
 
 class ReferenceWriter:
     r"""Writes a model's predictions over windows of tokens as a reference file, in bounded memory.
 
-    A row of logits becomes its `top` most probable classes with their log-probabilities, the log of the mass M of all
-    others, computed in float64, and `tail_draws` of those, drawn independently and with replacement, class i with
-    probability :math:`p_i / M`. Of classes of equal probability the one of the lowest index counts as more probable.
-    The draws of a row depend on `seed`, the first row of its window and its place in the window alone, so the blocks
-    may have any size, and a window that is recorded again gives the same draws.
+    A row of logits is stored as its `top` most probable classes with their log-probabilities, the log of the mass M of
+    all others, computed in float64, and `tail_draws` random draws from the others. Draws are independent and with
+    replacement; class i has probability :math:`p_i / M`. If probabilities are equal, the lower index counts as more
+    probable. The draws of a row depend only on `seed`, the first row of its window and its place in the window. So the
+    blocks may have any size, and recording a window again gives the same draws.
 
-    The file appears under its name when the ``with`` statement ends without an error, and only then.
+    The file gets its name only when the ``with`` statement ends without an error.
 
     Arguments:
         path: the file to write, by custom with the extension ``.klref``.
         windows: the tokens, and which of them are scored: the rows to come.
-        top: how many of the most probable classes to keep; of fewer classes all are kept, and `notes` says so.
+        top: the number of most probable classes to store; if there are fewer classes, all are stored, and `notes` says
+            so.
         tail_draws: how many classes to draw from the others: 0 or more.
-        seed: of the draws, an integer of 0 or more.
-        metadata: what else to store, text by name: the model, its hash and dtype, the tokenizer's fingerprint, how the
-            windows were cut. `kullback.io.Reference.metadata` returns it.
+        seed: the seed of the draws, an integer of 0 or more.
+        metadata: other texts to store, by name: the model, its hash and dtype, the tokenizer's fingerprint, how the
+            windows were cut. `kullback.io.Reference.metadata` returns them.
 
     Attributes:
         written: how many rows were written.
@@ -152,10 +153,10 @@ class ReferenceWriter:
 
         Arguments:
             logits: the model's logits or log-probabilities for the next scored tokens, floating point on any device,
-                shape (rows, classes): of a model over all tokens, those at the token before each scored one.
+                shape (rows, classes). In a model's output, they are at the token before each scored token.
 
         Raises:
-            ArgumentTypeError: they are no floating-point tensor.
+            ArgumentTypeError: they are not a floating-point tensor.
             ArgumentValueError: they have another shape than wanted, or there are more rows than scored tokens.
             FileError: a row holds NaN or +inf or only -inf, or the file cannot be written.
         """
@@ -213,7 +214,7 @@ class ReferenceWriter:
         self.written += len(block)
 
     def _begin(self, file: IO[bytes], block: ReferenceBlock) -> ReferenceLayout:
-        """Write what does not depend on the rows, now that the number of classes is known."""
+        """Write the parts that do not depend on the rows, now that the number of classes is known."""
         windows = self._windows
         kept = block.top_indices.shape[-1]
         if kept < self._top:
@@ -237,7 +238,7 @@ class ReferenceWriter:
         return layout
 
     def _settle_classes(self, classes: int) -> None:
-        """Take note of the number of classes, which the windows have to fit."""
+        """Store the number of classes, and check that the windows fit it."""
         fault = self._windows.fault(classes) if self._classes == 0 else None
         if fault is not None:
             instead = "Windows of the model's own tokens, the first of each not scored"
@@ -273,7 +274,7 @@ class ReferenceWriter:
 def summarize_rows(
     logits: Tensor, labels: Tensor, *, top: int, uniforms: Tensor, start: int = 0
 ) -> ReferenceBlock:
-    """Return the part of rows of logits that a reference file keeps, on the CPU.
+    """Return the parts of logits that a reference file stores, on the CPU.
 
     Arguments:
         logits: float64, shape (rows, classes), without NaN and +inf; they are overwritten.
@@ -319,7 +320,8 @@ def summarize_rows(
 
 
 def top_classes(x: Tensor, k: int) -> Tensor:
-    """Return the classes of the k largest entries of each row, the largest first; of equal ones the lowest first."""
+    """Return the classes of the k largest entries of each row, the largest first; ties are in the order of the
+    classes."""
     rows = len(x)
     least = x.topk(k).values[:, -1:]
     # All that reach the smallest of the k, which may be more, in order of their index.

@@ -20,7 +20,7 @@ PART = 1 << 18
 
 
 def check_representation(representation: str | None) -> RepresentationName | None:
-    """Return the name of a representation, or raise where it is none."""
+    """Return the name of a representation, or raise if it is not one."""
     if representation is None or representation in REPRESENTATION_NAMES:
         return representation
     raise invalid_value(
@@ -134,7 +134,7 @@ def _explain_row(
         above = row > tolerance(row.dtype)
         faults.append((above, "log-probabilities, at most 0", _remedy(row, representation, "logits")))
     if not row.is_floating_point():
-        written = "write the file as floating point if these are no counts, for integers are read as such"
+        written = "write the file as floating point if these are not counts: integers are read as counts"
         faults.append((row < 0, "counts, none negative", written))
     elif representation in ("probs", "counts"):
         faults.append((row < 0, f"{representation}, none negative", _remedy(row, representation, "logits")))
@@ -166,7 +166,7 @@ def _explain_mass(
 
 
 def _remedy(row: Tensor, representation: RepresentationName, otherwise: RepresentationName) -> str:
-    """Return the remedy: the representation that the row looks like, else the one that normalizes."""
+    """Return the remedy: the representation that fits the row, else the one that normalizes."""
     seen = looks_like(row[None])
     if seen is not None and seen != representation:
         return f"the row looks like {seen}: pass {pass_representation(seen)}"

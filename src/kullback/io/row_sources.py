@@ -56,8 +56,8 @@ def open_rows(
         path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file whose
             last dimension (or whose columns) holds the classes, or a llama.cpp ``--kl-divergence-base`` file.
         representation: the kind of numbers: ``"logits"``, ``"log-probs"`` (nats), ``"probs"`` or ``"counts"``.
-            Integers are counts, and a llama.cpp file holds logits; anything else must be named.
-        key: which array, tensor or list column, where the file holds several.
+            Integers are counts, and a llama.cpp file has logits; for anything else it is required.
+        key: the array, tensor or list column to read, if the file has several.
         name: the argument that the path was passed as, for error messages.
 
     Returns:
@@ -183,7 +183,7 @@ class RowSource(Closes):
         """Iterate over all rows in order, in blocks.
 
         Arguments:
-            max_bytes: the most that one block may take (a single row is never cut).
+            max_bytes: the largest size of a block (but at least one row).
             rows: the number of rows in a block, instead of what fits `max_bytes`.
 
         Returns:

@@ -36,7 +36,7 @@ class Closes:
     """An object that a ``with`` statement closes at its end."""
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free the resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +80,7 @@ class FileReference:
 
     @contextmanager
     def decoding(self, what: str) -> Generator[None]:
-        """Turn whatever decoding a damaged file raises into the error for it."""
+        """Convert any exception from decoding a damaged file to the error for it."""
         try:
             yield
         except KullbackError:
@@ -153,7 +153,8 @@ def find_format(ref: FileReference, known: dict[str, str] = EXTENSIONS) -> str:
         raise ref.error(
             wanted=f"one of {', '.join(known)}, or a llama.cpp base file",
             got=f"extension {ref.path.suffix!r}{looks}",
-            instead="rename the file to its extension, or convert it; for tables use compare_tables (--as table)",
+            instead="rename the file to its format's extension, or convert it; for tables use compare_tables (--as "
+            "table)",
         )
     if not head:
         raise ref.truncated(wanted=f"a {claimed} file", got="an empty file")
@@ -181,7 +182,7 @@ def _agrees(claimed: str, head: bytes) -> bool:
 
 
 def choose_key(ref: FileReference, keys: Iterable[str], key: str | None, *, what: str = "array") -> str:
-    """Return the name of the array to read: `key`, or the only one there is."""
+    """Return the name of the array to read: `key`, or the only name."""
     names = list(keys)
     option = f"--{ref.key_name.replace('_', '-')}"
     shown = ", ".join(names[:LISTED_KEYS]) + (

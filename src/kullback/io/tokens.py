@@ -23,11 +23,11 @@ def read_tokens(
     Arguments:
         path: a ``.json`` file that holds a list of strings or null, or is a ``tokenizer.json`` of Hugging Face, whose
             tokens are decoded; any other file is text with one token on each line.
-        classes: the number of classes, which there must not be more tokens than; classes beyond have none.
+        classes: the number of classes. There may not be more tokens than classes; classes without a token have no text.
         name: the argument that the path was passed as, for error messages.
 
     Returns:
-        the text of each class, None where a class has none; bytes that are no UTF-8 are written ``\xNN``.
+        the text of each class, None if a class has none; bytes that are not UTF-8 are written ``\xNN``.
 
     Raises:
         FileError: the file cannot be read, holds something else, or has more tokens than there are classes.
@@ -98,7 +98,7 @@ def _of_tokenizer(ref: FileReference, held: dict[str, Any]) -> list[str | None]:
 
 
 def _has_type(part: Any, kind: str) -> bool:
-    """Return whether a part of a tokenizer, or one of the parts that it is a sequence of, is of a type."""
+    """Return whether a part of a tokenizer, or one element of a sequence of parts, has a type."""
     if not isinstance(part, dict):
         return False
     held = cast("dict[str, Any]", part)

@@ -42,8 +42,8 @@ def read_labels(
         path: a ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.pth``, ``.parquet`` or ``.csv`` file, a
             ``.txt`` file of one number on each line, or a llama.cpp base file, whose tokens are the labels.
         key: which array or column, where the file holds several.
-        rows: how many labels there must be.
-        classes: the number of classes, which labels must be below.
+        rows: the required number of labels.
+        classes: the number of classes; labels must be smaller.
         name: the argument that the path was passed as, for error messages.
         key_name: the argument that the key was passed as, likewise.
 
@@ -86,13 +86,13 @@ def read_clusters(
     name: str = "cluster",
     key_name: str = "key",
 ) -> Tensor:
-    """Read which cluster (document, window, speaker ...) each row belongs to.
+    """Read the cluster (document, window, speaker ...) of each row.
 
     Arguments:
         path: a file as for `read_labels`; the ids may be integers or text (``.csv``, ``.txt``,
             ``.parquet``, ``.npy``, ``.npz``).
         key: which array or column, where the file holds several.
-        rows: how many ids there must be.
+        rows: the required number of ids.
         name: the argument that the path was passed as, for error messages.
         key_name: the argument that the key was passed as, likewise.
 
@@ -212,7 +212,7 @@ def _text_file(ref: FileReference, key: str | None) -> Any:
 
 
 def _all_filled(ref: FileReference, texts: list[str], place: str, first: int) -> list[str]:
-    """Return texts as they are; refuse those without a value, by their row or line, which count from `first`."""
+    """Return texts unchanged; refuse empty ones, naming their row or line, counted from `first`."""
     for number, text in enumerate(texts, first):
         if not text.strip():
             raise _missing(ref, place, number)
@@ -228,7 +228,7 @@ def _missing(ref: FileReference, place: str, number: int) -> FileError:
 
 
 def _whole_or_text(texts: list[str]) -> Any:
-    """Return texts as integers if all are, else as text, without the blanks around them."""
+    """Return texts as integers if all are integers, else as text, without the blanks around them."""
     if all(map(is_whole, texts)):
         with suppress(OverflowError, ValueError):  # Python reads no 4301 digits
             return np.array([int(text) for text in texts], dtype="int64")
@@ -236,7 +236,8 @@ def _whole_or_text(texts: list[str]) -> Any:
 
 
 def _exact_ids(texts: list[str]) -> Any:
-    """Return ids as integers if all are written as Python writes these, so that no two ids are one; else as text."""
+    """Return ids as integers if Python writes all of them like this, so that different ids stay different; else as
+    text."""
     with suppress(OverflowError, ValueError):
         if all(is_whole(text) and str(int(text)) == text for text in texts):
             return np.array([int(text) for text in texts], dtype="int64")

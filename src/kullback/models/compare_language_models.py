@@ -70,47 +70,47 @@ def compare_models(
 
     .. math:: \frac1N \sum_{n=1}^N KL\bigl(P(\cdot \mid x_{<n}) \,\|\, Q(\cdot \mid x_{<n})\bigr)
 
-    over the scored tokens of the text, and everything else that `compare_predictions` reports, perplexities among them.
-    All models read the same tokens. Windows are cut and scored as ``llama-perplexity`` does by default, so that numbers
-    can be compared: `context` tokens each, with the second half scored. Standard errors and intervals treat windows as
-    the independent units, or documents where there are ten or more. Their order is examined: where it shows
-    dependence, blocks of windows are the units, and a note gives the effective number of windows.
+    over the scored tokens of the text, and everything else that `compare_predictions` reports, including perplexities.
+    All models read the same tokens. A window has `context` tokens and its second half is scored, as in
+    ``llama-perplexity`` by default, so you can compare the numbers. Standard errors and intervals treat windows as the
+    independent units, or documents if there are ten or more. Their order is examined. If it shows dependence, blocks of
+    windows are the units, and a note gives the effective number of windows.
 
-    Where two models have the same tokens in another order, or one has classes without a token, classes are matched by
+    If two models have the same tokens in different orders, or one has classes without a token, classes are matched by
     the bytes of their tokens. All classes that are not shared become one class. Every divergence is then a lower bound
     of the divergence over the whole vocabularies, and a note says so. Models whose tokenizers cut the text differently
     are refused.
 
-    With a reference file of `record_reference` as base or candidate, and all logits of the other side, every mean is
-    unbiased, and its interval includes the drawing; `Candidate.drawn` and `Candidate.certain` give the known bounds
-    for these very tokens. The divergence to the reference, KL(base || candidate) where the candidate is one, weighs
-    draws by ratios of probabilities: its interval is open above unless these are found light-tailed in every row. Of a
-    server, of stored top classes, or of two references, divergences are bounded: those reported are certain lower
-    bounds, with all other classes as one.
+    If one side is a reference file of `record_reference`, and the other side gives all logits, every mean is unbiased,
+    and its interval includes the sampling noise of the file. `Candidate.drawn` and `Candidate.certain` give estimates
+    and bounds for exactly these tokens. If the candidate is the reference, KL(base || candidate) weights the draws by
+    ratios of probabilities: its upper limit is infinite, unless the ratios are light-tailed in every row. A server,
+    stored top classes, or two references give only bounds: the reported divergences are lower bounds, with all other
+    classes as one.
 
     Arguments:
         base: P: a folder of a Hugging Face causal language model, a ``.gguf`` file, a module called with ``input_ids``
             that returns logits, a reference file (``.klref``), or a source of `kullback.io.open_rows` or
             `kullback.io.open_top_k` with a row for each scored token.
-        candidates: Q, likewise, or the address of a server (``http://...``) that speaks vLLM's, SGLang's or OpenAI's
-            completions API; one, a list of them, or a mapping from the names to call them by. Of candidates without
-            a name of their own, the second with the name of another is called ``"name (2)"``, and so on.
+        candidates: Q, likewise, or the address of a server (``http://...``) with vLLM's, SGLang's or OpenAI's
+            completions API. Pass one, a list, or a mapping from names to candidates. If two candidates of a list have
+            the same name, the second is called ``"name (2)"``, and so on.
         texts: a text; a `pathlib.Path` of a text file, or of JSONL lines with ``"text"``, with ``"messages"`` and
             ``"tools"``, or with ``"prompt"`` and ``"completion"``; a list of texts, or of such records; or a list of
-            conversations. Leave it out where a side is a reference file: its text is read.
+            conversations. Leave it out if a side is a reference file, which contains the tokens.
         tokenizer: the tokenizer of the modules among the models.
-        representation: the kind of numbers in the files among the sides, as for `compare_predictions`.
+        representation: the kind of numbers in files of predictions, as for `compare_predictions`.
         context: the number of tokens in a window, and the most that a conversation may have.
         score: ``"second-half"`` of each window, ``"all"`` tokens, or the replies of the ``"assistant"`` in
             conversations.
         most_windows: how many windows to read; all by default.
-        dtype: of the weights of folders: ``"auto"`` as the folder declares, ``"float32"``, ``"bfloat16"``,
-            ``"float16"``.
-        device: the device of the folders' models, such as ``"cuda"``.
-        trust_remote_code: whether code in a folder may run.
-        hub: whether names may be those of models on the Hugging Face hub.
-        noise_floor: whether to compare the base also with itself plus noise of its dtype's rounding in every layer.
-            Smaller values of KL are within rounding noise.
+        dtype: the dtype of the weights of models in folders: ``"auto"`` as the folder declares, ``"float32"``,
+            ``"bfloat16"``, ``"float16"``.
+        device: the device of models in folders, such as ``"cuda"``.
+        trust_remote_code: whether code in the folder of a model may run.
+        hub: whether names may be names of models on the Hugging Face hub.
+        noise_floor: whether to compare the base also with itself plus rounding noise of its dtype in every layer.
+            Values of KL below this one are within rounding noise.
         one_at_a_time: whether to keep only one model in memory: the base's predictions are first recorded as a
             reference file, in a temporary folder, and each candidate is then compared with that; for a candidate that
             is a reference itself, this gives only bounds.
@@ -120,7 +120,7 @@ def compare_models(
         llama_cpp: also compute the numbers that ``llama-perplexity --kl-divergence`` prints, as for
             `compare_predictions`. All logits of both sides must be known.
         api_key_env: the name of the environment variable that holds the key of the servers.
-        server_top: how many of the most probable tokens to ask servers for.
+        server_top: the number of most probable tokens to ask a server for.
         worst, bootstrap, generator, block_bytes: as for `compare_predictions`.
         progress: called with the number of scored tokens and the total.
 
@@ -369,7 +369,7 @@ def _pairing(base: ModelSide, side: ModelSide, settings: PairingSettings) -> Pai
 
 
 def _has_draws(side: ModelSide) -> bool:
-    """Whether a side is a reference that estimates are possible of: one made of top classes alone has no draws."""
+    """Whether a side is a reference file that allows estimates: a file of top classes only has no draws."""
     return isinstance(side, ReferenceSide) and side.reference.tail_draws > 0
 
 
@@ -392,7 +392,7 @@ def _run(base: ModelSide, pairings: list[Pairing], of_pairings: PairingSettings,
 
 
 def _clusters(windows: Windows, documents: Tensor, *, independent: bool) -> Clusters:
-    """Return the documents as clusters if there are enough of them, else the windows."""
+    """Return the documents as clusters if there are enough documents, else the windows."""
     count = int(documents.max()) + 1
     if count < FEWEST_DOCUMENTS:
         names = [f"window {number}" for number in range(len(windows))]

@@ -21,7 +21,7 @@ THINK = "<think>"
 
 
 class WrongRecordError(Exception):
-    """A record is none of a text, a conversation or a completion; the message says what came instead."""
+    """A record is not a text, a conversation or a completion; the message describes it."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,14 @@ def _message(given: object, number: int) -> Message:
         ]
         if len(parts) != 1 or not texts or not isinstance(texts[0], str):
             raise WrongRecordError(
-                f"{len(parts)} parts, or one that is no text, as the content of message {number}"
+                f"{len(parts)} parts, or one that is not text, as the content of message {number}"
             )
         content = texts[0]
     calls = message.get("tool_calls") or []
     if content is None and not calls:
         raise WrongRecordError(f"neither content nor tool_calls in message {number}")
     if content is not None and not isinstance(content, str):
-        raise WrongRecordError(f"a content that is no text in message {number}")
+        raise WrongRecordError(f"a content that is not text in message {number}")
     message["content"] = content
     if calls:
         message["tool_calls"] = [_call(each, number) for each in calls]
@@ -133,7 +133,7 @@ def _call(given: object, number: int) -> dict[str, Any]:
             arguments = None
     if not isinstance(arguments, dict) or not isinstance(function.get("name"), str):
         raise WrongRecordError(
-            f"a tool call without a name, or with arguments that are no object, in message {number}"
+            f"a tool call without a name, or with arguments that are not an object, in message {number}"
         )
     function = {**function, "arguments": arguments}
     return {**call, "function": function} if "function" in call else function
@@ -149,7 +149,7 @@ def _tools(given: object) -> list[Any] | None:
     if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(each, dict) for each in cast("list[Any]", tools)):
-        raise WrongRecordError('"tools" that are no list of objects')
+        raise WrongRecordError('"tools" that is not a list of objects')
     return cast("list[Any]", tools)
 
 
@@ -208,7 +208,7 @@ def _completion_tokens(
 
 
 def _require_all(model: LanguageModel, document: Conversation, text: str, number: int) -> None:
-    """Refuse a template that leaves out tools, calls or messages, or writes a content that is null as a word."""
+    """Refuse a template that omits tools, calls or messages, or writes a null content as a word."""
     messages, tools = document.messages, document.tools
     where = f"conversation {number}"
     if tools and model.chat_text(messages, tools=None, reply_follows=False) == text:
@@ -237,7 +237,7 @@ def _left_out(what: str, where: str) -> ModelError:
 
 
 def _is_in(content: str, text: str) -> bool:
-    """Return whether a content is in a text as it is, without blanks at its ends, or as a string of JSON."""
+    """Return whether a text contains a content: unchanged, without blanks at its ends, or as a JSON string."""
     content = content.strip()
     forms = content, json.dumps(content)[1:-1], json.dumps(content, ensure_ascii=False)[1:-1]
     return any(form in text for form in forms)
@@ -269,7 +269,8 @@ def _require_reply(message: Message, before: str, text: str, place: int, number:
     else:
         return
     raise ModelError(
-        f"text: wanted a chat template that writes replies as they are; got one that {fault} the reply in message "
-        f"{place + 1} of conversation {number}, as templates with <think> do: {printable(text.strip(), 80)!r}; write "
-        "the reply as the template does, or score the whole text (--score all) of a file written by it"
+        f"text: wanted a chat template that writes replies unchanged; got one that {fault} the reply in message "
+        f"{place + 1} of conversation {number}, like templates with <think>: {printable(text.strip(), 80)!r}; "
+        "change the reply to the template's form, or apply the template yourself and score the whole text (--score "
+        "all)"
     )

@@ -30,7 +30,7 @@ LOST = "disconnected", "closed"
 
 
 class UnreachableError(ModelError):
-    """A server does not answer, or only with errors, after all attempts; `reason` says what came last."""
+    """A server gave no answer, or only errors, in all attempts; `reason` describes the last one."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -106,11 +106,11 @@ class Endpoint:
         return self._request("POST", path, body, most_bytes)
 
     def stop(self) -> None:
-        """Let requests in other threads make no further attempt, until `resume`."""
+        """Stop further attempts by requests in other threads, until `resume`."""
         self._stopped.set()
 
     def resume(self) -> None:
-        """Let requests be tried again."""
+        """Allow further attempts again."""
         self._stopped.clear()
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class Endpoint:
         coding = response.headers.get("content-encoding", "").strip().lower()
         if coding not in ("", "identity", "gzip", "x-gzip"):
             raise ModelError(
-                f"{self.address}: wanted an answer as it is, or compressed with gzip; got {printable(coding, 40)}; "
+                f"{self.address}: wanted an answer that is plain or compressed with gzip; got {printable(coding, 40)}; "
                 "see the settings of the server, or of a proxy before it"
             )
         parts = response.iter_raw(PIECE_BYTES)
@@ -256,7 +256,7 @@ def _decompressed(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Decompress gzip, whose members may be several, in pieces of bounded size.
 
     Raises:
-        zlib.error: it is no gzip, or ends early.
+        zlib.error: it is not gzip, or ends early.
     """
     member = zlib.decompressobj(GZIP)
     is_new = True

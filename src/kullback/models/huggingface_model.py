@@ -115,14 +115,14 @@ def _too_large(name: str, error: Exception) -> ModelError:
 
 
 def _body(model: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the part of a causal language model before its head, or None where it does not say which it is."""
+    """Return the part of a causal language model before its head; None if the model does not name it."""
     body = getattr(model, getattr(model, "base_model_prefix", "") or "-", None)
     return body if isinstance(body, torch.nn.Module) and body is not model else None
 
 
 @contextmanager
 def _once(body: torch.nn.Module | None) -> Generator[Callable[[], Any]]:
-    """Let a module compute its output in the first call alone, and return it again in the later ones."""
+    """Make a module compute its output in the first call, and return the same output in later calls."""
     held: list[Any] = []
 
     @contextmanager
@@ -174,7 +174,7 @@ def open_folder(
         hub: whether files may be downloaded.
 
     Raises:
-        ModelError: it is no causal language model, has no tokenizer, or cannot be loaded.
+        ModelError: it is not a causal language model, has no tokenizer, or cannot be loaded.
         OptionalDependencyError: transformers is not installed.
     """
     transformers = load("transformers", "a Hugging Face model")

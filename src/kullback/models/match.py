@@ -120,7 +120,7 @@ def match_sides(base: Opened, others: Sequence[Opened], text: Text | None, cut: 
 
 
 def _reference_of_windows(everyone: Sequence[Opened], text: Text | None) -> Reference | None:
-    """Return the reference whose windows are compared on: the base, or without a text to read the first there is."""
+    """Return the reference whose windows the comparison uses: the base, or without a text the first reference."""
     base = everyone[0]
     if isinstance(base, Reference):
         return base
@@ -178,7 +178,7 @@ def _listed(
 def _own_windows(
     opened: LanguageModel, reader: LanguageModel, windows: Windows, text: Text | None, cut: Cut
 ) -> Windows:
-    """Return the windows in a model's own tokens, which must be the same tokens."""
+    """Return the windows in a model's own token numbers; the tokens must be the same."""
     same_words = opened.vocabulary.fingerprint == reader.vocabulary.fingerprint
     if (same_words and opened.bos == reader.bos) or text is None:
         return windows
@@ -208,7 +208,7 @@ def _difference(a: LanguageModel, ours: Windows, b: LanguageModel, theirs: Windo
 
 
 def _require_tokenizer_of(held: Reference, opened: LanguageModel) -> None:
-    """Refuse a model whose vocabulary differs from the vocabulary of a reference, which has no texts of tokens."""
+    """Refuse a model whose vocabulary differs from a reference's: the reference does not store the tokens' texts."""
     _require_fingerprint(printable(opened.name), opened.vocabulary.fingerprint, held)
 
 
@@ -223,7 +223,7 @@ def _require_fingerprint(name: str, found: str | None, held: Reference) -> None:
 
 
 def _require_same_windows(opened: Reference, held: Reference | None, reader: Any, windows: Windows) -> None:
-    """Refuse a reference of other tokens than those compared on, which are of another reference or of a model."""
+    """Refuse a reference whose tokens differ from the tokens of the comparison."""
     if held is not None:
         _require_fingerprint(opened.ref.shown, opened.metadata.get("tokenizer"), held)
     else:

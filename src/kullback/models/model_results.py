@@ -64,7 +64,7 @@ class Candidate(ShortRepr):
     Attributes:
         model: its name and origin.
         comparison: base (P) and candidate (Q), row by row.
-        passages: the passages of largest mean KL(P || Q), the largest first; of a short text all, in their order.
+        passages: the passages of largest mean KL(P || Q), the largest first; for a short text, all passages in order.
         shared_classes: how many classes it shares with the base, or None where the vocabularies are the same.
         known: the known part of both sides: ``"all classes"``; a ``"reference"`` for one of them, so that divergences
             are estimated; or the ``"top classes"``, as of two references, so that the divergences of `comparison` are
@@ -99,7 +99,7 @@ class Candidate(ShortRepr):
 class ModelComparison(Shown):
     """The result of `compare_models`.
 
-    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json`, `to_dict`
+    ``print`` shows it as text, a notebook as a table; `to_html`, `to_json`, `to_dict`
     and `to_pandas` write it.
 
     Attributes:
@@ -107,7 +107,7 @@ class ModelComparison(Shown):
         candidates: the candidates, with the smallest mean KL(base || candidate) first.
         differences: for each candidate but the last, the mean KL of the next one minus its own, paired by rows. Where
             one of the two has no upper end, the difference has none on that side; between lower bounds neither end.
-        noise_floor: the base against itself with noise of its dtype's rounding in every layer, or None.
+        noise_floor: the base against itself with rounding noise of its dtype in every layer, or None.
         text: the windows that were read, in the base's tokens.
         context: the most tokens in a window.
         score: which tokens are scored: ``"second-half"``, ``"all"`` or ``"assistant"``.

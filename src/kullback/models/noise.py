@@ -1,4 +1,4 @@
-"""A model with noise of its dtype's rounding in every layer: the floor below which no comparison can tell."""
+"""A model with rounding noise of its dtype in every layer: smaller divergences are within rounding noise."""
 
 from __future__ import annotations
 

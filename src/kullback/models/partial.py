@@ -118,7 +118,7 @@ def _table(p: _Known, q: _Known, labels: Tensor, divergences: list[Tensor]) -> T
 
 
 class _PartialPairing(Pairing):
-    """A pair whose rows are kept until all are there."""
+    """A pair that stores its rows until all are measured."""
 
     def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         super().__init__(base, candidate, settings)
@@ -228,18 +228,19 @@ class ListedPairing(_PartialPairing):
         return replace(summary, interval=(summary.interval[0], max(end, summary.interval[1])))
 
     def _note(self) -> str:
-        known = "Of one side only the most probable classes are known"
+        known = "One side gives only its most probable classes"
         if all(isinstance(side, ReferenceSide) for side in (self.base, self.candidate)):
             known = "P and Q are references, with only the most probable classes, the drawn ones and the true token"
         return (
-            f"{known}. The divergences are certain lower bounds, with all other classes as one; their intervals extend "
-            "to the intervals of the upper bounds. Quantiles, the worst rows and the histogram show the lower bounds. "
+            f"{known}. The divergences are lower bounds: all other classes count as one class. Each interval "
+            "extends up to the upper limit of the upper bound's interval. Quantiles, the worst rows and the "
+            "histogram show the lower bounds. "
             "The acceptance rate is the largest possible one."
         )
 
 
 def _of_listed(side: _Known, other: TopKBlock) -> Tensor:
-    """Return the log-probabilities of the classes that the other side lists, of a side that is known whole."""
+    """Return a complete side's log-probabilities of the classes that the other side lists."""
     dense: Any = side.dense
     return torch.where(other.log_probs == -torch.inf, -torch.inf, dense.gather(-1, other.indices))
 
@@ -264,7 +265,7 @@ def _known_classes(block: ReferenceBlock) -> TopKBlock:
 
 
 class ReferencePairing(_PartialPairing):
-    """A reference file on one side, and the logits of the other: divergences are estimated and bounded."""
+    """A reference file on one side and logits on the other: divergences are estimated and bounded."""
 
     def __init__(self, base: ModelSide, candidate: ModelSide, settings: PairingSettings) -> None:
         super().__init__(base, candidate, settings)
@@ -325,15 +326,15 @@ class ReferencePairing(_PartialPairing):
 
 MIRRORED = {"kl_pq": "kl_qp", "kl_qp": "kl_pq"}
 _NOTE_ON_BASE = (
-    "P is a reference: its most probable classes are exact, all others are known by their mass and by draws from them. "
-    "Means are unbiased and their intervals include the drawing; a single row's value, and so quantiles, the worst "
-    "rows and the histogram, carry its noise."
+    "P is a reference: its most probable classes are exact, and random draws represent all others. Means are "
+    "unbiased, and their intervals include the sampling noise. The values of single rows are noisy, and so are "
+    "quantiles, the worst rows and the histogram."
 )
 _NOTE_ON_CANDIDATE = (
-    "Q is a reference: its most probable classes are exact, all others are known by their mass and by draws from them. "
-    "Means are unbiased and their intervals include the drawing; a single row's value, and so quantiles, the worst "
-    "rows and the histogram, carry its noise. KL(P||Q) has an upper end only where p/q has light tails in every row: "
-    "draws from Q seldom show classes where P has mass and Q almost none."
+    "Q is a reference: its most probable classes are exact, and random draws represent all others. Means are "
+    "unbiased, and their intervals include the sampling noise. The values of single rows are noisy, and so are "
+    "quantiles, the worst rows and the histogram. KL(P||Q) has a finite upper limit only if p/q has light tails in "
+    "every row, because draws from Q seldom show classes where P has mass and Q almost none."
 )
 _DRAWN = DrawnDivergence._fields
 _MOMENTS = 3, 4  # the columns of its last two fields, `variances` and `thirds`

@@ -17,7 +17,7 @@ SHORT_TEXT = 1024  # a text with at most this many rows keeps every passage
 
 
 def read_tokens(part: MeasuredRows, labels: Tensor) -> list[ReadToken]:
-    """Return the tokens of measured rows; `labels` are their labels; more may follow."""
+    """Return the tokens of measured rows with their labels; `labels` may be longer."""
     return [
         ReadToken(label, kl, *part.at_label(i), part.top_classes(i))
         for i, (kl, label) in enumerate(zip(part.table[:, 0].tolist(), labels.tolist(), strict=False))
@@ -28,7 +28,7 @@ class Passages:
     """Collects passages of rows that come in order.
 
     Arguments:
-        windows: the windows that are read. Of a short text every passage is kept.
+        windows: the windows to read. If the text is short, every passage is kept.
     """
 
     def __init__(self, windows: Windows) -> None:
@@ -67,5 +67,5 @@ class Passages:
             del self._found[MOST:]
 
     def passages(self) -> list[Passage]:
-        """Return the passages: the whole text in its order, or the passages of largest mean first."""
+        """Return the passages: the whole text in order, or the ones with the largest means, the largest first."""
         return [passage for _, _, passage in self._found]

@@ -41,19 +41,19 @@ def record_reference(
 ) -> list[str]:
     r"""Write a model's predictions over a text as a reference file, which any other model can be compared with.
 
-    Of each scored token the file keeps the `top` most probable classes, the exact mass of all others, `tail_draws` of
-    those drawn with known probability, and the token's own log-probability: 0.8 kB with the defaults, where the logits
-    of 128,256 classes take 256 kB or more. `compare_models` takes the file as its base or as a candidate: its
-    estimates of the divergences are unbiased, and their intervals include the drawing.
+    For each scored token, the file has the `top` most probable classes, the exact mass of all others, `tail_draws`
+    random draws from the others with their probabilities, and the token's own log-probability. This takes 0.8 kB with
+    the defaults; the logits of 128,256 classes take 256 kB or more. `compare_models` takes the file as its base or as a
+    candidate. Its estimates of the divergences are unbiased, and their intervals include the sampling noise.
 
     Arguments:
         model: a folder of a Hugging Face causal language model, a ``.gguf`` file, or a module.
-        texts: the text that it reads, as for `compare_models`.
+        texts: the text that the model reads, as for `compare_models`.
         path: the file to write, by custom with the extension ``.klref``.
         tokenizer: the tokenizer of a module.
         top: how many of the most probable classes to keep.
-        tail_draws: how many of the others to draw.
-        seed: of the draws.
+        tail_draws: how many classes to draw from the others.
+        seed: the seed of the draws.
         context, score, most_windows, dtype, device, trust_remote_code, hub: as for `compare_models`.
         block_bytes: the most that a block of logits may take in memory.
         progress: called with the number of scored tokens and the total.

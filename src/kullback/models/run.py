@@ -132,14 +132,15 @@ def _joined(parts: list[Part]) -> Part:
 
 
 def _encoded_part(part: Part) -> dict[str, Any]:
-    """Return measured rows as what JSON holds."""
+    """Return measured rows as values that JSON can represent."""
     table, worst, passages = part
     held = [[first, asdict(passage)] for first, passage in passages]
     return {**encoded_rows(table, worst), "passages": held}
 
 
 def _decoded_part(held: Any, first: int) -> Part:
-    """Return what `_encoded_part` made of rows that begin at row `first`; ValueError and the like if it did not."""
+    """Decode the result of `_encoded_part` for rows from row `first` on; raise ValueError or similar if it is
+    damaged."""
     table, worst = decoded_rows(held, first)
     passages: list[tuple[int, Passage]] = []
     for start, each in held["passages"]:

@@ -45,12 +45,12 @@ class ServerModel(LanguageModel):
 
     Arguments:
         address: as in ``http://localhost:8000``.
-        top: how many tokens to ask for at each position. The true token comes on top.
+        top: how many tokens to ask for at each position, in addition to the true token.
         api_key_env: the name of the environment variable with the server's key.
         vocabulary: the vocabulary of the model it is compared with, where `require_same_tokens` holds.
-        classes: the number of classes of the logits, which servers do not tell.
+        classes: the number of classes of the logits; servers do not report it.
         concurrency: how many requests to have in flight.
-        timeout: how many seconds the server may take for one.
+        timeout: how many seconds the server may take for a request.
         first_wait: how many seconds to wait before the second of five attempts; each wait is twice the one before.
 
     Attributes:
@@ -216,7 +216,7 @@ class ServerModel(LanguageModel):
             got = repr(texts[place]) if place < len(texts) else "an end"
             raise ModelError(
                 f"{self.name}: wanted {wanted!r} at token {start + place} of a window that was sent as text; got "
-                f"{got}; a server that takes token ids (vLLM, SGLang) has no such windows"
+                f"{got}; use a server that takes token ids (vLLM, SGLang)"
             )
         self._require_alignment(ids, start, held)
         words = self._unique_words
@@ -261,8 +261,8 @@ class ServerModel(LanguageModel):
     ) -> None:
         """Check, once, that a token's log-probabilities are given the tokens before it.
 
-        For models without BOS, llama-cpp-python gives those of the next token. The same distribution comes with
-        the first token that is generated after a beginning of the text, where that is cut into the same tokens.
+        For models without BOS, llama-cpp-python instead gives the log-probabilities of the next token. This compares
+        them with the distribution of a generated token, after a beginning of the text that is cut into the same tokens.
         """
         if self._is_aligned:
             return
@@ -291,7 +291,7 @@ class ServerModel(LanguageModel):
         return None
 
     def _words_of(self, token: int) -> set[str]:
-        """Return how servers may write a token: bytes that are no character are left out, or replaced."""
+        """Return how servers may write a token: bytes that are not a character are left out, or replaced."""
         found = self.vocabulary[token] if token < len(self.vocabulary) else None
         if found is None:
             return {""}
@@ -300,7 +300,7 @@ class ServerModel(LanguageModel):
 
     @cached_property
     def _unique_words(self) -> dict[str, int]:
-        """The tokens that are the only ones of their text."""
+        """The tokens whose text no other token has."""
         words = [self._words_of(token) for token in range(len(self.vocabulary))]
         count = Counter(word for each in words for word in each)
         return {word: token for token, each in enumerate(words) for word in each if count[word] == 1}
@@ -420,8 +420,8 @@ def _largest_untold(
 ) -> float:
     """Return a bound on the log-probability of listed tokens whose text does not identify them.
 
-    A text that several tokens share, or no known token has, identifies none. A list keeps only one of the tokens with
-    one text. The others have at most the probability that is left.
+    If several tokens share a text, or no known token has it, the text identifies no token. A list keeps only one token
+    for each text. The other tokens have at most the remaining probability.
 
     Arguments:
         others: the log-probabilities of the listed texts but for the true token's.

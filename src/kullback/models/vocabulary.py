@@ -27,7 +27,7 @@ class Token:
 
     @property
     def text(self) -> str:
-        """The token as text, with bytes that are no UTF-8 as ``\\xNN``."""
+        """The token as text, with bytes that are not UTF-8 as ``\\xNN``."""
         return self.content.decode("utf-8", "backslashreplace")
 
 
@@ -162,7 +162,7 @@ def _stand_for_none(vocabulary: Vocabulary, classes: Tensor) -> bool:
 
 
 def _numbered(vocabulary: Vocabulary) -> list[tuple[int, tuple[Token, int]]]:
-    """Return each token's class, the token, and how many of the same came before."""
+    """Return each token's class, the token, and the number of equal tokens before it."""
     seen: Counter[Token] = Counter()
     found: list[tuple[int, tuple[Token, int]]] = []
     for index, token in enumerate(vocabulary):

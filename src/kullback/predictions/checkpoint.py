@@ -47,9 +47,9 @@ _T = TypeVar("_T")
 
 
 def fingerprint(**settings: Any) -> str:
-    """Return a digest of what measured rows are of: tensors by their bytes, everything else as JSON.
+    """Return a digest of everything that measured rows depend on: tensors by their bytes, everything else as JSON.
 
-    The versions of kullback and torch, and whether the native kernels run, are part of it: others round otherwise.
+    It includes the versions of kullback and torch, and whether the native kernels run, because these affect rounding.
     """
     try:
         own = version("kullback")
@@ -260,13 +260,14 @@ def checkpoint_of(path: str | os.PathLike[str], identity: str) -> Generator[Chec
 
 
 def encoded_rows(table: Tensor, worst: list[WorstRow]) -> dict[str, Any]:
-    """Return measured rows as what JSON holds: their table, float64, and the worst among them."""
+    """Return measured rows as values that JSON can represent: their table, float64, and the worst among them."""
     held = base64.b64encode(table.contiguous().numpy().astype("<f8").tobytes()).decode()
     return {"shape": list(table.shape), "table": held, "worst": [asdict(row) for row in worst]}
 
 
 def decoded_rows(held: Any, first: int) -> tuple[Tensor, list[WorstRow]]:
-    """Return what `encoded_rows` made of rows that begin at row `first`; ValueError and the like if it did not."""
+    """Decode the result of `encoded_rows` for rows from row `first` on; raise ValueError or similar if it is
+    damaged."""
     raw = bytearray(base64.b64decode(held["table"], validate=True))
     rows, columns = map(decoded_whole, held["shape"])
     if len(raw) != rows * columns * 8 or not rows:

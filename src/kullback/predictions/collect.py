@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ComparisonSide(Protocol):
-    """A comparison's data of one of its sides."""
+    """The data of one side of a comparison."""
 
     @property
     def path(self) -> Path: ...
@@ -101,9 +101,9 @@ class Collector:
         clusters: the cluster of each row, or None.
         worst: how many of the worst rows to report.
         bootstrap: the number of bootstrap draws for the intervals.
-        generator: the source of the draws, or None for a fixed seed.
-        llama_cpp: whose rows to take for llama.cpp's statistics, or None for none of these; ``"like"`` needs tables
-            with the further columns `LIKE_COLUMNS`.
+        generator: the random generator of the bootstrap, or None for a fixed seed.
+        llama_cpp: the rows for llama.cpp's statistics, or None for no statistics; ``"like"`` needs tables with the
+            additional columns `LIKE_COLUMNS`.
         chunks: for llama.cpp's statistics: the chunk of each row, from 0 and increasing, or None.
         independent: whether the rows are known to be independent; their order is then not examined.
     """
@@ -152,7 +152,7 @@ class Collector:
         return len(self._columns)
 
     def is_possible(self, table: Tensor) -> bool:
-        """Return whether a table that was measured elsewhere can be a table of rows, up to rounding."""
+        """Return whether a table from another process has possible values, up to rounding."""
         if table.shape[1] != self.width:
             return False
         columns = dict(zip(self._columns, table.unbind(-1), strict=True))
@@ -341,7 +341,7 @@ class Collector:
         return found
 
     def _units(self) -> tuple[str, int]:
-        """Return the name and the number of the units that intervals take to be independent."""
+        """Return the name and the number of the units that intervals assume to be independent."""
         dependence = self._estimator.dependence
         if dependence is not None and dependence.kind != "pattern":
             return "blocks", 0 if dependence.labels is None else int(dependence.labels.max()) + 1
@@ -357,7 +357,7 @@ class Collector:
             counted = f"{count:,} {units if count != 1 else units[:-1]}"
             method = f"the jackknife, Student's t and a studentized bootstrap of {self._bootstrap:,} draws"
             found.append(
-                f"Standard errors and 95 % intervals ({method}) take the {counted} to be independent."
+                f"Standard errors and 95 % intervals ({method}) assume that the {counted} are independent."
             )
         if share := self._unseen_share():
             found.append(self._note_on_unseen(units, count, share))
@@ -374,7 +374,7 @@ class Collector:
         return found
 
     def _unseen_share(self) -> float:
-        """Return the largest share of a kind of units that is absent here; 0 where the interval allows for it.
+        """Return the largest possible share of an absent kind of units; 0 if the interval includes its effect.
 
         References:
             If Nothing Goes Wrong, Is Everything All Right? (Hanley and Lippman-Hand, 1983)
@@ -385,7 +385,7 @@ class Collector:
         return share if count >= FEWEST_UNITS and share * LARGE_KL > above else 0.0
 
     def _note_on_unseen(self, units: str, count: int, share: float) -> str:
-        """Say in numbers how much a kind of units that is absent here may add to the mean."""
+        """Return a note on how much an absent kind of units may add to the mean."""
         ends = [
             f"{(1 - share) * each.interval[1] + share * bound:.2g} ({NAMES[name]})"
             for name, bound in (("js", math.log(2)), ("tv", 1.0))
@@ -393,10 +393,9 @@ class Collector:
         ]
         return (
             f"At 95 % confidence, up to {100 * share:.2g} % of {units} (3/n) may be of a kind that is absent from "
-            f"these {count:,}. They add up to {share:.2g} nats to the mean for each nat of their KL: "
-            f"{share * LARGE_KL:.2g} if that is {LARGE_KL:g}, more than the interval allows. The intervals leave such "
-            f"{units} out. "
-            f"With them the mean is at most {' and '.join(ends)}, and the mean of KL has no bound."
+            f"these {count:,}. They would add up to {share:.2g} nats to the mean for each nat of their own KL: "
+            f"{share * LARGE_KL:.2g} nats if their KL is {LARGE_KL:g}. The intervals do not include this. "
+            f"With such {units}, the mean is at most {' and '.join(ends)}, and the mean of KL is unbounded."
         )
 
 
@@ -404,11 +403,16 @@ def _noticed(found: SerialDependence, clusters: Clusters | None) -> str:
     """Return a note: rows or clusters depend on their order, the consequence, and the remedy."""
     rows, cluster = ("rows", "pass cluster= (--cluster)") if clusters is None else (clusters.in_order, "")
     if found.kind == "pattern":
-        turns = cluster and f" If {found.length} sources take turns, {cluster}, their number for each row."
-        return f"{rows.capitalize()} repeat with a period of {found.length}, which is taken for a fixed pattern.{turns}"
+        turns = (
+            cluster and f" If {found.length} sources take turns, {cluster}: the number of each row's source."
+        )
+        return (
+            f"{rows.capitalize()} repeat with a period of {found.length}, which is treated as a fixed "
+            f"pattern.{turns}"
+        )
     alike = f"{rows} {found.length} apart" if found.kind == "period" else f"neighboring {rows}"
     like = f"{'at most' if found.is_open else 'about'} {found.effective:.3g} independent ones"
-    use = f"No groups of {rows} are independent, or too few: there are no intervals."
+    use = f"Too few groups of {rows}, or none, are independent: there are no intervals."
     if found.labels is not None:
         groups = f"{int(found.labels.max()) + 1:,} blocks of about {found.length:,} {rows}"
         if found.kind == "period":
@@ -450,7 +454,7 @@ def _root(square: Value[float]) -> Value[float]:
 
 
 def _caveats(p: ComparisonSide, q: ComparisonSide) -> list[str]:
-    """Return the remarks of the sources on their contents, once where both have the same."""
+    """Return the remarks of the sources on their contents, without duplicates."""
     by_sentence: dict[str, list[str]] = {}
     for name, source in (("P", p), ("Q", q)):
         for sentence in source.caveats():

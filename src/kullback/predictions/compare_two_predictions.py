@@ -78,13 +78,13 @@ def compare_predictions(
 
     .. math:: \frac1N \sum_{n=1}^N KL(P_n \| Q_n), \quad \text{and so for } KL(Q_n \| P_n),\ JS(P_n, Q_n),\ TV(P_n, Q_n)
 
-    Both are read in step, a block at a time. Means come with a standard error and a 95 % interval, which take the
-    clusters to be independent: the jackknife, and the wider of Student's t and the studentized bootstrap. Without
-    clusters the order of the rows is examined. Where it shows dependence, blocks of rows are the clusters, and a note
-    gives the effective number of rows; elsewhere each row is one. An interval is open where the clusters are too few
-    or too skewed to bound the mean; `Value.reason` says why. Its ends hold if no kind of row so rare that none was seen
-    carries much of the mean: up to 3/n of all rows may be of one, and a note says what these would add where that is
-    more than the interval allows. Quantiles are exact up to 4,000,000 rows; beyond, they come from a sketch with
+    Both are read in step, a block at a time. Means have a standard error (the jackknife) and a 95 % interval (the wider
+    of Student's t and the studentized bootstrap). Both assume that clusters are independent. Without clusters, the
+    order of the rows is examined. If it shows dependence, blocks of rows are the clusters, and a note gives the
+    effective number of rows; otherwise each row is a cluster. If the clusters are too few or too skewed to bound the
+    mean, an end of the interval is infinite, and `Value.reason` says why. The interval does not include kinds of rows
+    that are absent from the sample: they may be up to 3/n of all rows. If they could add more than the interval
+    includes, a note says how much. Quantiles are exact up to 4,000,000 rows; beyond, they come from a sketch with
     relative error 0.005. Every value is computed in float64 and does not depend on `block_bytes`.
 
     Arguments:
@@ -93,7 +93,7 @@ def compare_predictions(
         q: Q, likewise, with as many rows and classes.
         representation: the kind of numbers: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``, for both or as
             a pair (of P, of Q).
-        key: the name of the array in a file that holds several, for both or as a pair.
+        key: the name of the array in a file with several, for both or as a pair.
         labels: the true class of each row, -100 where there is none: a path, or integers of shape (rows,). By default
             the tokens of a llama.cpp base file, if P or Q is one.
         labels_key: the name of the labels in their file.
@@ -102,25 +102,25 @@ def compare_predictions(
         independent: whether the rows are known to be independent, so that their order is not examined.
         worst: how many of the rows of largest KL(P || Q) to return.
         bootstrap: the number of bootstrap draws for the intervals, at most 100,000; 0 for no intervals.
-        llama_cpp: also compute what ``llama-perplexity --kl-divergence`` prints, by its definitions: ``"format"`` of
-            this comparison's rows, ``"like"`` of rows computed as there: P's log-probabilities as a base file holds
-            them (read from one, or rounded as one would), not normalized, without classes of log-probability -16 or
-            less, in float32 without fused products. Needs labels; keeps 8 bytes of a row.
-        generator: the source of these draws; by default one with a fixed seed.
-        block_bytes: the most that a block of either side may take in memory, but at least 32767 elements or one row.
-        progress: called with the rows done and the rows in all (None where it is not known before the end).
+        llama_cpp: also compute the numbers that ``llama-perplexity --kl-divergence`` prints, by its definitions.
+            ``"format"`` uses the rows of this comparison. ``"like"`` computes the rows as llama.cpp does, in float32:
+            P's log-probabilities come from a base file, or are rounded like one; they are not normalized, and classes
+            with a log-probability of -16 or less are excluded. Both need labels, and store 8 bytes a row.
+        generator: the random generator of the bootstrap; by default one with a fixed seed.
+        block_bytes: the memory of a block of either side. A block has at least 32767 elements or one row.
+        progress: called with the number of finished rows and the total (None if it is unknown before the end).
         resume: a file that keeps the finished blocks. A run that was stopped continues from it and gives the same
             result as an uninterrupted run. The file is removed at the end, even if it was there before and empty. In a
             group, rank 0 reads and writes it; the number of ranks may change.
-        group: a process group of the CPU whose ranks all make this call: each measures some blocks of rows, and all
-            return the same, to the last digit what one process returns.
+        group: a process group for CPU tensors. All ranks make this call, and each measures some blocks of rows. All
+            return the same result, which equals the result of one process to the last digit.
 
     Returns:
         a `Comparison`; divergences and cross-entropies in nats.
 
     Raises:
-        FileError: a file is missing, damaged or unlike its partner, or holds a row that is no distribution; `resume`
-            is of other inputs or options, or damaged. Of a group, every rank raises the error of one.
+        FileError: a file is missing, damaged or unlike its partner, or has a row that is not a distribution; `resume`
+            belongs to other inputs or options, or is damaged. In a group, every rank raises the error of one rank.
         ArgumentTypeError, ArgumentValueError: an argument is of the wrong type, shape or range.
 
     Example:
@@ -143,7 +143,7 @@ def compare_predictions(
     require_state(CALL, resume)
     check_generator(CALL, generator)
     check_callback(
-        CALL, "progress", progress, "progress=print, which takes the rows done and the rows in all"
+        CALL, "progress", progress, "progress=print, which takes the numbers of finished rows and of all rows"
     )
     representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(
         "representation", representation
@@ -214,7 +214,7 @@ def compare_predictions(
 def _identity(sides: Sequence[RowSource], labels: Tensor | None, worst: int, llama_cpp: str | None) -> str:
     """Return the fingerprint of everything that the measured rows of a comparison depend on.
 
-    Clusters, draws of the bootstrap and the size of blocks are not among it: rows are measured without them.
+    Clusters, bootstrap draws and the size of blocks are not included: the rows do not depend on them.
     """
     held = [[side.format, side.key, side.shape, side.representation, _content(side)] for side in sides]
     return fingerprint(sides=held, labels=labels, options=[worst, llama_cpp])
@@ -231,7 +231,7 @@ def _content(side: RowSource) -> Any:
 
 
 def _encoded_block(parts: Iterable[_Rows]) -> dict[str, Any]:
-    """Return the measured parts of a block as what JSON holds."""
+    """Return the measured parts of a block as values that JSON can represent."""
     tables, worst = zip(*parts, strict=True)
     return encoded_rows(torch.cat(tables), [row for rows in worst for row in rows])
 
@@ -311,8 +311,8 @@ def _measure_all(
 ) -> None:
     """Measure all rows in small parts, one thread for each, and add the results to `collector` in order.
 
-    Of several workers each has a block in turn, and all add the results of all of them; if the comparison `resumes`,
-    the one that has the checkpoint keeps them.
+    Several workers measure blocks in turn, and each adds all results. If the comparison `resumes`, the worker with the
+    checkpoint also stores them.
     """
     representations = sides[0].representation, sides[1].representation
     classes = sides[0].classes
@@ -353,7 +353,7 @@ def _measure_all(
 
 
 def _keep(checkpoint: Checkpoint | None, blocks: list[Any]) -> None:
-    """Add measured blocks to the checkpoint, where this worker has it."""
+    """Add measured blocks to the checkpoint, if this worker has it."""
     if checkpoint is not None:
         for parts in blocks:
             checkpoint.add(_encoded_block(parts))

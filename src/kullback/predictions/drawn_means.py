@@ -1,4 +1,4 @@
-"""Means over the rows of a reference file, with intervals that include the drawing of the tail."""
+"""Means over the rows of a reference file, with intervals that include the sampling of the tail."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FEWEST_DEGREES = 9
 
 @dataclass(frozen=True)
 class DrawnMean(Value[float]):
-    """The mean of a divergence over the very rows of a reference file, with the error of the drawing alone.
+    """The mean of a divergence over exactly these rows of a reference file; its error is from the tail's sampling only.
 
     Attributes:
         value: its estimate, moved to the nearer bound where it lies outside both.
@@ -51,7 +51,7 @@ class DrawnMean(Value[float]):
 
 
 def row_estimates(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""Return an unbiased estimate of a divergence in each row, the moments of its drawing, and whether it is light.
+    r"""Return an unbiased estimate of each row's divergence, its error's moments, and whether it is light-tailed.
 
     An estimate is :math:`b + e + c g` as `DrawnDivergence` says. Rows are put in order of their spread, which does
     not depend on the draws, and divided into strata of similar rows, whose rows belong to two folds in turns. The
@@ -110,12 +110,12 @@ def _is_centered(drawn: DrawnDivergence, rows: Tensor, farthest: float) -> bool:
 
 
 def drawn_mean(rows: ReferenceRows, name: str) -> DrawnMean:
-    """Return the mean of a divergence over these rows, with an interval of the drawing alone.
+    """Return the mean of a divergence over these rows, with an interval for the sampling of the tail only.
 
-    The interval is Student's t, with Satterthwaite's degrees of freedom, within the bounds. If the drawing is skewed
-    toward a side, the end on that side is the bound; without a bound it is farther out than a normal quantile. The
-    interval of KL(candidate||base) is open above unless the ratios q/p are light-tailed in all rows, as no draw from
-    the base shows where the candidate alone has mass.
+    The interval is Student's t, with Satterthwaite's degrees of freedom, within the bounds. If the sampling
+    distribution is skewed toward a side, the end on that side is the bound; without a bound it is farther out than a
+    normal quantile. The interval of KL(candidate||base) has no upper end unless the ratios q/p are light-tailed in all
+    rows: draws from the base do not show classes where only the candidate has mass.
 
     Arguments:
         rows: the measured rows, all of them.
@@ -168,16 +168,16 @@ def population_mean(
     bootstrap: int = 1000,
     generator: torch.Generator | None = None,
 ) -> MeanEstimate:
-    """Return the standard error and the interval of a mean over the population that the clusters were drawn from.
+    """Return the standard error and the interval of the mean over the population of clusters.
 
-    The rows' estimates vary by the drawing of their tails too, so the interval includes it. As `MeanEstimator` says
-    for rows without drawing, it may be open.
+    The interval also includes the sampling of the tails, because it adds to the variance of the rows. It may be open,
+    as described at `MeanEstimator`.
 
     Arguments:
         rows: the measured rows.
         name: the divergence.
         cluster: the number of the window, document or speaker of each row, shape (rows,); left out, each is its own.
-        in_order: whether the clusters may depend on their order, which is then examined.
+        in_order: whether neighboring clusters may be dependent; their order is then examined.
         bootstrap: the number of bootstrap draws.
         generator: their source.
 

@@ -77,25 +77,25 @@ class MeanEstimate(NamedTuple):
 class MeanEstimator:
     r"""Standard errors and 95 % intervals of means :math:`m = \sum_u S_u / \sum_u n_u` over units (clusters, or rows).
 
-    The standard error comes from the delete-one jackknife over units. The interval is the wider of Student's t with it
-    and of the studentized bootstrap, which resamples units and divides the deviation of each draw by the draw's own
-    linearized standard error; for nonnegative quantities on the scale of the logarithm. Toward a long tail it uses a
-    smaller tail probability.
+    The standard error comes from the delete-one jackknife over units. The interval is the wider of two: Student's t
+    with this error, and the studentized bootstrap. The bootstrap resamples units, and divides the deviation of each
+    draw by the draw's own linearized standard error, on the scale of the logarithm for nonnegative quantities. Toward a
+    long tail, the tail probability is smaller.
 
-    Where units are of unlike size, and where the sums of clusters are heavy-tailed, the end is at least that of
-    Student's t with Satterthwaite's degrees of freedom, which the units' influences on the mean show:
+    If units have different sizes, or sums of clusters are heavy-tailed, the interval is at least Student's t with
+    Satterthwaite's degrees of freedom, computed from the units' influences on the mean:
 
     .. math:: \nu = \Bigl(\sum_u l_u^2\Bigr)^2 \Big/ \sum_u l_u^4, \qquad l_u = m_{(-u)} - \overline{m_{(-u)}}
 
-    Where the tail is heavier than that allows, or there are too few units, the end is open.
+    If the tail is even heavier, or there are too few units, the end is open (infinite).
 
     Arguments:
         columns: the number of columns.
         draws: the number of bootstrap draws; 0 for no intervals.
-        generator: the source of the draws; None for one with a fixed seed.
+        generator: the random generator of the bootstrap; None for one with a fixed seed.
         clusters: the number of the cluster of each row, shape (rows,), or None where each row is a unit.
-        examined: columns whose order, that of rows or of clusters by their numbers, is examined. If it shows
-            dependence, blocks of rows or of clusters are the units.
+        examined: the columns in which the order of rows, or of clusters by their numbers, is examined. If it shows
+            dependence, blocks of rows or clusters are the units.
 
     References:
         The Jackknife, the Bootstrap and Other Resampling Plans (Efron, 1982)
@@ -141,7 +141,7 @@ class MeanEstimator:
 
     @cached_property
     def dependence(self) -> SerialDependence | None:
-        """How much the rows, or the clusters, depend on their order; None where they do not or were not examined."""
+        """The serial dependence of the rows or clusters; None if there is none, or it was not examined."""
         if self._blocks is not None:
             return self._blocks.dependence()
         if self._group_of_row is None or not self._examined:
@@ -199,7 +199,7 @@ class MeanEstimator:
         return np.split(found, len(products), -1)
 
     def _new_groups(self, first: int, count: int) -> Tensor:
-        """Return the groups of units `first`, `first` + 1, ...: one each while there are groups, then random ones."""
+        """Return the groups of units `first`, `first` + 1, ...: first one unit for each group, then random groups."""
         units = torch.arange(first, first + count, device="cpu")
         drawn = torch.from_numpy(self._random.integers(GROUPS, size=count))
         return torch.where(units < GROUPS, units, drawn)
@@ -252,7 +252,7 @@ class _Ratio:
         return found
 
     def estimate(self, drawn: Floats | None, *, asked: bool) -> MeanEstimate:
-        """Return the estimate from the sums of `products` in each draw, with an interval if one is asked for."""
+        """Return the estimate from the sums of `products` in each draw, with an interval if requested."""
         if not self.finite:
             return MeanEstimate(math.inf)
         if self.count < 2:
@@ -304,7 +304,7 @@ class _Ratio:
         return max(self._low, low), min(self._high, high), reason
 
     def _by_influence(self, tails: tuple[float, float]) -> tuple[float, float]:
-        """Return the ends by Student's t with as many degrees of freedom as the units' influences show."""
+        """Return the ends by Student's t, with degrees of freedom from the units' influences."""
         squares = np.square(self._left_out)
         dof = max(FEWEST_DEGREES, float(squares.sum() ** 2 / np.square(squares).sum()))
         below, above = (student_t(tail, dof) * self.error for tail in tails)
@@ -316,10 +316,11 @@ class _Ratio:
         )
 
     def _beyond_heavy_tail(self, sign: int, end: float, farther: float) -> tuple[float, Reason | None]:
-        """Return an end where the sums of units are heavy-tailed, and why it is open if it is.
+        """Return an end for heavy-tailed sums of units, and the reason if it is open.
 
-        The sums of clusters may be, because clusters differ in size. Their end is open where both the deviations from
-        what their sizes let expect and the means of clusters certainly have a heavy tail.
+        Sums of clusters may be heavy-tailed only because clusters differ in size. So their end is open only if two
+        quantities have a significantly heavy tail: the means of clusters, and the deviations of the sums from the
+        values expected for their sizes.
         """
         if not (self._clustered or self._unlike):
             return (self._high if sign > 0 else self._low), "heavy tail"
@@ -339,7 +340,7 @@ class _Ratio:
         return float(np.abs(self._sums).sum() / self._sizes.sum())
 
     def _few_nonzero(self) -> tuple[float, Reason | None]:
-        """Return the upper end for few nonzero units: what their number bounds, if the quantity itself is bounded.
+        """Return the upper end for few nonzero units: a bound from their number, if the quantity itself is bounded.
 
         The bootstrap has none: a draw without any nonzero unit has no standard error.
         """
@@ -364,7 +365,7 @@ class _Ratio:
         return -float(ordered[last]), -float(ordered[first])
 
     def _proportion(self, of_units: float) -> tuple[float, float]:
-        """Return the ends for a proportion of units; clusters of unlike size may be the largest ones."""
+        """Return the ends for a proportion of units; the counted units may be the largest clusters."""
         if not self._clustered:
             return _wilson(of_units, float(self._sizes.sum()))
         return 0.0, min(1.0, _wilson(of_units, self.count)[1] * float(self._sizes.max() / self._sizes.mean()))
@@ -378,7 +379,7 @@ def _tail_probability(skewness: float) -> float:
 
 
 def _heavy_tailed(values: Floats, errors: float = 0.0) -> bool:
-    """Return whether Hill's estimate of the tail index from the largest values is too large, by `errors` of its own."""
+    """Return whether Hill's estimate of the tail index is too large by more than `errors` of its standard errors."""
     top = max(5, int(1.5 * math.sqrt(len(values))))
     largest = np.sort(values)[::-1][: top + 1]
     few, many = HEAVIEST_TAILS

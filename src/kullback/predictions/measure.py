@@ -44,7 +44,8 @@ LOWEST = torch.finfo(torch.float64).min
 class MeasuredRows(NamedTuple):
     """A few rows: their table, columns as `COLUMNS` (and `LABEL_COLUMNS`), and the classes of interest.
 
-    Of each row, `classes` has P's top classes, then Q's, then the label, 0 where there is none; `pair` is of these.
+    For each row, `classes` has P's top classes, then Q's, then the label (0 if there is none); `pair` has these
+    classes.
     """
 
     table: Tensor
@@ -77,8 +78,8 @@ def measure(
 ) -> MeasuredRows:
     """Measure valid rows of P and Q, shape (rows, classes), with labels of shape (rows,) or None.
 
-    With `like_llama_cpp` there are the further columns `LIKE_COLUMNS`, from log-probabilities that are stored in a base
-    file or that are rounded as there.
+    With `like_llama_cpp`, the table also has the columns `LIKE_COLUMNS`, from log-probabilities that come from a base
+    file or are rounded like one.
     """
     sides = [
         REPRESENTATIONS[name](rows.double(), validate=False)
@@ -103,7 +104,7 @@ def measure(
 
 
 def _divergences(sides: list[Representation]) -> list[Tensor]:
-    """Return the divergences of each row; of logarithms by the kernels, which read them once for each."""
+    """Return the divergences of each row; for logarithms by the kernels, which read them once for each divergence."""
     # The reference would compute the pair again for each.
     if not is_available() or not all(side.in_logs for side in sides):
         pair = finite_pair(*sides)
@@ -129,7 +130,7 @@ def _divergences(sides: list[Representation]) -> list[Tensor]:
 
 
 def _top_classes(weights: Tensor) -> Tensor:
-    """Return each row's top classes, of equal ones the lower first; the last repeated where there are too few."""
+    """Return each row's top classes, equal ones by their number; the last one is repeated if there are too few."""
     best = weights.topk(min(TOP_CLASSES + 1, weights.shape[-1]))
     if best.values.shape[-1] > TOP_CLASSES and (best.values.diff() < 0).all():
         return best.indices[:, :TOP_CLASSES]

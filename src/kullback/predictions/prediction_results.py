@@ -139,10 +139,10 @@ class LabelStatistics(ShortRepr):
 
 @dataclass(frozen=True)
 class LlamaCppFigures:
-    """What llama.cpp's ``llama-perplexity --kl-divergence`` prints of some rows, each number with its uncertainty.
+    """The numbers that llama.cpp's ``llama-perplexity --kl-divergence`` prints for some rows, with their uncertainty.
 
-    The uncertainty is sqrt((mean of squares - square of mean) / (rows - 1)), or follows from it by the delta method;
-    it takes the rows to be independent.
+    The uncertainty is sqrt((mean of squares - square of mean) / (rows - 1)), or follows from it by the delta method. It
+    assumes independent rows.
 
     Attributes:
         count: how many rows.
@@ -173,7 +173,7 @@ class LlamaCppFigures:
 
 @dataclass(frozen=True, repr=False)
 class LlamaCppStatistics(ShortRepr):
-    """What llama.cpp's ``llama-perplexity --kl-divergence`` prints, by its definitions, of the rows with a label.
+    """The numbers that ``llama-perplexity --kl-divergence`` prints, by its definitions, for the rows with a label.
 
     Attributes:
         chunks: the figures of all rows up to the end of each chunk (window); empty where rows are not cut in chunks.
@@ -206,7 +206,7 @@ class Segment:
 class Comparison(Shown):
     """The result of `compare_predictions`.
 
-    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json`, `to_dict`
+    ``print`` shows it as text, a notebook as a table; `to_html`, `to_json`, `to_dict`
     and `to_pandas` write it.
 
     Attributes:

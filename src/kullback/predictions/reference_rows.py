@@ -31,8 +31,8 @@ LARGEST_LOG_RATIO = 700.0
 class DrawnDivergence(NamedTuple):
     r"""A divergence of each row, float64, shape (rows,): bounds, and the draws' estimate of the tail.
 
-    The estimate of a row is :math:`b + e + c g` with a factor c that must not depend on the row's own draws: its
-    expectation is the divergence for c = 0, and, where every class has mass in the base, for every c.
+    The estimate of a row is :math:`b + e + c g`, with a factor c that must not depend on the row's own draws. Its
+    expectation is the divergence for c = 0, and for every c if every class has mass in the base.
 
     Attributes:
         bound: b, what is certain: the tail as one class, whose merging can only lower a divergence.
@@ -54,7 +54,7 @@ class DrawnDivergence(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ReferenceRows:
-    """Rows of a reference file measured against a candidate's logits; every tensor has a value for each row.
+    """Measurements of a candidate's logits against rows of a reference file; every tensor has a value for each row.
 
     The base is always the model of the reference, the candidate always the model of the logits.
 
@@ -118,9 +118,9 @@ def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
 
     For JS and TV :math:`\varphi` is chosen such that it does not grow with u faster than :math:`\log u`.
 
-    A class of mass in the base and none in the candidate makes KL +inf: certainly if it is in K, was drawn, or must
-    exist as the base has more classes with mass than the candidate; else it is not seen, though it would be drawn with
-    its probability. Likewise for KL(candidate||base).
+    A class with mass in the base and none in the candidate makes KL +inf. This is certain if the class is in K or was
+    drawn, or if the base has more classes with mass than the candidate. Otherwise the class is not seen, although it
+    could have been drawn. Likewise for KL(candidate||base).
 
     Arguments:
         block: rows of a reference file.
@@ -131,7 +131,7 @@ def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
         a `ReferenceRows` on the CPU, computed in float64.
 
     Raises:
-        ArgumentTypeError: `logits` is no floating-point tensor.
+        ArgumentTypeError: `logits` is not a floating-point tensor.
         ArgumentValueError: the shapes differ, or a row holds NaN or +inf or only -inf.
 
     Example:
@@ -153,7 +153,7 @@ def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
 
 
 def read_candidate(block: ReferenceBlock, logits: Tensor) -> CandidateLogProbs:
-    """Return what `measure_candidate` needs of a candidate's logits, read once, on the CPU."""
+    """Read a candidate's logits once, and return the parts that `measure_candidate` needs, on the CPU."""
     _check_logits(block, logits)
     step = rows_in_part(logits)
     parts: list[CandidateLogProbs] = []
@@ -210,7 +210,7 @@ def measure_candidate(block: ReferenceBlock, candidate: CandidateLogProbs) -> Re
         True,
         True,
     )
-    # A tail of one class is no tail: the bound is exact.
+    # A tail of one class is a class: the bound is exact.
     has_tail = (tail > -torch.inf) & (block.classes > top.shape[-1] + 1)
     support = block.support_sizes
     known = support > 0

@@ -60,7 +60,7 @@ class RowBlocks:
         self._sums = torch.stack([*columns, combined, rows], -1)
 
     def dependence(self) -> SerialDependence | None:
-        """Return how much rows depend on their order, by the first rows and by the means of all parts; None if not.
+        """Return the serial dependence of the first rows and of the means of all parts; None if there is none.
 
         Its labels number the blocks of the rows' parts.
         """
@@ -84,12 +84,12 @@ class RowBlocks:
         return replace(found, labels=block_labels(parts, blocks))
 
     def sums(self, found: SerialDependence) -> Floats:
-        """Return the sums of the blocks, shape (blocks, columns); of too few of them where no more are independent."""
+        """Return the sums of the blocks, shape (blocks, columns); too few if no more are independent."""
         return sums_of_blocks(self._sums[: math.ceil(self._rows / self._length)].numpy(), found)
 
 
 def sums_of_blocks(parts: Floats, found: SerialDependence) -> Floats:
-    """Return the sums of the parts in each block, shape (blocks, columns); of too few where no more are independent."""
+    """Return the sums of the parts in each block, shape (blocks, columns); too few if no more are independent."""
     labels = block_labels(len(parts), FEWEST_BLOCKS - 1) if found.labels is None else found.labels
     sums = np.zeros((int(labels.max()) + 1, parts.shape[1]))
     np.add.at(sums, labels, parts)

@@ -135,7 +135,7 @@ def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]
 class Clusters(NamedTuple):
     """The cluster of each row, as numbers from 0, and the names of the clusters.
 
-    `in_order` is the word for clusters that may depend on the order of their numbers; it is empty for independent ones.
+    `in_order` is the word for clusters whose neighbors may be dependent; it is empty for independent ones.
     """
 
     numbers: Tensor
@@ -167,12 +167,14 @@ def take_clusters(given: object, key: str | None, rows: int | None) -> Clusters 
 
 
 def _refuse_key(argument: str, key: str | None, given: object) -> None:
-    """Refuse the name of an array of a file where there is no file."""
+    """Refuse the name of an array in a file if there is no file."""
     if key is not None:
         raise invalid_value(
             CALL,
             f"{argument}_key",
-            wanted=f"none without {argument}=" if given is None else f"none for {argument} that are no file",
+            wanted=f"none without {argument}="
+            if given is None
+            else f"none for {argument} that are not a file",
             got=safe_repr(key),
             instead=f"{CALL}(p, q, {argument}=path, {argument}_key=...), or the call without {argument}_key",
         )

@@ -65,7 +65,7 @@ class Quantiles:
 
 
 class SignedSketch:
-    """A `QuantileSketch` for values of either sign: one of the values of 0 or more, one of the others' sizes."""
+    """Two `QuantileSketch` for values of either sign: one for values of 0 or more, one for the negated others."""
 
     def __init__(self) -> None:
         self._above, self._below = QuantileSketch(), QuantileSketch()
@@ -172,7 +172,7 @@ class Segments:
 
 
 class Worst:
-    """The rows of largest KL(P || Q); of equal ones the first."""
+    """The rows with the largest KL(P || Q); if values are equal, the first rows."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -190,7 +190,7 @@ class Worst:
         ]
 
     def add(self, rows: list[WorstRow]) -> None:
-        """Take in candidates of further rows; parts are added in the order of their rows."""
+        """Add candidates from further rows, in the order of the rows."""
         self._rows = sorted([*self._rows, *rows], key=lambda row: (-row.kl, row.row))[: self._count]
 
     def rows(self, labels: Tensor | None, clusters: Clusters | None) -> list[WorstRow]:

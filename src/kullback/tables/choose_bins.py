@@ -44,7 +44,7 @@ def choose_bins(
         the bins; `bin_counts` counts either column in them.
 
     Raises:
-        ArgumentTypeError: `q` is no profile.
+        ArgumentTypeError: `q` is not a profile.
         ArgumentValueError: the columns have different types or grids, or `number` is not positive.
 
     Example:

@@ -80,8 +80,8 @@ def compare_tables(
         \mathrm{PSI} = \sum_i (p_i - q_i) \log \frac{p_i}{q_i}, \quad
         \mathrm{TV} = \frac12 \sum_i |p_i - q_i|
 
-    and so on. These divergences between bins are at most those between the values. They are corrected for the bias of
-    counts and at least 0. Each table is counted by its own engine.
+    and so on. The divergences between bins are at most the divergences between the values. They are corrected for the
+    bias of counts, and are at least 0. Each table is counted by its own engine.
 
     Arguments:
         p: the reference: a path to a Parquet, CSV or NDJSON file (``*`` matches many files), or a table of pandas,
@@ -89,13 +89,13 @@ def compare_tables(
         q: the table that is compared with it, likewise.
         columns: which columns; all by default.
         weights: the column of the rows' weights. Standard errors assume that weights do not depend on the values.
-        cluster: the column with the group of each row, where rows of one group depend on each other (the visits of
-            one user, the measurements of one machine). Standard errors and tests then assume independent groups.
+        cluster: the column with the group of each row, if rows of a group depend on each other (the visits of a user,
+            the measurements of a machine). Standard errors and tests then assume independent groups.
         independent: whether rows are known to be independent. By default, and without `cluster`, the order of the first
-            32,768 rows is examined, and repeated rows of continuous numbers are counted. Where a column depends on that
-            order, its standard errors, intervals and test count as many rows as tell as much, and findings say so.
+            32,768 rows is examined, and repeated rows of continuous numbers are counted. If a column shows dependence,
+            its standard errors, intervals and test use the effective number of rows, and a finding reports it.
         joint: groups of columns to be compared by the combinations of their bins as well.
-        bins: the largest number of bins of numbers; there are fewer where a bin would hold less than 10 rows.
+        bins: the largest number of bins of numbers; there are fewer if a bin would have less than 10 rows.
         confidence: the confidence level of the intervals.
         generator: the source of randomness of permutation tests and of the intervals of total variation; by default
             one with a fixed seed.
@@ -157,7 +157,7 @@ def compare_profiles(
         q: the profile of the compared table, made with ``like=p``.
         bins: the largest number of bins of numbers.
         confidence: the confidence level of the intervals.
-        independent: whether rows are known to be independent, whatever the order that was examined shows.
+        independent: whether rows are known to be independent. The examined order is then ignored.
         generator: the source of randomness of permutation tests and of the intervals of total variation; by default
             one with a fixed seed.
         names: the names of P and Q.
@@ -335,11 +335,11 @@ class _Tables:
             if table.order is not None and (time := table.order.time(columns)) > 1:
                 unknown = unknown or bool(table.order.unknown.intersection(columns))
                 notes.append(
-                    f"{table.rows:,} rows of {side} tell {'at most ' * unknown}as much as {table.rows / time:,.3g} "
-                    "independent ones"
+                    f"{table.rows:,} rows of {side} carry the information of "
+                    f"{'at most ' if unknown else 'about '}{table.rows / time:,.3g} independent ones"
                 )
         if unknown:
-            notes.append("too few blocks of rows are independent for intervals and a test")
+            notes.append("there are too few independent blocks of rows for intervals and a test")
             for name in ("kl_pq", "kl_qp", "js", "psi", "tv"):
                 parts[name] = Value(parts[name].value, None, None)
             parts["p_value"] = parts["p_adjusted"] = math.nan

@@ -59,7 +59,7 @@ def contingency_tables(
 
     Arguments:
         frame: a table, as `kullback.tables.table_profile.profile_table` takes it.
-        bins: the bins of columns. A column of a key that has none counts by its own values, such as ids of clusters.
+        bins: the bins of columns. A column without bins counts by its values, such as ids of clusters.
         keys: groups of columns, each to be counted together.
         weights: the column of the rows' weights.
 
@@ -133,8 +133,9 @@ def column_bins(
         name: the column.
         number: how many bins numbers get.
         sizes: the effective numbers of rows.
-        together: whether the bins end at quantiles of both tables, each half of the weight, and not of P alone. Rows
-            of large weight, and clusters, have edges placed around them, which separates P from Q where they are equal.
+        together: whether the bins end at quantiles of both tables (half of the weight each) instead of P's. Quantiles
+            of P lie around P's heavy rows and clusters, so P and Q would differ in these bins even if their
+            distributions are equal.
     """
     before, after = p.columns[name], q.columns[name]
     reference = _average(before, after) if together and before.buckets and after.buckets else before
@@ -211,8 +212,8 @@ def divergences(
         table: the contingency table.
         settings: the settings of the comparison.
         clustered: the joint counts of P and Q by cluster and bin; None where rows are independent.
-        columns: the columns, which findings name.
-        profiles: P's and Q's profile of a single column, whose numbers are compared in their order too.
+        columns: the columns, for findings.
+        profiles: P's and Q's profile of a single column; the order of its numbers is compared too.
 
     Returns:
         the attributes of a comparison, and findings.
@@ -249,7 +250,7 @@ def divergences(
 
 
 def _independent_rows(found: _Pooled, settings: TableSettings) -> tuple[float, float]:
-    """Return the effective numbers of rows; with clusters, as if all rows of a cluster were alike.
+    """Return the effective numbers of rows; all rows of a cluster count as equal.
 
     Survey Sampling (Kish, 1965)
     """
@@ -337,7 +338,8 @@ def _pooled(table: ContingencyTable, settings: TableSettings, clustered: Pair | 
 
 
 def _are_few(table: ContingencyTable, settings: TableSettings, clustered: Pair | None) -> bool:
-    """Return whether categories of independent rows are few enough for a posterior, and some too rare without it."""
+    """Return whether to use posterior intervals: if rows are independent, and categories are few and some of them
+    rare."""
     if table.ordered or clustered is not None or (table.bins is not None and table.bins.other):
         return False
     occupied = table.p + table.q > 0
@@ -376,7 +378,7 @@ def _pooled_clusters(
     pair: Pair,
     random: np.random.Generator,
 ) -> _Pooled:
-    """Return the bins to compare where rows come in clusters."""
+    """Return the bins to compare if rows are in clusters."""
     frequent, values = np.flatnonzero(~rare), int(rare.sum())
     column = np.cumsum(~rare) - 1
     row = _rows_of_clusters(pair, random)
@@ -403,7 +405,7 @@ def _pooled_clusters(
 
 
 def _rows_of_clusters(pair: Pair, random: np.random.Generator) -> dict[Any, int]:
-    """Return the row of each cluster in matrices of P and of Q, the same one for a cluster of both."""
+    """Return the row of each cluster in the matrices of P and Q; a cluster of both sides has the same row."""
     names = [{key[0]: None for key in side} for side in pair]
     both = [name for name in names[0] if name in names[1]]
     alone = [[name for name in side if name not in other] for side, other in (names, names[::-1])]
@@ -416,7 +418,7 @@ def _rows_of_clusters(pair: Pair, random: np.random.Generator) -> dict[Any, int]
 
 
 def _rows_of(members: int, total: int, random: np.random.Generator) -> Integers:
-    """Return the row of each cluster of a matrix; where there are too many, clusters share rows at random."""
+    """Return the row of each cluster of a matrix; if there are too many clusters, they share rows at random."""
     if total <= MOST_GROUPS:
         return np.arange(members)
     rows = max(1, round(members * MOST_GROUPS / total))
@@ -424,7 +426,7 @@ def _rows_of(members: int, total: int, random: np.random.Generator) -> Integers:
 
 
 def _shown(table: ContingencyTable, found: _Pooled, parts: Floats) -> tuple[Bin, ...]:
-    """Return the bins to list: all that are ordered; of others the most frequent, the rest as one, and the groups."""
+    """Return the bins to list: all ordered bins; or the most frequent categories, the rest as one, and the groups."""
     a, b, number = found.p, found.q, len(found.frequent)
     groups = [index for index in range(number, len(a)) if a[index] + b[index] > 0]
     order, rest = np.arange(number), np.zeros(0, np.int64)
@@ -453,7 +455,7 @@ def _remarks(
 ) -> Iterator[tuple[str, str]]:
     """Yield remarks on pooled and infinite parts, and on missing values or intervals.
 
-    Each has the code of a finding and its message, or no code and a sentence, which is a note alone.
+    Each is the code of a finding and its message, or an empty code and a sentence for a note.
     """
     if found.values:
         yield from _rare_remarks(found, forward)
@@ -469,7 +471,7 @@ def _remarks(
     elif forward.interval is None and ((found.p + found.q) > 0).sum() > 1:
         yield "", f"Fewer than {MIN_EFFECTIVE:g} independent rows on one side: no intervals."
     elif forward.interval is None:
-        yield "", "All rows are in one bin: the divergences are 0 and say nothing about P and Q."
+        yield "", "All rows are in one bin, so the divergences are 0 whatever P and Q are."
 
 
 def _empty_remarks(
@@ -484,13 +486,13 @@ def _empty_remarks(
             continue
         bins, share = f"without rows of {side}: {without.sum()}", other[without].sum() / other.sum()
         if found.sparse and known.interval is not None and math.isfinite(known.interval[1]):
-            taken = f"The interval of {divergence} takes {side} to have some there that chance left out of its rows."
+            taken = f"The interval of {divergence} assumes that {side} has some there, absent from its rows by chance."
             yield "", f"Bins {bins}, with {100 * share:.2g} % of the other side's. {taken}"
         else:
             infinite.append(f"{divergence} (bins {bins})")
     if infinite:
         parts = ", ".join(infinite)
-        yield "infinite", f"infinite by the counts alone: {parts}; the intervals are open above"
+        yield "infinite", f"the raw counts give infinite {parts}; the upper limits are infinite"
 
 
 def _rare_remarks(found: _Pooled, forward: Value[float | None]) -> Iterator[tuple[str, str]]:
@@ -504,4 +506,7 @@ def _rare_remarks(found: _Pooled, forward: Value[float | None]) -> Iterator[tupl
         return
     yield "rare-categories", f"{rows} ({found.values:,} values); they are compared in groups"
     if hidden > STRAY:
-        yield "", "Rare values within a group may differ unseen: the intervals are open above."
+        yield (
+            "",
+            "Rare values within a group may differ, which the groups do not show: the upper limits are infinite.",
+        )

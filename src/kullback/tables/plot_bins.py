@@ -1,6 +1,6 @@
-"""The distributions of P and Q at their own scale, for drawings: single values, or bins of equal width.
+"""The distributions of P and Q on the scale of their numbers, for drawings: single values, or bins of equal width.
 
-The compared bins end at quantiles of P, so P is flat in them by construction. These bins are only for display.
+These bins are only for display: in the compared bins, which end at P's quantiles, P is flat by construction.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WHOLE = (
 def histogram(p: ColumnProfile, q: ColumnProfile) -> tuple[HistogramBin, ...]:
     """Return the weights of P's and Q's finite numbers in bins at their own scale; none for categories.
 
-    Few integers have a bin each; one far from the grid's center has a bin of all integers that are counted as it is.
+    Few integers have a bin each. Integers far from the grid's center share the bin of their bucket.
 
     The counts of a bucket of the grid are spread evenly over it. The first bin begins at -inf and the last one ends at
     inf where tails are left out.
@@ -111,7 +111,7 @@ class _Buckets:
         return cls(buckets, [low for low, _ in clipped], [high for _, high in clipped], first, last, integer)
 
     def apart(self, single: Flags) -> bool:
-        """Whether no bucket of several values touches another one, so that each may hold a single value."""
+        """Whether no bucket of several values touches another bucket, so that each may have a single value."""
         return all(
             after > before + 1 or (alone and alone_too)
             for (before, alone), (after, alone_too) in pairwise(zip(self.buckets, single, strict=True))
@@ -140,7 +140,7 @@ class _Buckets:
 
 
 def _begin_at_integers(buckets: Sequence[int], center: float) -> bool:
-    """Whether the values of a column of floats are integers, as far as the grid tells."""
+    """Whether the values of a column of floats are integers, as far as the grid shows."""
     if len(buckets) > MOST_VALUES or not float(center).is_integer():
         return False
     nearest = [bucket_ends(bucket, center)[bucket < 0] - center for bucket in buckets]

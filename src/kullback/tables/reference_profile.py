@@ -34,7 +34,7 @@ def profile_path(reference: str | os.PathLike[str]) -> Path:
 
 
 def is_profile(path: str | os.PathLike[str]) -> bool:
-    """Tell a saved profile from a table."""
+    """Return whether a file is a saved profile, not a table."""
     try:
         if not Path(path).is_file():  # a pipe would be waited for
             return False
@@ -45,7 +45,7 @@ def is_profile(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_cut(path: Path) -> bool:
-    """Whether a file is a profile that ends in its first bytes, or before them: there is nothing in it to lose."""
+    """Whether a file is an incomplete profile that ends within its first bytes, so that replacing it loses nothing."""
     try:
         return (
             path.is_file()
@@ -68,7 +68,7 @@ def reference_profile(
     """Return the saved profile of a reference, or count the reference and save its profile.
 
     Arguments:
-        reference: the path of a table, which may be gone once its profile is saved; or the path of a profile.
+        reference: the path of a table, which is no longer needed once its profile is saved; or the path of a profile.
         profile: the path of the profile; by default in the folder of the reference.
         rebuild: whether to count the reference again and replace its profile.
         columns: which columns to count; all by default.

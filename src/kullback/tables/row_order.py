@@ -1,4 +1,4 @@
-"""How much the rows of a table depend on each other, as the order of the first ones and repeated rows show it."""
+"""The dependence of a table's rows on each other, measured from the order of the first rows and from repeated rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LARGEST = 1e300
 
 @dataclass(frozen=True)
 class RowOrder:
-    """How many rows tell as much as one independent row.
+    """The number of rows with the information of one independent row.
 
     Attributes:
         rows: how many rows were examined.
@@ -46,11 +46,11 @@ class RowOrder:
     repeated: float = 1.0
 
     def time(self, columns: Iterable[str]) -> float:
-        """Return how many rows tell as much as an independent one in some columns together."""
+        """Return the number of rows with the information of one independent row, in some columns together."""
         return max([self.repeated, *(self.times.get(name, 1.0) for name in columns)])
 
     def merged(self, other: RowOrder) -> RowOrder:
-        """Return the dependence in two parts of a table: the stronger one of each column."""
+        """Return the dependence of two parts of a table: for each column, the stronger one."""
         names = self.times.keys() | other.times.keys()
         times = {name: max(self.time([name]), other.time([name])) for name in sorted(names)}
         unknown = self.unknown | other.unknown
@@ -73,16 +73,16 @@ class RowOrder:
 
     @staticmethod
     def from_object(written: Any) -> RowOrder:
-        """Return what `to_object` has written; refuse other numbers."""
+        """Return the dependence from the result of `to_object`; refuse invalid numbers."""
         times = {str(name): float(time) for name, time in written["times"].items()}
         rows, repeated = int(written["rows"]), float(written["repeated"])
         if rows < 0 or not all(1 <= number < math.inf for number in (repeated, *times.values())):
-            raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is no order of rows")
+            raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is not an order of rows")
         return RowOrder(rows, times, frozenset(map(str, written["unknown"])), repeated)
 
 
 def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
-    """Examine the order of the first rows of a table; None where its engine does not know an order."""
+    """Examine the order of the first rows of a table; None if its engine has no order."""
     columns = table.first_rows([each.name for each in fields], MOST_ROWS)
     if columns is None:
         return None

@@ -34,17 +34,17 @@ class TableSettings:
     sizes: tuple[float, float] = (0.0, 0.0)
 
     def for_columns(self, p: Profile, q: Profile, columns: Sequence[str]) -> TableSettings:
-        """Return the settings for columns where several rows are worth one independent row."""
+        """Return the settings for columns in which several rows have the information of one independent row."""
         times = [1.0 if side.order is None else side.order.time(columns) for side in (p, q)]
         return replace(self, sizes=(self.sizes[0] / times[0], self.sizes[1] / times[1]))
 
     def number_of_bins(self, columns: int = 1) -> int:
-        """Return how many bins each of several columns gets, so that a combination holds 10 rows on average."""
+        """Return the number of bins of each of several columns, so that a combination has 10 rows on average."""
         allowed = (min(self.sizes) / MIN_EXPECTED) ** (1 / columns)
         return max(2, min(self.max_bins, int(allowed + 1e-9)))
 
     def findings(self, shared: Sequence[str]) -> list[Finding]:
-        """Return the parts that the number of rows does not allow."""
+        """Return the intervals and bins that the number of rows does not allow."""
         if not shared:
             return []
         least = min(self.sizes)

@@ -1,4 +1,4 @@
-"""Findings about tables: what limits or explains the numbers of a comparison, in sentences with stable codes."""
+"""Findings about tables: sentences with stable codes that limit or explain the numbers of a comparison."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FINDINGS: dict[str, tuple[Level, str]] = {
         "warning",
         "a column's type cannot be compared: nested values, bytes, objects of several types",
     ),
-    "constant-changed": ("error", "a column has a single value in each table, and not the same one"),
+    "constant-changed": ("error", "a column has a single value in each table, and the two values differ"),
     "time-zone-changed": ("error", "timestamps have a time zone in one table and none in the other"),
     "disjoint": ("warning", "no value of P's column is in a bin with one of Q's"),
     "few-clusters": ("warning", "too few clusters for intervals"),
@@ -46,7 +46,7 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "lengths-only": ("warning", "only the lengths of a column's long texts are compared, not their words"),
     "words-differ": (
         "warning",
-        "the texts of a column have other words in Q, which no divergence of their lengths shows",
+        "the texts of a column have different words in Q, which the divergences of their lengths do not show",
     ),
     "infinite-values": ("warning", "a column holds infinite numbers"),
     "new-categories": ("warning", "categories that only Q has"),
@@ -57,7 +57,7 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "vanished-categories": ("warning", "categories that only P has"),
     "texts": (
         "note",
-        "of a column's long texts the lengths and the frequent words are compared, not the order of words",
+        "the lengths and the frequent words of a column's long texts are compared, not the order of words",
     ),
     "constant": ("note", "a column has a single value in a table"),
     "infinite": ("note", "the divergence of the counts is infinite: a bin is empty on one side"),
@@ -116,22 +116,23 @@ def schema_findings(
 
 
 def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[Finding]:
-    """Yield findings on the order of the rows, and on orders that were not examined."""
+    """Yield findings on the order of the rows, also if it was not examined."""
     for side, table in (("P", p), ("Q", q)):
         order = table.order
         if order is None:
             yield finding(
                 "order-unknown",
                 f"the order of {side}'s rows is not known (its engine or saved profile has none), so that dependence "
-                "was not looked for: name the groups of dependent rows with cluster= (--cluster)",
+                "was not examined: name the groups of dependent rows with cluster= (--cluster)",
             )
             continue
         times, rows = order.times, f"{table.rows:,}"
         if order.repeated > 1:
             yield finding(
                 "duplicate-rows",
-                f"rows of {side} are repeated {order.repeated:.3g} times on average: errors and tests count "
-                f"{table.rows / order.repeated:,.0f} of {rows} rows; if equal rows were drawn independently, pass "
+                f"rows of {side} are repeated {order.repeated:.3g} times on average: errors and tests use "
+                f"{table.rows / order.repeated:,.0f} independent rows instead of {rows}; if equal rows were drawn "
+                "independently, pass "
                 "independent=True (--independent)",
             )
         names = sorted((name for name in columns if name in times), key=lambda name: (-times[name], name))
@@ -145,7 +146,7 @@ def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[F
             yield finding(
                 "rows-in-order",
                 f"the order of {side}'s rows shows dependence in {len(names)} of {len(columns)} columns ({shown}): "
-                f"errors and tests count {' to '.join(counted)} of {rows} rows as independent{without}; name the "
+                f"errors and tests use {' to '.join(counted)} independent rows instead of {rows}{without}; name the "
                 "groups of rows with cluster= (--cluster), or, if the order means nothing, pass independent=True "
                 "(--independent)",
             )
@@ -181,7 +182,7 @@ def column_findings(
         (
             "infinite-values",
             [column.minus_infinity + column.plus_infinity > 0 for _, column in sides],
-            "holds infinite numbers in {}: bins of their own",
+            "has infinite numbers in {}, which have bins of their own",
         ),
         (
             "unnamed-categories",
@@ -194,10 +195,10 @@ def column_findings(
     yield from _constant_findings(name, constant_label(p), constant_label(q))
     if None not in (p.zoned, q.zoned) and p.zoned != q.zoned:
         yield found(
-            "time-zone-changed", f"has a time zone in {'P' if p.zoned else 'Q'} only: taken for UTC in both"
+            "time-zone-changed", f"has a time zone in {'P' if p.zoned else 'Q'} only: both are treated as UTC"
         )
     if q.missing > 0 and p.missing == 0:
-        yield found("new-missing", f"is missing in {100 * q.missing / q.total:.3g} % of Q, in P nowhere")
+        yield found("new-missing", f"is missing in {100 * q.missing / q.total:.3g} % of Q, and never in P")
     for code, side, unshared in (("new-categories", "Q", new), ("vanished-categories", "P", vanished)):
         if unshared.number:
             yield found(code, f"has {_listed(unshared)} in {side} only")
@@ -212,7 +213,7 @@ def text_finding(name: str, p: ColumnProfile, q: ColumnProfile, words: float | N
         uncounted = [side for side, column in (("P", p), ("Q", q)) if column.words is None]
         why = "no words are frequent enough among the independent rows"
         if uncounted:
-            why = f"the profile of {' and '.join(uncounted)} has no words (its engine or file gave none)"
+            why = f"the profile of {' and '.join(uncounted)} has no words (its engine or file gives none)"
         message = f"only their lengths and missing values are compared, not their words: {why}"
         return finding("lengths-only", texts + message, name)
     compared = "their lengths, missing values and frequent words (runs of letters) are compared"
@@ -227,7 +228,7 @@ def text_finding(name: str, p: ColumnProfile, q: ColumnProfile, words: float | N
 
 
 def in_proportion(findings: list[Finding]) -> list[Finding]:
-    """Return the findings of a column, those about new categories as notes where nearly all are, as of identifiers."""
+    """Return the findings of a column; if nearly all categories are new, as for identifiers, those become notes."""
     if not any(each.code == "too-rare" for each in findings):
         return findings
     unshared = {"new-categories", "vanished-categories"}
@@ -242,11 +243,11 @@ class Unshared(NamedTuple):
 
 
 def unshared_categories(there: ColumnProfile, elsewhere: ColumnProfile) -> Unshared:
-    """Return the categories of one side that the other does not have; none where the other's are not all named.
+    """Return the categories that only one side has; none if the other side does not name all of its categories.
 
     Arguments:
-        there: the side that has them.
-        elsewhere: the side that does not.
+        there: the side with them.
+        elsewhere: the side without them.
     """
     if elsewhere.other_categories > 0 or elsewhere.empty:
         return Unshared(0, ())

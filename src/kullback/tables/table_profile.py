@@ -1,7 +1,7 @@
 """Profiles of tables: the weight of every bucket of a fixed grid and of every category, for each column.
 
-A table is read once, and columns whose values are close together for their distance from the grid's center once more.
-The profiles of parts of a table add up to the profile of the whole, exactly where there are no weights. Bins are chosen
+A table is read once. Columns whose values are close together, but far from the grid's center, are read once more.
+The profiles of parts of a table add up to the profile of the whole, exactly if there are no weights. Bins are chosen
 from profiles (`kullback.tables.choose_bins`).
 """
 
@@ -120,7 +120,7 @@ class Profile(ShortRepr):
 
     @staticmethod
     def from_json(text: str) -> Profile:
-        """Return the profile that `to_json` has written.
+        """Return the profile from the result of `to_json`.
 
         Raises:
             FileError: the text is no such profile, or one of another version.
@@ -141,13 +141,13 @@ class Profile(ShortRepr):
         """Write the profile to a file, which is replaced in one step; a link keeps pointing to its file.
 
         Raises:
-            FileError: the file cannot be written, or there is something that is no ordinary file.
+            FileError: the file cannot be written, or its path exists and is not an ordinary file.
         """
         write(path, self.to_json(categories) + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
-        """Return the profile that `save` has written.
+        """Return the profile from a file of `save`.
 
         Raises:
             FileError: there is no such file, or it is no profile.
@@ -222,7 +222,7 @@ def profile_opened(
     progress: Progress | None = None,
     independent: bool = False,
 ) -> Profile:
-    """Count the columns of a table that is open: `profile_table`; examine its order unless rows are independent."""
+    """Count the columns of an open table, as `profile_table` does; examine its order unless rows are independent."""
     tell = progress or (lambda _: None)
     fields, skipped = _chosen(table, columns, weights)
     tell(f"counting {len(fields)} columns")
@@ -265,7 +265,7 @@ def _chosen(
 
 
 def _spec(field: Field, like: Profile | None) -> ColumnSpec:
-    """Return how to count a column: as in `like` where its type allows that."""
+    """Return how to count a column: as in `like`, if its type allows that."""
     assert field.column_type is not None  # noqa: S101 - the others are skipped
     column = like.columns.get(field.name) if like is not None else None
     strings = {"string", "categorical", "text"}
@@ -279,7 +279,7 @@ def _spec(field: Field, like: Profile | None) -> ColumnSpec:
 def _sharpen(
     table: Table, fields: Sequence[Field], counts: TableCounts, weights: str | None, tell: Progress
 ) -> None:
-    """Count columns again around their median until their quartiles lie many buckets apart."""
+    """Count columns again around their median until their quartiles are many buckets apart."""
     for column in counts.columns.values():
         _center_constant(column)
     narrow = {each.name: each for each in fields if _is_narrow(counts.columns[each.name])}
@@ -311,7 +311,7 @@ def _sharpen(
 
 
 def _center_constant(column: ColumnProfile) -> None:
-    """Make a column's only number the center, so that any other one counted alike is in another bucket."""
+    """Make a column's only number the center, so that every other number is in another bucket."""
     if (
         column.minimum is not None
         and column.minimum == column.maximum
@@ -367,7 +367,7 @@ def _read(written: dict[str, Any]) -> Profile:
             )
     weights = written["weights"]
     if weights is not None and not isinstance(weights, str):
-        raise ValueError("weights is no name")
+        raise ValueError("weights is not a name")
     # Kish's effective number of rows is at most their number, and equal to it without weights.
     if (weights is None and not rows == weight == squares) or weight**2 > squares * rows * (1 + 1e-6):
         raise ValueError(f"{rows:g} rows of weight {weight:g} and squared weights of {squares:g}")
@@ -376,14 +376,14 @@ def _read(written: dict[str, Any]) -> Profile:
 
 
 def _no_number(constant: str) -> float:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a number of JSON")
 
 
 def _count(written: Any) -> float:
     """Return a finite number of 0 or more."""
     value = float(written)
     if not (math.isfinite(value) and value >= 0) or isinstance(written, str):
-        raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is no count")
+        raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is not a count")
     return value
 
 

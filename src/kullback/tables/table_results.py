@@ -14,7 +14,7 @@ from kullback.tables.columns.types import ColumnType
 
 
 def least(quantity: Value[float | None]) -> float:
-    """Return the value of a divergence, or the lower end of its interval where it has no value."""
+    """Return the value of a divergence, or the lower end of its interval if it has no value."""
     if quantity.value is not None:
         return quantity.value
     return quantity.interval[0] if quantity.interval else 0.0
@@ -191,7 +191,7 @@ NOT_COMPARED = ("column-missing", "column-skipped", "type-changed", "group-skipp
 class TableComparison(Shown):
     """The comparison of two tables, made by `kullback.compare_tables`.
 
-    ``print`` shows it as a terminal does, a notebook as a table; `to_html`, `to_json`, `to_dict`
+    ``print`` shows it as text, a notebook as a table; `to_html`, `to_json`, `to_dict`
     and `to_pandas` write it.
     ``found["column"]`` is the comparison of a column, and ``found["a", "b"]`` the comparison of columns together.
 
@@ -265,7 +265,7 @@ class TableComparison(Shown):
 
     @property
     def not_compared(self) -> tuple[str, ...]:
-        """The columns, and groups of columns, that were asked for and could not be compared; findings say why."""
+        """The requested columns and groups of columns that could not be compared; findings give the reasons."""
         return tuple(
             finding.column
             for finding in self.findings

@@ -97,15 +97,15 @@ def test_categories_that_one_side_lacks():
     assert math.isfinite(by_chance.psi.interval[1])
     (note,) = [note for note in by_chance.notes if "Bins without rows of P" in note]
     assert note == (
-        "Bins without rows of P: 1, with 1 % of the other side's. The interval of KL(Q||P) takes P to have some there "
-        "that chance left out of its rows."
+        "Bins without rows of P: 1, with 1 % of the other side's. The interval of KL(Q||P) assumes that P has some "
+        "there, absent from its rows by chance."
     )
     # 5 % of Q's rows: chance leaves them out of 100 rows of P in 0.6 % of samples.
     missing = column(np.array([55, 30, 15, 0]), np.array([1100, 600, 200, 100]))
     assert missing.psi.interval[1] == missing.kl_qp.interval[1] == math.inf
     assert math.isfinite(missing.kl_pq.interval[1])
     assert any(
-        "infinite by the counts alone: KL(Q||P)" in note.replace("Infinite", "infinite")
+        "the raw counts give infinite KL(Q||P)" in note.replace("The raw", "the raw")
         for note in missing.notes
     )
 

@@ -384,7 +384,8 @@ def _from_scores(
     low = torch.zeros_like(of_scores.value) if of_scores.interval is None else of_scores.interval[0]
     note = (
         "The classifier separates many of P's draws from all of Q's, so KL could be arbitrarily large: the upper limit "
-        "is infinite. The lower limit is the limit of the scores' divergence, a lower bound of KL."
+        "is infinite. The lower limit comes from the divergence of the classifier's scores, which is a lower bound "
+        "of KL."
     )
     is_plausible = of_scores.value <= estimate.value <= 2 * math.log(len(of_q))
     return replace(
@@ -394,7 +395,7 @@ def _from_scores(
         standard_error=estimate.standard_error if is_plausible else None,
         notes=(
             *estimate.notes,
-            note if is_plausible else f"{note} The value is the divergence of the scores too.",
+            note if is_plausible else f"{note} So does the value.",
         ),
     )
 

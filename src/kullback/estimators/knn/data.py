@@ -106,7 +106,7 @@ def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
             "p, q",
             wanted="at least one coordinate that varies",
             got=f"the same value in all draws of p and q: {p.x[0].tolist()}",
-            instead="nothing: these draws do not differ",
+            instead="no estimate: all draws of p and q are equal",
         )
     if bool(same.any()):
         left_out = ", ".join(map(str, np.flatnonzero(same)))

@@ -509,13 +509,14 @@ def _judged(
     high += verdict.reach
     if high < math.inf and abs(mean.shift) + abs(mean.smoothing) > (high - low) / 8:
         notes.append(
-            f"Bias corrections changed the value by {mean.shift:+.3g} (extrapolation to no neighbors) and "
-            f"{mean.smoothing:+.3g} (change of density within the balls). The interval is widened for their errors."
+            f"Bias corrections changed the value by {mean.shift:+.3g} (extrapolation to 0 neighbors) and "
+            f"{mean.smoothing:+.3g} (density changes within the balls around a draw). The interval includes the "
+            "errors of both."
         )
     if d > _MOST_DIMENSIONS:
         notes.append(
-            f"In {d} dimensions, estimates from neighbors can be off by a factor for any number of draws: there is no "
-            "interval. Use method='density_ratio' for more than ten dimensions."
+            f"In {d} dimensions, estimates from neighbors can be wrong by a large factor, however many draws there "
+            "are: there is no interval. Use method='density_ratio' for more than ten dimensions."
         )
         return None, notes
     if terms.flat:

@@ -76,7 +76,7 @@ class TopKBlock(RowBlock):
 
 
 class Positions(NamedTuple):
-    """Positions of one sequence as a reader found them, not yet checked.
+    """Positions of one sequence as a reader returns them, not yet checked.
 
     Attributes:
         sequence: its number in the file.
@@ -109,7 +109,7 @@ def log_tail_mass(log_probs: Tensor) -> Tensor:
 
 
 def to_block(found: Positions, classes: int | None) -> TopKBlock:
-    """Complete positions to a block: the true token joins the known classes where its log-probability is known."""
+    """Make a block of positions: the true token becomes a known class if its log-probability is known."""
     n = len(found.positions)
     indices, log_probs = found.indices, found.log_probs
     labels = torch.full((n,), NO_LABEL, device="cpu") if found.labels is None else found.labels
@@ -120,7 +120,7 @@ def to_block(found: Positions, classes: int | None) -> TopKBlock:
     listed = (indices == labels.unsqueeze(-1)) & (log_probs != -torch.inf)
     from_list = torch.where(listed, log_probs, -torch.inf).amax(-1)
     is_listed = listed.any(-1)
-    if found.log_tail is not None:  # log-probabilities among the listed classes alone are no true token's
+    if found.log_tail is not None:  # log-probabilities among the listed classes alone are not a true token's
         is_listed = is_listed & ~found.log_tail.isnan()
     label_log_probs = torch.where(is_listed & label_log_probs.isnan(), from_list, label_log_probs)
     extra = ~is_listed & (labels >= 0) & label_log_probs.isfinite()

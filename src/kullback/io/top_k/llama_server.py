@@ -30,7 +30,7 @@ def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected
     if found is None:
         raise place.error(
             wanted="completion_probabilities",
-            got="a response without",
+            got="a response without them",
             instead="ask for them: n_probs=20 in the request, without stream",
         )
     collected = Collected(place)

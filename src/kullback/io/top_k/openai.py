@@ -1,4 +1,4 @@
-"""Log-probabilities in the form of OpenAI's API, which other servers answer in too.
+"""Log-probabilities in the format of OpenAI's API, which other servers also use.
 
 Chats have ``choices[].logprobs.content[] = {token, bytes, logprob, top_logprobs: [{token, bytes, logprob}]}``,
 completions ``choices[].logprobs = {tokens, token_logprobs, top_logprobs: [{token: logprob}]}``, with ``echo``
@@ -26,7 +26,7 @@ def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected
     if not has_log_probs(record):
         raise place.error(
             wanted="choices with logprobs",
-            got="a response without, or with null",
+            got="a response without them, or with null",
             instead="ask for them: logprobs=true and top_logprobs=20 for a chat, logprobs=5 for a completion",
         )
     for number, choice in enumerate(get(record, "choices")):
@@ -112,5 +112,5 @@ def _id(entry: Any, tokens: Tokens | None, place: Place) -> int:
 
 
 def _known(value: Any) -> Any:
-    """Return the log-probability of the true token; None for -9999, which says only that it is below those listed."""
+    """Return the log-probability of the true token; None for -9999, which means less than the listed ones."""
     return None if value == CLAMPED else value

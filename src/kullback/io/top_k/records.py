@@ -46,7 +46,7 @@ class Place:
         return self.ref.error(wanted=wanted, got=got + where, instead=instead)
 
     def malformed(self, wanted: str, got: object) -> FileError:
-        """Return the error for a part that has another form than the format's."""
+        """Return the error for a part in the wrong format."""
         return self.error(
             wanted=wanted,
             got=_shown(got),
@@ -61,7 +61,7 @@ def _shown(value: object) -> str:
 
 
 def get(record: object, name: str) -> Any:
-    """Return a field of a JSON object, or an attribute of any other; None where there is none."""
+    """Return a field of a JSON object, or an attribute of another object; None if there is none."""
     if type(record) is dict:  # as nearly always, and quickly told
         return cast("dict[str, Any]", record).get(name)
     if isinstance(record, Mapping):
@@ -70,7 +70,7 @@ def get(record: object, name: str) -> Any:
 
 
 def lists(value: object, wanted: str, place: Place) -> Sequence[Any]:
-    """Return a list as it is, and refuse anything else."""
+    """Return a list unchanged, and refuse anything else."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise place.malformed(wanted, value)
     return cast("Sequence[Any]", value)
@@ -85,7 +85,7 @@ def require(record: object, name: str, wanted: str, place: Place) -> Any:
 
 
 class Records:
-    """The records of a file, or of given objects: each line of ``.jsonl`` or ``.ndjson``, else the whole document.
+    """The records in a file or in objects: each line of ``.jsonl`` or ``.ndjson``, otherwise the whole document.
 
     A record that is a list is replaced by its elements.
     """
@@ -160,7 +160,7 @@ class ParquetRows:
 
 @dataclass
 class Collected:
-    """The positions of one sequence, each with as many classes as it lists.
+    """The positions of one sequence, each with its listed classes.
 
     Attributes:
         place: where the sequence stands, for errors.
@@ -202,7 +202,7 @@ class Collected:
         self._tokens = [self._token(each, position) for position, each in enumerate(tokens)]
 
     def forget_labels(self) -> None:
-        """Take the true tokens as not known."""
+        """Mark the true tokens as unknown."""
         self._labels = [NO_LABEL] * len(self._labels)
         self._label_log_probs = [torch.nan] * len(self._labels)
 

@@ -1,7 +1,7 @@
 """SGLang's log-probabilities: `meta_info` of a response of ``/generate`` with ``return_logprob``.
 
 `input_token_logprobs` has ``[log-probability, id, text]`` of each token of the prompt, `input_top_logprobs` a list of
-these for the most probable ones, null where nothing stands before. Without them the same fields of the output are read.
+these for the most probable ones, null for the first token. Without them, the same fields of the output are read.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def has_meta_info(record: object) -> bool:
 
 
 def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected]:
-    """Read one response: the prompt, or the generated text where the prompt's log-probabilities were not asked for."""
+    """Read one response: the prompt, or the generated text if the prompt's log-probabilities were not requested."""
     del tokens
     meta = get(record, "meta_info")
     side = next((each for each in ("input", "output") if get(meta, f"{each}_top_logprobs")), None)
     if side is None:
         raise place.error(
             wanted="meta_info with input_top_logprobs",
-            got="a response without",
+            got="a response without it",
             instead="ask for them: return_logprob=true, logprob_start_len=0, top_logprobs_num=20",
         )
     field = f"{side}_top_logprobs"

@@ -144,13 +144,13 @@ class TopKSource(Closes):
         """Iterate over all positions in order, in blocks; each call begins anew.
 
         Arguments:
-            rows: the positions in a block; the last block may have fewer; left out, as many as fit 64 MB.
+            rows: the number of positions in a block, by default as many as fit 64 MB; the last block may have fewer.
 
         Returns:
             An iterator over `TopKBlock`. Their number of columns may differ where the number of listed classes does.
 
         Raises:
-            FileError: the file is damaged, or holds values that are no log-probabilities; it names the position.
+            FileError: the file is damaged, or holds values that are not log-probabilities; it names the position.
             ArgumentValueError: `rows` is not positive.
 
         Example:

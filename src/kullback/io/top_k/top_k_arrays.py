@@ -8,8 +8,8 @@
 
 A plain file may also hold ``labels`` (..., -100 for none), ``label_log_probs`` (..., NaN for unknown) and ``log_tail``
 (..., the log of the mass outside the listed classes), and the number of ``classes`` in its metadata; a batch of NeMo-RL
-``input_ids`` (batch, length) and ``input_lengths`` (batch). Of logits at a few classes only the log-probabilities among
-those are known.
+``input_ids`` (batch, length) and ``input_lengths`` (batch). From logits at a few classes, only the log-probabilities
+among these classes are known.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class ArraysReader(TopKReader):
                 raise ref.error(
                     wanted=f"input_lengths from 0 to {self._length}, the length of the batch",
                     got=f"{wrong[0]}",
-                    instead="store how many of each sequence's tokens are no padding",
+                    instead="store how many of each sequence's tokens are not padding",
                 )
             self.rows = sum(self._lengths)
 
@@ -176,7 +176,7 @@ class ArraysReader(TopKReader):
             raise self.ref.error(
                 wanted=f"{self._names.indices} and {self._names.values} of one shape {form}, not empty",
                 got=f"shapes {shape} and {values.shape}",
-                instead="write for each position the classes and the values of the same entries",
+                instead="write the classes and the values of the same entries at each position",
             )
         shapes = {"input_lengths": shape[:1]}
         integers = {self._names.indices, "labels", "input_ids", "input_lengths"}

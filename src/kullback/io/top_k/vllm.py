@@ -26,7 +26,9 @@ def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected
     """Read the prompts of one response."""
     del tokens
     if not has_prompt_log_probs(record):
-        raise place.error(wanted="prompt_logprobs", got="a response without, or with null", instead=_INSTEAD)
+        raise place.error(
+            wanted="prompt_logprobs", got="a response without them, or with null", instead=_INSTEAD
+        )
     for part in _parts(record):
         found = get(part, "prompt_logprobs")
         if found is not None:

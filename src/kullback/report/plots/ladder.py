@@ -21,7 +21,8 @@ REFERENCES = {
     "no context": 2.0522,
 }
 SOURCE = (
-    "Orange values are for orientation and are no limits. They compare the byte model of kullback's examples (478,976 "
+    "Orange values show orders of magnitude; they are not limits. They compare the byte model of kullback's "
+    "examples (478,976 "
     "parameters, Python's help topics) with itself: its weights in int8, another temperature, or its mean prediction "
     "everywhere. They are nats per byte; other models and tokens have other values."
 )

@@ -296,12 +296,12 @@ def _certain(found: ModelComparison) -> list[str]:
         if candidate.certain is None:
             continue
         low, high = candidate.certain[KL_PQ]
-        most = "nothing bounds it from above" if math.isinf(high) else f"at most {number(high)}"
+        most = "without an upper bound" if math.isinf(high) else f"at most {number(high)}"
         told = f"{candidate.model.name}: on these tokens KL(P||Q) is certainly at least {number(low)}, {most}"
         if candidate.drawn is not None:
             drawn = candidate.drawn[KL_PQ]
             ends = " to ".join(map(number, drawn.interval))
-            told += f"; the draws give {number(drawn.mean)} (95% CI of the drawing {ends})"
+            told += f"; the draws give {number(drawn.mean)} (95% CI of the sampling {ends})"
         sentences.append(f"{told}.")
     return sentences
 
@@ -335,7 +335,9 @@ def _outcome(found: ModelComparison) -> str:
             f"It is unclear which of {len(found.candidates)} candidates is closest to {found.base.name}; the first is "
             f"{best.model.name}: {told}"
         )
-    return f"Of {len(found.candidates)} candidates {best.model.name} is closest to {found.base.name}: {told}"
+    return (
+        f"{best.model.name} is the closest of {len(found.candidates)} candidates to {found.base.name}: {told}"
+    )
 
 
 def _is_clear(difference: Value[float]) -> bool:
@@ -391,7 +393,7 @@ def _noise(found: ModelComparison) -> list[str]:
     floor = found.noise_floor.comparison.divergences[KL_PQ]
     told = f"Rounding noise of its dtype ({found.base.dtype}) moves the base by {number(floor.mean)} nats per token"
     if hidden := _hidden(found):
-        return [f"{told}: no measurement can tell {', '.join(hidden)} from it."]
+        return [f"{told}: {', '.join(hidden)} cannot be distinguished from it."]
     return [f"{told}."]
 
 

@@ -72,14 +72,14 @@ MEANINGS = (
     ),
     Meaning(
         "Values and intervals",
-        "both are corrected for the bias of counts of few rows; a value below 0 is written as 0. An interval without "
-        "an upper end says that a bin is empty on one side.",
+        "both are corrected for the bias of small counts; a value below 0 is written as 0. An infinite upper limit "
+        "means that a bin is empty on one side.",
     ),
     Meaning(
         "p",
-        "how often tables of one and the same distribution would differ as much, after Benjamini and Hochberg's "
-        f"correction: of the columns with p < {SIGNIFICANT:g}, at most {100 * SIGNIFICANT:g}% are expected to be "
-        "chance alone.",
+        "how often two tables of the same distribution would differ at least as much, after Benjamini and "
+        f"Hochberg's correction: at most {100 * SIGNIFICANT:g}% of the columns with p < {SIGNIFICANT:g} are "
+        "expected to differ by chance alone.",
     ),
 )
 

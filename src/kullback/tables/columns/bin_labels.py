@@ -1,4 +1,4 @@
-"""Labels of bins of numbers and timestamps, with as few digits as tell their edges apart."""
+"""Labels of bins of numbers and timestamps, with as few digits as distinguish their edges."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def interval_labels(
 ) -> tuple[str, ...]:
     """Return a label for each interval between edges, the first and the last open.
 
-    An interval of integers is labeled by the integers that occurred in it, and one that holds only the grid's center by
-    that value.
+    An interval of integers is labeled by the integers that occurred in it. An interval with only the grid's center is
+    labeled by this value.
 
     Arguments:
         column: the column.
@@ -58,7 +58,7 @@ def interval_labels(
 
 
 def constant_label(column: ColumnProfile) -> str | None:
-    """Return the only value of a column in words; None where there is another one, or a missing one."""
+    """Return the only value of a column in words; None if there are others or missing values."""
     specials = (column.not_a_number, column.minus_infinity, column.plus_infinity)
     if column.missing or column.empty or column.other_categories or any(specials):
         return None
@@ -119,7 +119,7 @@ def _numbers(edges: Sequence[float]) -> list[str]:
 
 
 def _number(value: float, digits: int) -> str:
-    """Write a number without an exponent where it has few zeros; what begins just above 0 begins at 0."""
+    """Write a number without an exponent if it has few zeros; a bin that begins just above 0 is labeled from 0."""
     if abs(value) <= SMALLEST:
         return "0"
     if 1e-5 <= abs(value) < 1e9:
@@ -136,7 +136,7 @@ def _timestamps(edges: Sequence[float], forms: Sequence[str] = TIMESTAMP_FORMATS
 
 
 def _shortest(values: Sequence[Any], ways: Sequence[Callable[[Any], str]]) -> list[str]:
-    """Return the values written in the first way that gives different ones different texts."""
+    """Return the values in the first format that gives different values different texts."""
     written: list[str] = []
     for way in ways:
         written = [way(value) for value in values]

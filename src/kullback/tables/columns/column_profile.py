@@ -103,7 +103,7 @@ class ColumnProfile(ShortRepr):
         return last
 
     def merged(self, other: ColumnProfile, name: str = "") -> ColumnProfile:
-        """Return the counts of both parts together; a part without any value takes the other's type and grid.
+        """Return the sum of the counts of two parts; a part without values takes the other's type and grid.
 
         Raises:
             ArgumentValueError: the parts have different types or grids.
@@ -143,7 +143,7 @@ class ColumnProfile(ShortRepr):
         return replace(self, categories=named, other_categories=self.other_categories + rest)
 
     def to_object(self) -> dict[str, Any]:
-        """Return the profile as an object of JSON: buckets as differences and weights; zeros are left out."""
+        """Return the profile for JSON: buckets as differences, and their weights; zeros are left out."""
         written: dict[str, Any] = {"column_type": self.column_type}
         if self.buckets:
             written["buckets"] = _steps(self.buckets)
@@ -157,13 +157,13 @@ class ColumnProfile(ShortRepr):
                 written[name] = _short(value)
         if self.zoned is not None:
             written["zoned"] = self.zoned
-        # A minimum of 0 is no missing minimum.
+        # A minimum of 0 is not a missing minimum.
         written.update({name: 0 for name in ("minimum", "maximum") if getattr(self, name) == 0})
         return written
 
     @staticmethod
     def from_object(written: dict[str, Any]) -> ColumnProfile:
-        """Return the profile that `to_object` has written.
+        """Return the profile from the result of `to_object`.
 
         Raises:
             FileError: the object is not one that `to_object` writes.
@@ -191,7 +191,7 @@ def combined(first: dict[_Key, float], second: dict[_Key, float]) -> dict[_Key, 
 
 
 def _steps(weights: dict[int, float]) -> dict[str, Any]:
-    """Return weights by number as the differences of the numbers in order, and the weights."""
+    """Return sorted numbers as differences, and their weights."""
     order = sorted(weights)
     steps = [number - before for before, number in zip([0, *order], order, strict=False)]
     return {"steps": steps, "weights": [_short(weights[number]) for number in order]}
@@ -223,7 +223,7 @@ def _read(written: dict[str, Any]) -> ColumnProfile:
 
 
 def _check(column: ColumnProfile) -> None:
-    """Refuse counts that no table has."""
+    """Refuse impossible counts."""
     counts = [*column.buckets.values(), *column.categories.values()]
     counts += [getattr(column, name) for name in _WEIGHTS]
     if min(counts) < 0:
@@ -250,7 +250,7 @@ def _number(written: Any) -> float:
     """Return a finite number of JSON; large integers stay exact."""
     value = written if isinstance(written, int) and abs(written) >= 2**53 else float(written)
     if isinstance(written, str) or not math.isfinite(value):
-        raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is no number")
+        raise ValueError(f"{printable(safe_repr(written), LONGEST_NAME)} is not a number")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Types of columns: what an Arrow or a narwhals type says, and when strings are text rather than categories."""
+"""Types of columns, from an Arrow or narwhals type, and the distinction between text and categories."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ class Field:
 
 
 def is_text(rows: int, characters: int, distinct: int) -> bool:
-    """Tell text from categories.
+    """Return whether strings are text, not categories.
 
-    Text is 32 characters long on average with more than 256 different values, or has more than two million of them.
+    Text has more than 256 different values with at least 32 characters on average, or more than two million different
+    values.
 
     Arguments:
         rows: how many values are present.
-        characters: how many characters they have together.
+        characters: their total number of characters.
         distinct: how many different values there are.
     """
     return distinct > MAX_CATEGORIES or (distinct > TEXT_VALUES and characters >= TEXT_LENGTH * rows)

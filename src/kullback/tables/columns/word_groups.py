@@ -1,4 +1,4 @@
-"""The words of texts, hashed into groups: in how many rows a word of each group occurs.
+"""The words of texts, hashed into groups, and the number of rows with a word of each group.
 
 A word is a run of letters; every byte of a character outside ASCII counts as a letter, and case matters. Digits,
 punctuation and the order of words do not count. No word is stored, so the counts have a fixed size and add up over the

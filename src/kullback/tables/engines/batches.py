@@ -44,7 +44,7 @@ class BatchTable(Table):
 
         Arguments:
             names: the columns.
-            first: how many rows at least to yield, in the order of the table; all, in any order, by default.
+            first: the least number of rows to yield, in the order of the table; by default all rows, in any order.
         """
 
     def count(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:

@@ -181,7 +181,7 @@ class CategoryCounter(Counter):
 
 
 class StringCounter(CategoryCounter):
-    """The weights of strings, as categories and by length until the values decide which of the two."""
+    """The weights of strings, both as categories and by length, until the values decide between the two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,11 +218,11 @@ class StringCounter(CategoryCounter):
 
     @property
     def undecided(self) -> bool:
-        """Whether a second reading has to count the categories, which had too many bytes to hold."""
+        """Whether a second reading has to count the categories, because they had too many bytes for memory."""
         return self.dropped and not self._is_text()
 
     def too_many(self, categories: CategoryCounter) -> bool:
-        """Whether a second reading found more categories than a column may have; it is then text."""
+        """Whether a second reading gave more categories than a column may have; the column is then text."""
         self.distinct = max(self.distinct, categories.settle().num_rows)
         return self._is_text()
 

@@ -42,7 +42,7 @@ def _on_partition(part: Any, names: Sequence[str], work: Work, arguments: Sequen
 
 
 def _fields_with_values(part: PandasTable) -> dict[str, Field]:
-    """Return the fields, without their type where a partition has no value of the column."""
+    """Return the fields; a field has no type if a partition has no value of the column."""
     return {
         name: Field(name, None) if part.frame[name].isna().all() else field
         for name, field in part.fields.items()

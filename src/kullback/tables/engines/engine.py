@@ -76,7 +76,7 @@ class Table(ABC):
         """Return the smallest and the largest number that each column has within its closed interval."""
 
     def first_rows(self, names: Sequence[str], rows: int) -> Mapping[str, Any] | None:
-        """Return the first rows of some columns, in their order, as Arrow arrays; None where rows have no order."""
+        """Return the first rows of some columns, in order, as Arrow arrays; None if rows have no order."""
         del names, rows
         return None
 

@@ -116,7 +116,7 @@ class FileTable(DuckTable):
 
 
 def _narrowed(relation: Any) -> Any:
-    """Return a relation whose columns of 128-bit integers are of 64 bits where all their values fit.
+    """Return a relation whose 128-bit integer columns are converted to 64 bits if all their values fit.
 
     DuckDB reads every JSON file with a negative integer as 128-bit ones.
     """
@@ -167,7 +167,7 @@ def _files(ref: FileReference) -> list[Path]:
 
 
 def _escaped(files: Sequence[Path], ref: FileReference) -> list[str]:
-    """Return the paths such that DuckDB takes none for a pattern (``[``, ``*``, ``?``) or a URL (``file:``)."""
+    """Return the paths in a form that DuckDB does not read as a pattern (``[``, ``*``, ``?``) or a URL (``file:``)."""
     if bad := next((each for each in map(str, files) if "\\" in each and glob.has_magic(each)), None):
         wanted = "a path without a backslash next to [, * or ?"  # DuckDB has no way to write these
         raise ref.error(wanted=wanted, got=printable(bad, LONGEST_NAME), instead="rename it")

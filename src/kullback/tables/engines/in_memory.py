@@ -28,7 +28,7 @@ class ArrowTable(BatchTable):
 class PandasTable(BatchTable):
     """A pandas DataFrame; columns that Arrow cannot hold are skipped.
 
-    In NumPy's floating-point columns pandas itself means a missing value by NaN, so NaN is counted as missing there.
+    In NumPy's floating-point columns, NaN is pandas' missing value, so it is counted as missing.
     """
 
     def __init__(self, frame: Any, caller: Caller | None = None) -> None:
@@ -47,7 +47,7 @@ class PandasTable(BatchTable):
             return Field(name, None, reason=f"values of type {column.dtype}: {error}")
 
     def _object_field(self, name: str, column: Any) -> Field:
-        """Return the field of a column of Python objects, which has to hold values of one type."""
+        """Return the field of a column of Python objects, whose values must have one type."""
         import pyarrow as pa
 
         try:

@@ -34,7 +34,7 @@ class JointCounter:
         }
 
     def add(self, batch: Mapping[str, Any], weights: Floats | None) -> None:
-        """Count a batch of rows; a row of weight 0 may hold values that are in no bin."""
+        """Count a batch of rows; a row of weight 0 may have values without a bin."""
         names = dict.fromkeys(name for key in self._counts for name in key)
         coded = {name: self._coded(name, batch[name], weights) for name in names}
         for key, counts in self._counts.items():

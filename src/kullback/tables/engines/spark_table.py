@@ -109,7 +109,7 @@ def _merged(stream: Iterator[Any], merge: Merge) -> Iterator[Any]:
 
 
 def _packed(result: Any) -> Any:
-    """Return a result as an Arrow batch; a worker may not have the classes of this package, so it holds none."""
+    """Return a result as an Arrow batch without classes of this package, which a worker may not have."""
     import pyarrow as pa
 
     kind, plain = "", result
@@ -123,7 +123,7 @@ def _packed(result: Any) -> Any:
 
 
 def _unpacked(content: bytes) -> Any:
-    """Return the result that `_packed` has written; raise an error."""
+    """Return the result from a batch of `_packed`; if it is an error, raise it."""
     kind, plain = pickle.loads(content)  # noqa: S301 - this session's own workers have written it
     if kind == "error":
         raise invalid_value(**plain)
@@ -135,7 +135,8 @@ def _unpacked(content: bytes) -> Any:
 
 @contextmanager
 def _sent_to_workers() -> Generator[None]:
-    """Let Spark send the functions of this package themselves: its import would load PyTorch on every worker."""
+    """Make Spark send this package's functions by value: an import of the package would load PyTorch on every
+    worker."""
     from pyspark import cloudpickle
 
     package = sys.modules[__name__.partition(".")[0]]

@@ -84,12 +84,13 @@ def compare_counts(
         random: the source of randomness of the test and of the intervals of total variation.
         clusters: P's and Q's weights by cluster and bin, two arrays of shape (G, K) with the same cluster in the same
             row, zeros where a side does not have it; None where rows are independent.
-        rare: the rows of rare values, whose groups are the last bins; None where there are none, or only one group.
-        pooled: how many of the last bins hold rare values; of the first of them nothing more is known.
+        rare: the rows of rare values, whose groups are the last bins; None if there are none, or only one group.
+        pooled: the number of last bins with rare values; the first of these has values that are not distinguished
+            further.
         sparse: whether independent rows are counted in few bins, some of them with too few rows for a chi-square
             distribution. The intervals are then posterior intervals.
         confidence: the confidence level of the intervals.
-        ordered: the p-value of a test that sees the order of the bins; the test of the bins is combined with it.
+        ordered: the p-value of a test that uses the order of the bins; the test of the bins is combined with it.
 
     Returns:
         the divergences; without standard errors and intervals where there is one bin only or a side has fewer than 20
@@ -138,7 +139,7 @@ def compare_counts(
 
 @dataclass(frozen=True)
 class _Hidden:
-    """The proportion of rows of both sides that pooling may hide a difference of.
+    """The proportion of rows of both sides in pools, which may hide a difference.
 
     Attributes:
         pooled: in all groups of rare values.
@@ -149,7 +150,8 @@ class _Hidden:
     unseen: float
 
     def in_quantity(self, found: Value[float | None], greatest: float) -> Value[float | None]:
-        """Return a divergence between bins as one between values: open above as far as pooling may hide, or unknown."""
+        """Return a divergence between bins as one between values; pools that may hide a difference make it infinite
+        above."""
         if self.unseen > MOST_UNSEEN:
             return Value(None, None, (found.interval[0] if found.interval else 0.0, greatest))
         if found.interval is None or self.pooled == 0:
@@ -171,13 +173,13 @@ def _statistics(
 
 
 def _down_to_zero(found: Value[float | None]) -> Value[float | None]:
-    """Return a divergence whose interval includes 0, which is required where the test does not reject."""
+    """Return a divergence whose interval includes 0, as required if the test does not reject."""
     interval = None if found.interval is None else (0.0, found.interval[1])
     return Value(found.value, found.standard_error, interval)
 
 
 def _padded(rare: RareValues, width: int, occupied: Flags) -> tuple[Floats, Floats, Floats]:
-    """Return the rows of rare values by value and bin, for all bins that are occupied."""
+    """Return the rows of rare values by value and bin, for all occupied bins."""
     before = np.zeros((len(rare.number), width - len(GROUPS)))
     return (
         np.hstack([before, rare.a])[:, occupied],
@@ -189,7 +191,7 @@ def _padded(rare: RareValues, width: int, occupied: Flags) -> tuple[Floats, Floa
 def _test_with_rare_values(
     a: Floats, b: Floats, rare: tuple[Floats, Floats, Floats], random: np.random.Generator, of_rare: float
 ) -> float:
-    """Return the p-value of the tests with rare values as one bin and of these, which are independent of each other."""
+    """Return the p-value of two independent tests together: rare values as one bin, and the rare values alone."""
     pooled = [float((rare[2] @ side).sum()) for side in rare[:2]]
     frequent = [side - rare[2] @ each for side, each in zip((a, b), rare[:2], strict=True)]
     bins = [np.append(side, total) for side, total in zip(frequent, pooled, strict=True)]
@@ -203,7 +205,7 @@ def _test_with_rare_values(
 
 
 def expected_rows(a: Floats, b: Floats, sizes: tuple[float, float]) -> Floats:
-    """Return how many rows of the smaller side each bin would hold if P and Q were equal.
+    """Return the expected number of rows of the smaller side in each bin if P and Q are equal.
 
     Arguments:
         a: P's weight in each bin.
@@ -300,7 +302,7 @@ class _Comparison:
     def _of_posterior(self, drawn: Floats, plugin: float) -> Interval:
         """Return the interval of a divergence by its posterior.
 
-        Its mean exceeds the plug-in as much as the plug-in exceeds the truth. The lower end allows for both.
+        The posterior mean exceeds the plug-in by as much as the plug-in exceeds the truth. The lower end corrects both.
         """
         tail = (1 - self.confidence) / 2
         low, high = np.quantile(drawn, [tail, 1 - tail])
@@ -309,7 +311,7 @@ class _Comparison:
     def total_variation(self, random: np.random.Generator) -> Value[float | None]:
         """Return the plug-in minus the bootstrap estimate of its bias, with an interval by simulated errors.
 
-        Where the sign of p - q is certain, a bin's error shifts the total; where it is not, the error adds to it.
+        If the sign of p - q is certain, a bin's error shifts the total; otherwise the error adds to it.
         """
         from scipy.special import ndtr, ndtri
 
@@ -380,7 +382,7 @@ def _unified_interval(x: float, dof: float, alpha: float) -> Interval:
 
 
 def _last_where(holds: Callable[[float], bool], start: float) -> float:
-    """Return the largest number that satisfies a condition, as all smaller ones do; 0 where none does."""
+    """Return the largest number that satisfies a condition that all smaller numbers satisfy; 0 if none does."""
     if not holds(0.0):
         return 0.0
     low, high = 0.0, max(start, 1.0)

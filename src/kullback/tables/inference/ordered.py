@@ -1,4 +1,4 @@
-r"""A test that sees the order of numbers: the Cramer-von Mises test of two columns' cumulative proportions.
+r"""A test that uses the order of numbers: the Cramer-von Mises test of two columns' cumulative proportions.
 
 .. math:: T = \sum_k w_k\, (F_k - G_k)^2
 
@@ -7,8 +7,8 @@ in the group. Under the null hypothesis F - G is nearly normal with a covariance
 and estimated for clusters, so T is a sum of chi-square variables weighted by the eigenvalues of
 :math:`W^{1/2} V W^{1/2}`. Equal numbers need no correction.
 
-A test of bins spreads its power over every possible difference of bins. Most shifts move numbers in one direction,
-which this test sees from far fewer rows.
+A test of bins spreads its power over all possible differences of bins. Most shifts move numbers in one direction; this
+test detects such a shift from far fewer rows.
 
 References:
     On the Distribution of the Two-Sample Cramer-von Mises Criterion (Anderson, 1962)
@@ -81,7 +81,7 @@ def ordered_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float])
 def ordered_test_of_clusters(a: Array, b: Array, random: np.random.Generator) -> float:
     """Return the p-value for clusters of rows, from their weights in ordered bins.
 
-    It comes from permutations where there are few clusters and none has rows on both sides.
+    It comes from permutations if there are few clusters and none has rows on both sides.
 
     Arguments:
         a: P's weight by cluster and bin, shape (G, K).
@@ -106,7 +106,7 @@ def ordered_test_of_clusters(a: Array, b: Array, random: np.random.Generator) ->
 
 
 def of_either(p_values: Sequence[float]) -> float:
-    """Return one p-value for several tests of one hypothesis on the same rows; NaN is a test that was not made."""
+    """Return one p-value for several tests of one hypothesis on the same rows; NaN marks a test that was not made."""
     made = np.array([value for value in p_values if not math.isnan(value)])
     if len(made) < 2:
         return float(made[0]) if len(made) else math.nan

@@ -1,4 +1,4 @@
-"""Values too rare for a bin of their own, pooled without hiding that P and Q have different ones.
+"""Pool values that are too rare for a bin each, so that a difference between P's and Q's values stays visible.
 
 Pooled into one bin, 500 shops and 500 entirely different shops would be equal. Each row is therefore placed by how
 often its value occurs in all *other* rows: in neither table, in P only, in Q only, or in both, and then about equally
@@ -7,7 +7,7 @@ other rows, so that equal tables have equal proportions in these groups, in expe
 of rows: the leave-one-out argument of Good and Turing. The divergence between the groups is at most that between the
 values.
 
-Rows with the same value move between groups together, so values are independent, not rows: `RareValues.a` and
+Rows with the same value move between groups together, so the independent units are values: `RareValues.a` and
 `RareValues.b` hold the rows by value and group.
 
 The counts of both tables may agree more closely than counts of independent rows could, for example for a key that each
@@ -64,7 +64,7 @@ class RareValues:
 
 
 def rare_values(a: Floats, b: Floats, sizes: tuple[float, float], random: np.random.Generator) -> RareValues:
-    """Place the rows of rare values in groups, each by all other rows.
+    """Place each row of a rare value in a group that depends on all other rows.
 
     Arguments:
         a: how many rows of P have each value.
@@ -92,7 +92,7 @@ def rare_values_of_clusters(
     weight: Floats,
     sizes: Sequence[float],
 ) -> tuple[RareValues, Integers]:
-    """Place the rows of rare values in groups, each by the rows of all other clusters.
+    """Place each row of a rare value in a group that depends on the rows of all other clusters.
 
     Arguments:
         value: the value of each entry of the joint counts, numbered from 0.

@@ -35,9 +35,9 @@ class ProportionErrors(ABC):
         """Return the variance of a function with these gradients with respect to p and q."""
 
     def inflation(self, of_p: Floats, of_q: Floats, quantile: float) -> float:
-        """Return by what to multiply that variance for a normal quantile to reach as far as Student's t.
+        """Return the factor of this variance with which a normal quantile equals Student's t.
 
-        It is 1 where many rows, or many values, give the variance.
+        It is 1 if the variance comes from many rows or values.
         """
         del of_p, of_q, quantile
         return 1.0
@@ -86,8 +86,8 @@ class _ErrorRows(ProportionErrors):
     """The sampling errors of sums over independent units, given by the part of each unit in the errors of p and of q.
 
     Arguments:
-        errors_p: the parts in the errors of p, shape (units, K); equal parts may be one row, times the root of their
-            number.
+        errors_p: the parts in the errors of p, shape (units, K); k equal parts may be one row, multiplied by the root
+            of k.
         errors_q: likewise for q.
         proportions: p and q.
         sizes: the effective numbers of rows of P and Q.

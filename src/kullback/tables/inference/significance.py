@@ -32,9 +32,9 @@ def g_test(
 ) -> float:
     """Return the p-value of the likelihood-ratio test that P's and Q's rows come from one distribution.
 
-    For independent rows it comes from the chi-square distribution where every bin is large enough, else from random
-    tables with the same margins. For clusters it comes from permutations where there are few clusters and none has
-    rows on both sides. Otherwise it comes from the F distribution, with the statistic divided by its design effect.
+    For independent rows it comes from the chi-square distribution if every bin is large enough, else from random tables
+    with the same margins. For clusters it comes from permutations if there are few clusters and none has rows on both
+    sides. Otherwise it comes from the F distribution, with the statistic divided by its design effect.
 
     Arguments:
         a: P's weight in each bin, none empty on both sides.
@@ -97,7 +97,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 def sparse_test(a: Floats, b: Floats, random: np.random.Generator) -> float:
     """Return the p-value of the likelihood-ratio test for many values with few rows each.
 
-    It comes from random tables with the same margins where the table is small. Otherwise the statistic is a sum of
+    It comes from random tables with the same margins if the table is small. Otherwise the statistic is a sum of
     many parts. Its mean, variance and skewness given the margins are computed as for independent binomials, less the
     part that the total explains. Its distribution is then Pearson's type III.
 
@@ -182,7 +182,7 @@ def _is_whole(a: Floats, b: Floats) -> bool:
 
 
 def _random_tables(a: Floats, b: Floats, random: np.random.Generator) -> float:
-    """Return the p-value by random tables with the same margins; fewer are drawn where the p-value is large."""
+    """Return the p-value by random tables with the same margins; fewer are drawn if the p-value is large."""
     a, b = np.round(a), np.round(b)
     least = float(g_statistic(a, b)) * (1 - 1e-9)
     above = drawn = 0
@@ -214,7 +214,7 @@ def _rows_of_p(n: float, total: Floats, number: int, random: np.random.Generator
 
 
 def _hypergeometric(n: Floats, good: float, rows: float, random: np.random.Generator) -> Floats:
-    """Return how many of n rows out of very many are among the good ones: binomial if few of either, else normal."""
+    """Draw how many of n rows, out of very many, belong to a given part: binomial if few do or do not, else normal."""
     if good <= FEW:
         return random.binomial(int(good), n / rows).astype(np.float64)
     if n.max() <= FEW:

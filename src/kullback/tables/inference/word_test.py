@@ -1,4 +1,4 @@
-r"""A test that two columns of texts have the same words.
+r"""A test of whether two columns of texts have the same words.
 
 A row has several words, so rows are counted: for each group of words (`kullback.tables.columns.word_groups`) the test
 compares the proportions of rows that contain one. With O the rows of P and Q with and without, and E those expected
@@ -44,7 +44,7 @@ class WordTest:
 
 
 def word_test(p: ColumnProfile, q: ColumnProfile, sizes: tuple[float, float]) -> WordTest | None:
-    """Compare the words of two columns of texts; None where no group of words is frequent enough, or none was counted.
+    """Compare the words of two columns of texts; None if no group of words is frequent enough, or none was counted.
 
     Arguments:
         p: P's profile.
