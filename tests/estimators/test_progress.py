@@ -23,7 +23,8 @@ MODULES = (
     "estimators.permutations",
     "estimators.knn.search",
     "pairs.univariate",
-    "fitting.choose_method",
+    "fitting.em",
+    "fitting.method_answer",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -57,90 +57,52 @@ class Labeling(NamedTuple):
         return self.of_draws(rng.permuted(units, axis=1))
 
 
-class PermutationStatistics(Protocol):
-    """Differences of two data sets for many labelings of the pooled draws."""
+@dataclass(frozen=True)
+class BinCounts:
+    """Statistics of the number of P's draws in each bin; without clusters, shuffles draw the counts directly.
+
+    Attributes:
+        totals: the number of draws in each bin.
+        of_counts: the statistics by name, each from P's counts of shape (rows, bins) to shape (rows,).
+        codes: the bin of each pooled draw; None if only P's counts are known.
+        counts: P's counts of independent draws, in place of codes.
+    """
+
+    totals: Integers
+    of_counts: dict[str, Callable[[Array], Array]]
+    codes: Integers | None = None
+    counts: Integers | None = None
 
     @property
     def names(self) -> Sequence[str]:
         """The names of the statistics."""
-        ...
+        return list(self.of_counts)
 
     @property
     def width(self) -> int:
         """The number of values that one shuffle needs."""
-        ...
+        return max(len(self.totals), 0 if self.codes is None else len(self.codes))
 
     def observed(self, labeling: Labeling) -> Array:
-        """Return their values for the observed draws, shape (statistics,)."""
-        ...
+        """Return the statistics of the observed draws, shape (statistics,)."""
+        if self.counts is not None:
+            return self._values(self.counts[None])[0]
+        return self._values(self._counted(labeling.of_draws(labeling.from_p)[None]))[0]
 
     def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
-        """Return their values for some shuffles, shape (rows, statistics)."""
-        ...
-
-
-class _Counted:
-    """Statistics of the number of P's draws in each bin."""
-
-    totals: Integers  # draws in each bin
-    of_counts: dict[str, Callable[[Array], Array]]  # each from (rows, bins) to (rows,)
-
-    @property
-    def names(self) -> Sequence[str]:
-        return list(self.of_counts)
-
-    def _drawn(self, draws_of_p: int, rows: int, rng: np.random.Generator) -> Array:
-        counts = rng.multivariate_hypergeometric(self.totals, draws_of_p, size=rows, method="marginals")
-        return self._values(counts.astype(float))
-
-    def _values(self, counts: Array) -> Array:
-        return np.stack([of(counts) for of in self.of_counts.values()], axis=1)
-
-
-@dataclass(frozen=True)
-class BinCounts(_Counted):
-    """Statistics of the number of P's draws in each bin; without clusters, shuffles draw the counts directly."""
-
-    codes: Integers  # the bin of each pooled draw
-    totals: Integers
-    of_counts: dict[str, Callable[[Array], Array]]
-
-    @property
-    def width(self) -> int:
-        return max(len(self.codes), len(self.totals))
-
-    def observed(self, labeling: Labeling) -> Array:
-        return self._values(self._counts(labeling.of_draws(labeling.from_p)[None]))[0]
-
-    def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
+        """Return the statistics of some shuffles, shape (rows, statistics)."""
         if labeling.unit_of is not None:
-            return self._values(self._counts(labeling.shuffles(rows, rng)))
-        return self._drawn(int(labeling.from_p.sum()), rows, rng)
+            return self._values(self._counted(labeling.shuffles(rows, rng)))
+        draws_of_p = int((labeling.from_p if self.counts is None else self.counts).sum())
+        counts = rng.multivariate_hypergeometric(self.totals, draws_of_p, size=rows, method="marginals")
+        return self._values(counts)
 
-    def _counts(self, from_p: np.ndarray[Any, Any]) -> Array:
-        bins = len(self.totals)
-        return np.stack([np.bincount(self.codes[row], minlength=bins) for row in from_p]).astype(float)
+    def _counted(self, from_p: np.ndarray[Any, Any]) -> Integers:
+        bins, codes = len(self.totals), cast("Integers", self.codes)
+        return np.stack([np.bincount(codes[row], minlength=bins) for row in from_p])
 
-
-@dataclass(frozen=True)
-class KnownCounts(_Counted):
-    """Statistics of counts without the draws themselves, which must be independent."""
-
-    counts: Integers  # P's draws in each bin
-    totals: Integers
-    of_counts: dict[str, Callable[[Array], Array]]
-
-    @property
-    def width(self) -> int:
-        return len(self.totals)
-
-    def observed(self, labeling: Labeling) -> Array:
-        del labeling
-        return self._values(self.counts[None].astype(float))[0]
-
-    def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
-        del labeling
-        return self._drawn(int(self.counts.sum()), rows, rng)
+    def _values(self, counts: Integers) -> Array:
+        return np.stack([of(counts.astype(float)) for of in self.of_counts.values()], axis=1)
 
 
 class QuadraticForms(NamedTuple):
@@ -190,6 +152,9 @@ class QuadraticForms(NamedTuple):
         values += [np.square(difference(x)).sum(1, dtype=float) for x in self.features.values()]
         values += [np.abs(difference(x)).max(1).astype(float) for x in self.scores.values()]
         return np.stack(values, axis=1)
+
+
+PermutationStatistics: TypeAlias = BinCounts | QuadraticForms
 
 
 def permuted(

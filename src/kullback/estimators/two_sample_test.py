@@ -23,7 +23,6 @@ from kullback.estimators.draws import Array, Integers, numpy_of
 from kullback.estimators.knn.search import nearest_among
 from kullback.estimators.permutations import (
     BinCounts,
-    KnownCounts,
     Labeling,
     PermutationStatistics,
     QuadraticForms,
@@ -202,11 +201,11 @@ def two_sample_test(
     """
     said: tuple[str, ...] = ()
     if isinstance(p, Counts) and isinstance(q, Counts):
-        counts = _one_row(p, q)
+        statistics = _of_counts(p, q)
         permutations = _number_of(permutations)
         rng = np.random.default_rng(seed_of(generator, CALL))
         labeling = Labeling(None, np.zeros(0, bool))
-        probability, statistic, method = _tested(_of_counts(*counts), labeling, permutations, rng)
+        probability, statistic, method = _tested(statistics, labeling, permutations, rng)
     else:
         p, q = (drawn_one_by_one(CALL, side) for side in (p, q))
         check_samples(CALL, p, q)
@@ -238,8 +237,8 @@ def _tested(
     return probability, float(observed[best]), statistics.names[best]
 
 
-def _one_row(p: Counts, q: Counts) -> tuple[Integers, Integers]:
-    """Return the counts of both sides, or raise where there are several rows or too many draws."""
+def _of_counts(p: Counts, q: Counts) -> BinCounts:
+    """Return the likelihood ratio of counts, or raise where there are several rows or too many draws."""
     table = count_categories(CALL, p, q)
     if table.a.ndim > 1 or float(table.a.sum() + table.b.sum()) >= MOST_COUNTED:
         raise invalid_value(
@@ -250,11 +249,7 @@ def _one_row(p: Counts, q: Counts) -> tuple[Integers, Integers]:
             instead="two_sample_test(Counts(p[i]), Counts(q[i])) for each row i",
         )
     first, second = (side.cpu().numpy().astype(np.int64) for side in (table.a, table.b))
-    return first, second
-
-
-def _of_counts(first: Integers, second: Integers) -> KnownCounts:
-    return KnownCounts(first, first + second, {"likelihood_ratio": _mutual_information(first + second)})
+    return _likelihood_ratio(first + second, counts=first)
 
 
 def _check_weightless(p: Samples, q: Samples) -> None:
@@ -297,29 +292,24 @@ def _effect(
 
 def _statistics(p: Samples, q: Samples, rng: np.random.Generator) -> PermutationStatistics:
     if p.discrete:
-        return _likelihood_ratio(p, q)
+        codes = _pooled_codes(p, q)
+        return _likelihood_ratio(np.bincount(codes), codes=codes)
     x, y = numpy_of(p), numpy_of(q)
     if x.shape[1] == 1:
         return _of_ranks(np.concatenate([x[:, 0], y[:, 0]]))
     return _of_vectors(np.concatenate([x, y]), rng)
 
 
-def _likelihood_ratio(p: Samples, q: Samples) -> BinCounts:
+def _likelihood_ratio(totals: Integers, **draws: Integers) -> BinCounts:
     """Return the mutual information of category and origin, in nats, times the number of draws."""
-    codes = _pooled_codes(p, q)
-    totals = np.bincount(codes)
-    return BinCounts(codes, totals, {"likelihood_ratio": _mutual_information(totals)})
-
-
-def _mutual_information(totals: Integers) -> Callable[[Array], Array]:
     of_all = _x_log_x(np.array([float(totals.sum())]))[0] - _x_log_x(totals.astype(float)).sum()
 
-    def of_counts(counts: Array) -> Array:
+    def mutual_information(counts: Array) -> Array:
         rest = totals - counts
         within = _x_log_x(counts).sum(1) + _x_log_x(rest).sum(1)
         return within - _x_log_x(counts.sum(1)) - _x_log_x(rest.sum(1)) + of_all
 
-    return of_counts
+    return BinCounts(totals, {"likelihood_ratio": mutual_information}, **draws)
 
 
 def _pooled_codes(p: Samples, q: Samples) -> Integers:
@@ -378,7 +368,7 @@ def _of_ranks(pooled: Array) -> BinCounts:
         "chi_squared": chi_squared,
         "energy": energy(steps),
     }
-    return BinCounts(codes, totals, statistics)
+    return BinCounts(totals, statistics, codes)
 
 
 def _bins_of_ranks(middle: Array, totals: Integers) -> tuple[Array, Integers, Array]:

@@ -19,7 +19,6 @@ from torch.distributions import (
 
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import check_flag, check_generator, number_from, whole_from
-from kullback.common.progress import progress_bar
 from kullback.errors import (
     ArgumentValueError,
     NoRuleError,
@@ -32,13 +31,13 @@ from kullback.fitting.default_start import start_of
 from kullback.fitting.em import best_start
 from kullback.fitting.exact_fit import nearest
 from kullback.fitting.fit_result import Fit, FitError
-from kullback.fitting.method_answer import FitSettings, MethodAnswer, as_answer, value_and_gradient
+from kullback.fitting.method_answer import FitProblem, FitSettings, MethodAnswer, as_answer, minimized
 from kullback.fitting.modules import fit_module
 from kullback.fitting.objective import DivergenceObjective, ElboObjective, LikelihoodObjective, Objective
-from kullback.fitting.optimize import Minimum, lower_of, minimize
+from kullback.fitting.optimize import Minimum, lower_of
 from kullback.fitting.starts import other_starts
 from kullback.fitting.stochastic import fit_by_draws
-from kullback.fitting.unconstrained import Family, has_numbers, read_family
+from kullback.fitting.unconstrained import has_numbers, read_family
 from kullback.generators import KL, Divergence, ReverseKL, as_divergence, behaves_as
 from kullback.generators.growth import as_kl
 from kullback.pairs.clone import upcast_copy, with_ordinary_tensors, with_tensors
@@ -122,7 +121,7 @@ def fit(
         Divergence measures and message passing (Minka, 2005)
     """
     began = time.perf_counter()
-    settings = _settings(method, starts, tol, max_iterations, draws, generator, show_progress)
+    settings = _checked(FitSettings(method, starts, tol, max_iterations, draws, generator, show_progress))
     names = _fixed_names(fixed)
     kind = None if kind is None else as_divergence("fit", kind)
     target = _target(to, q)
@@ -143,50 +142,42 @@ def fit(
         _check_comparable(q, target)
     family = read_family(q, names)
     q = with_tensors(q, _in_float64)
-    result = _fitted(q, target, objective, kind, family, names, settings, None if names else is_nearest)
+    problem = FitProblem(q, target, objective, kind, family, names, settings)
+    result = _fitted(problem, None if names else is_nearest)
     if form is not None:
         own = getattr(result.distribution, "_categorical", result.distribution)
         result = result._replace(distribution=_as_representation(form, own))
     return _finish(result, kind, objective, to, began)
 
 
-def _settings(
-    method: Any, starts: Any, tol: Any, max_iterations: Any, draws: Any, generator: Any, show_progress: Any
-) -> FitSettings:
-    if method not in METHODS:
+def _checked(settings: FitSettings) -> FitSettings:
+    """Return the settings with plain numbers, or raise."""
+    if settings.method not in METHODS:
         raise invalid_value(
             "fit",
             "method",
             wanted="one of " + ", ".join(map(repr, METHODS)),
-            got=safe_repr(method),
+            got=safe_repr(settings.method),
             instead="method='auto', which takes the most exact one",
         )
-    for name, number, least in (
-        ("starts", 1 if starts is None else starts, 1),
-        ("tol", tol, 1e-16),
-        ("max_iterations", max_iterations, 1),
-        ("draws", draws, 4),
-    ):
-        value = number_from(number) if name == "tol" else whole_from(number)
-        if value is None or not least <= value < 2**63:
+    numbers: dict[str, Any] = {}
+    for name, least in (("starts", 1), ("tol", 1e-16), ("max_iterations", 1), ("draws", 4)):
+        value = getattr(settings, name)
+        if name == "starts" and value is None:
+            continue
+        number = number_from(value) if name == "tol" else whole_from(value)
+        if number is None or not least <= number < 2**63:
             raise invalid_value(
                 "fit",
                 name,
                 wanted=f"a {'number' if name == 'tol' else 'whole number'} from {least:g} on",
-                got=safe_repr(number),
+                got=safe_repr(value),
                 instead="fit(q, to=p) without it",
             )
-    check_generator("fit", generator)
-    check_flag("fit", "show_progress", show_progress)
-    return FitSettings(
-        method,
-        None if starts is None else int(starts),
-        float(tol),
-        int(max_iterations),
-        int(draws),
-        generator,
-        show_progress,
-    )
+        numbers[name] = number
+    check_generator("fit", settings.generator)
+    check_flag("fit", "show_progress", settings.show_progress)
+    return settings._replace(**numbers)
 
 
 def _fixed_names(fixed: Any) -> frozenset[str]:
@@ -320,59 +311,50 @@ def _objective(target: Any, kind: Divergence) -> Objective:
 # ---- The methods, the most exact first.
 
 
-def _fitted(
-    q: Distribution,
-    target: Any,
-    objective: Objective,
-    kind: Divergence,
-    family: Family,
-    fixed: frozenset[str],
-    settings: FitSettings,
-    is_nearest: bool | None,
-) -> MethodAnswer:
+def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
     """Return the fit; `is_nearest` is that of `start_of`, and None if the formula has not been tried."""
-    method = settings.method
+    q, target, settings = problem.q, problem.target, problem.settings
+    method, is_kl = settings.method, behaves_as(problem.kind, KL)
     count = None if settings.starts is None else settings.starts - 1
-    starts = itertools.islice(other_starts(q, target, family, fixed), count)
+    starts = itertools.islice(other_starts(problem), count)
     by_formula = "maximum_likelihood" if isinstance(target, Samples) else "moment_matching"
-    if behaves_as(kind, KL) and method in ("auto", by_formula):
-        distribution = nearest(q, target, family, fixed) if is_nearest is None else q
+    if is_kl and method in ("auto", by_formula):
+        distribution = nearest(q, target, problem.family, problem.fixed) if is_nearest is None else q
         is_new = is_nearest is None and distribution is not None
         is_finite = is_nearest or (is_new and has_numbers(distribution))
         # Without finite means, the other methods find the optimum or report that there is none.
         others = method == "auto" and isinstance(target, Distribution)
         if is_finite or not (distribution is None or others):
-            return _by_formula(q, distribution if is_finite else None, objective, by_formula, settings)
-    if method in ("auto", "em") and behaves_as(kind, KL) and isinstance(q, MixtureSameFamily):
-        result = _by_em(q, target, objective, family, settings)
+            return _by_formula(problem, distribution if is_finite else None, by_formula)
+    if method in ("auto", "em") and is_kl and isinstance(q, MixtureSameFamily):
+        result = _by_em(problem)
         if result is not None:
             return result
     if method in ("auto", "quasi_newton"):
         try:
-            before = objective.measure(q)
+            before = problem.objective.measure(q)
         except NoRuleError:
             if method != "auto":
                 raise
             before = None
         if before is not None:
-            return _from_the_best(q, before, objective, family, settings, starts)
+            return _from_the_best(problem, before, starts)
     if method in ("auto", "stochastic"):
-        return _by_draws(q, objective, family, settings, starts)
+        return _by_draws(problem, starts)
     raise NoRuleError(
         explain(
             "fit",
             "method",
-            wanted=f"a method that serves {type(q).__name__} and {kind!r}",
+            wanted=f"a method that serves {type(q).__name__} and {problem.kind!r}",
             got=repr(method),
             instead="method='auto'",
         )
     )
 
 
-def _by_formula(
-    q: Distribution, distribution: Any, objective: Objective, method: str, settings: FitSettings
-) -> MethodAnswer:
-    before = objective.measure_or_draw(q, settings.generator)
+def _by_formula(problem: FitProblem, distribution: Any, method: str) -> MethodAnswer:
+    q, objective, generator = problem.q, problem.objective, problem.settings.generator
+    before = objective.measure_or_draw(q, generator)
     if distribution is None:
         _check_finite(before.value, q, objective)
         raise invalid_value(
@@ -384,7 +366,7 @@ def _by_formula(
         )
     after = before
     if distribution is not q:
-        after = objective.measure_or_draw(upcast_copy(distribution), settings.generator)
+        after = objective.measure_or_draw(upcast_copy(distribution), generator)
     zero = torch.zeros_like(after.value)
     history = torch.stack([before.value, after.value])
     done = torch.ones_like(zero, dtype=torch.bool)
@@ -393,82 +375,56 @@ def _by_formula(
     return MethodAnswer(distribution, q, before, after, method, done, zero.long(), history, zero, zero, notes)
 
 
-def _by_em(
-    q: MixtureSameFamily, target: Any, objective: Objective, family: Family, settings: FitSettings
-) -> MethodAnswer | None:
+def _by_em(problem: FitProblem) -> MethodAnswer | None:
     """Take EM's steps from every start, and from the best of them quasi-Newton steps to the minimum."""
-    with progress_bar("starts", show=settings.show_progress) as update:
-        start = best_start(q, target, family, settings, update)
+    start = best_start(problem)
     if start is None:
         return None
-    before = objective.try_measure(q)
-    minimum = _minimized(objective, family, settings, family.start(start.values))
-    end = _ended(q, before, objective, family, minimum)
+    before = problem.objective.try_measure(problem.q)
+    end = _ended(problem, before, _minimized(problem, problem.family.start(start.values)))
     constant = end.history[0] - start.history[-1]  # the entropy of the target, where there is one
     history = torch.cat([torch.stack(start.history[:-1]) + constant, end.history])
     steps = end.iterations + len(start.history) - 1
     return end._replace(method="em", history=history, iterations=steps)
 
 
-def _from_the_best(
-    q: Distribution,
-    before: Estimate,
-    objective: Objective,
-    family: Family,
-    settings: FitSettings,
-    others: Iterable[Tensor],
-) -> MethodAnswer:
+def _from_the_best(problem: FitProblem, before: Estimate, others: Iterable[Tensor]) -> MethodAnswer:
     """Take quasi-Newton steps from the first start and from others; return the lowest end of each element."""
-    _check_finite(before.value, q, objective)
-    minimum = _minimized(objective, family, settings, family.start())
+    objective, family = problem.objective, problem.family
+    _check_finite(before.value, problem.q, objective)
+    minimum = _minimized(problem, family.start())
     for start in others:
         value = objective.try_measure(family.at(start)).value.detach().reshape(-1)
         near = value < minimum.value + _FAR_ABOVE * (1 + minimum.value.abs())
         if bool(value.isfinite().all() & near.any()):
-            minimum = lower_of(minimum, _minimized(objective, family, settings, start), settings.tol)
-    result = _ended(q, before, objective, family, minimum)
+            minimum = lower_of(minimum, _minimized(problem, start), problem.settings.tol)
+    result = _ended(problem, before, minimum)
     return result._replace(history=torch.cat([before.value.detach()[None], result.history[1:]]))
 
 
-def _by_draws(
-    q: Distribution, objective: Objective, family: Family, settings: FitSettings, others: Iterable[Tensor]
-) -> MethodAnswer:
+def _by_draws(problem: FitProblem, others: Iterable[Tensor]) -> MethodAnswer:
     """Take stochastic steps from the first start and, except for batches, from others; return the lowest end."""
-    lowest = fit_by_draws(q, objective, family, settings)
+    family, lowest = problem.family, fit_by_draws(problem)
     for start in others if lowest.after.value.numel() == 1 else ():
         values = family.values(start)
         near = replace(family, free={name: x._replace(value=values[name]) for name, x in family.free.items()})
-        other = fit_by_draws(q, objective, near, settings)
-        error = other.after.standard_error
-        if float(other.after.value) < float(lowest.after.value) - 4 * (
-            0.0 if error is None else float(error)
-        ):
+        other = fit_by_draws(problem._replace(family=near))
+        error = 0.0 if other.after.standard_error is None else float(other.after.standard_error)
+        if float(other.after.value) < float(lowest.after.value) - 4 * error:
             lowest = other
     return lowest
 
 
-def _minimized(objective: Objective, family: Family, settings: FitSettings, start: Tensor) -> Minimum:
-    with progress_bar("steps", show=settings.show_progress) as update:
-        return minimize(
-            value_and_gradient(lambda u: objective.try_measure(family.at(u)).value.reshape(-1)),
-            start,
-            tol=settings.tol,
-            max_iterations=settings.max_iterations,
-            update=update,
-        )
+def _minimized(problem: FitProblem, start: Tensor) -> Minimum:
+    objective, family = problem.objective, problem.family
+    return minimized(lambda u: objective.try_measure(family.at(u)).value.reshape(-1), start, problem.settings)
 
 
-def _ended(
-    q: Distribution,
-    before: Estimate,
-    objective: Objective,
-    family: Family,
-    minimum: Minimum,
-) -> MethodAnswer:
+def _ended(problem: FitProblem, before: Estimate, minimum: Minimum) -> MethodAnswer:
     with torch.no_grad():
-        fitted = family.finished(family.values(minimum.u))
-        after = objective.try_measure(upcast_copy(fitted))
-    return as_answer(fitted, q, before, after, minimum, q.batch_shape)
+        fitted = problem.family.finished(problem.family.values(minimum.u))
+        after = problem.objective.try_measure(upcast_copy(fitted))
+    return as_answer(fitted, problem.q, before, after, minimum, problem.q.batch_shape)
 
 
 def _check_finite(value: Tensor, q: Any, objective: Objective) -> None:

@@ -9,8 +9,7 @@ Advantages of Careful Seeding (Arthur and Vassilvitskii, 2007)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,10 +21,11 @@ from torch.distributions import (
 )
 
 from kullback.common.dtypes import upcast
+from kullback.common.progress import progress_bar
 from kullback.common.special import safe_log
 from kullback.errors import invalid_value
 from kullback.fitting.exact_fit import matched_like, normalized_weights
-from kullback.fitting.method_answer import FitSettings
+from kullback.fitting.method_answer import FitProblem
 from kullback.fitting.objective import log_prob_of_draws
 from kullback.fitting.targets import DrawsTarget, nodes_of
 from kullback.fitting.unconstrained import Family
@@ -48,34 +48,22 @@ class MixtureStart(NamedTuple):
     history: list[Tensor]
 
 
-def best_start(
-    q: MixtureSameFamily,
-    target: Any,
-    family: Family,
-    settings: FitSettings,
-    update: Callable[[int, int | None], None] | None,
-) -> MixtureStart | None:
-    """Return EM's result from the best of several starts; None if the components have no closed form.
-
-    Arguments:
-        q: the mixture at the first start, not a batch.
-        target: the draws or the distribution.
-        family: its parameters.
-        settings: the number of starts, and the generator of random ones.
-        update: gets the number of finished starts and of all.
-    """
-    data = _data(target)
+def best_start(problem: FitProblem) -> MixtureStart | None:
+    """Return EM's result for a mixture from the best of several starts; None if components have no closed form."""
+    q, family, settings = cast("MixtureSameFamily", problem.q), problem.family, problem.settings
+    data = _data(problem.target)
     if q.batch_shape or data is None or not _serves(q, data, family):
         return None
     results: list[MixtureStart] = []
     starts = settings.starts or 1
-    for number in range(starts):
-        start = {name: leaf.value for name, leaf in family.free.items()}
-        if number:
-            start = _random_start(q, data, family, settings.generator)
-        results.append(_run(family, data, start))
-        if update:
-            update(number + 1, starts)
+    with progress_bar("starts", show=settings.show_progress) as update:
+        for number in range(starts):
+            start = {name: leaf.value for name, leaf in family.free.items()}
+            if number:
+                start = _random_start(q, data, family, settings.generator)
+            results.append(_run(family, data, start))
+            if update:
+                update(number + 1, starts)
     good = [each for each in results if bool(each.history[-1].isfinite())]
     if not good:
         raise invalid_value(
@@ -162,13 +150,7 @@ def _run(family: Family, data: Samples, start: dict[str, Tensor]) -> MixtureStar
         if parts is None or _has_collapsed(parts, mass, spread):
             history.append(torch.tensor(torch.inf, dtype=torch.float64, device="cpu"))
             break
-        values = {**values, **parts}
-        mixing = {
-            name: safe_log(mass) if name.endswith("logits") else mass / mass.sum()
-            for name in family.free
-            if name.startswith(_MIXING)
-        }
-        values = {**values, **mixing}
+        values = {**values, **parts, **_mixing(mass, family)}
     return MixtureStart(values, history[1:])
 
 
@@ -209,9 +191,10 @@ def _random_start(
     mass = r.sum(0)
     parts = _maximized(q, data, r / mass, family) or {}
     values = {name: leaf.value for name, leaf in family.free.items()}
-    mixing = {
-        name: mass.log() if name.endswith("logits") else mass / mass.sum()
-        for name in family.free
-        if name.startswith(_MIXING)
-    }
-    return {**values, **parts, **mixing}
+    return {**values, **parts, **_mixing(mass, family)}
+
+
+def _mixing(mass: Tensor, family: Family) -> dict[str, Tensor]:
+    """Return the free parameters of the mixing distribution for these masses of the components."""
+    names = [name for name in family.free if name.startswith(_MIXING)]
+    return {name: safe_log(mass) if name.endswith("logits") else mass / mass.sum() for name in names}

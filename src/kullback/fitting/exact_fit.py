@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -118,21 +119,21 @@ def _classes(
 ) -> Parameters | None:
     count = q.param_shape[-1]
     if isinstance(to, Samples):
-        weights = normalized_weights(to)
-        if isinstance(q, OneHotCategorical):
-            return (
-                _as_given(q, torch.tensordot(weights, upcast(to.tensor), 1))
-                if to.tensor.shape[-1] == count
-                else None
-            )
-        index = to.tensor[:, 0].long()
-        if to.tensor.shape[-1] != 1 or bool(((index < 0) | (index >= count)).any()):
-            return None
-        return _as_given(
-            q, torch.zeros(count, dtype=torch.float64, device="cpu").index_add(0, index, weights)
-        )
-    probs = _probabilities(to)
+        probs = _shares(to, count, one_hot=isinstance(q, OneHotCategorical))
+    else:
+        probs = _probabilities(to)
     return None if probs is None or probs.shape[-1] != count else _as_given(q, probs)
+
+
+def _shares(draws: Samples, count: int, *, one_hot: bool) -> Tensor | None:
+    """Return the share of each class in draws of classes; None if the draws are others."""
+    weights, size = normalized_weights(draws), draws.tensor.shape[-1]
+    if one_hot:
+        return torch.tensordot(weights, upcast(draws.tensor), 1) if size == count else None
+    index = draws.tensor[:, 0].long()
+    if size != 1 or bool(((index < 0) | (index >= count)).any()):
+        return None
+    return torch.zeros(count, dtype=torch.float64, device="cpu").index_add(0, index, weights)
 
 
 def _multinomial(q: Multinomial, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
@@ -148,10 +149,14 @@ def _probabilities(d: Distribution) -> Tensor | None:
     part = categorical_of(d)
     if part is not None:
         return upcast(part.logits).softmax(-1) if given_logits(part) else upcast(part.probs)
-    if isinstance(d, MixtureSameFamily):
-        each = _probabilities(d.component_distribution)
-        return None if each is None else (torch.exp(log_weights_of(d)).unsqueeze(-1) * each).sum(-2)
-    return None
+    return _mean_of_components(_probabilities, d)
+
+
+def _mean_of_components(of: Callable[[Distribution], Tensor | None], d: Distribution) -> Tensor | None:
+    """Return the weighted mean of a vector of each component of a mixture; None for other distributions."""
+    if not isinstance(d, MixtureSameFamily) or (each := of(d.component_distribution)) is None:
+        return None
+    return (torch.exp(log_weights_of(d)).unsqueeze(-1) * each).sum(-2)
 
 
 def _as_given(q: Any, probs: Tensor) -> Parameters:
@@ -173,10 +178,7 @@ def _mean_logs(to: Distribution | Samples) -> Tensor | None:
     if isinstance(to, Dirichlet):
         a = upcast(to.concentration)
         return digamma(a) - digamma(a.sum(-1, keepdim=True))
-    if isinstance(to, MixtureSameFamily):
-        each = _mean_logs(to.component_distribution)
-        return None if each is None else (torch.exp(log_weights_of(to)).unsqueeze(-1) * each).sum(-2)
-    return None
+    return _mean_of_components(_mean_logs, to)
 
 
 def _mean_and_covariance(
@@ -252,23 +254,17 @@ def _wishart(q: Wishart, to: Distribution | Samples, fixed: frozenset[str]) -> P
         return None
     mean, log_det = means
     d = q.event_shape[-1]
-    steps = torch.arange(d, dtype=torch.float64, device="cpu") / 2
-
-    def digamma_d(a: Tensor) -> Tensor:
-        return digamma(a.unsqueeze(-1) - steps).sum(-1)
-
-    if "scale_tril" in fixed or fixed & {"covariance_matrix", "precision_matrix"}:
-        root = upcast(q.scale_tril)
-        mean_log = log_det - d * math.log(2) - 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    if fixed & {"scale_tril", "covariance_matrix", "precision_matrix"}:
+        mean_log = log_det - d * math.log(2) - _log_det(upcast(q.scale_tril))
 
         def excess(a: Tensor) -> Tensor:
-            return digamma_d(a) - mean_log
+            return _digamma(a, d) - mean_log
     else:
         # log det E[X] - E[log det X] = d log(df / 2) - psi_d(df / 2)
         rest = torch.logdet(mean) - log_det
 
         def excess(a: Tensor) -> Tensor:
-            return rest - d * torch.log(a) + digamma_d(a)
+            return rest - d * torch.log(a) + _digamma(a, d)
 
     df = upcast(q.df)
     if "df" not in fixed:
@@ -279,23 +275,27 @@ def _wishart(q: Wishart, to: Distribution | Samples, fixed: frozenset[str]) -> P
     return {"df": df, "scale_tril": scale_tril}
 
 
+def _digamma(a: Tensor, d: int) -> Tensor:
+    """Return the derivative of the logarithm of the gamma function of d dimensions, up to a constant."""
+    steps = torch.arange(d, dtype=torch.float64, device="cpu") / 2
+    return digamma(a.unsqueeze(-1) - steps).sum(-1)
+
+
+def _log_det(root: Tensor) -> Tensor:
+    """Return the log-determinant of a matrix from its Cholesky factor."""
+    return 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
 def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
     """Return E[X] and E[log det X]."""
     if isinstance(to, Wishart):
-        df, root = upcast(to.df), upcast(to.scale_tril)
-        d = to.event_shape[-1]
-        steps = torch.arange(d, dtype=torch.float64, device="cpu") / 2
-        of_df = digamma(df.unsqueeze(-1) / 2 - steps).sum(-1) + d * math.log(2)
-        return df[..., None, None] * (root @ root.mT), of_df + 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(
-            -1
-        )
-    if isinstance(to, MixtureSameFamily):
-        each = _matrix_means(to.component_distribution)
-        if each is None:
-            return None
-        weights = torch.exp(log_weights_of(to))
-        return (weights[..., None, None] * each[0]).sum(-3), (weights * each[1]).sum(-1)
-    return None
+        df, root, d = upcast(to.df), upcast(to.scale_tril), to.event_shape[-1]
+        of_df = _digamma(df / 2, d) + d * math.log(2)
+        return df[..., None, None] * (root @ root.mT), of_df + _log_det(root)
+    if not isinstance(to, MixtureSameFamily) or (each := _matrix_means(to.component_distribution)) is None:
+        return None
+    weights = torch.exp(log_weights_of(to))
+    return (weights[..., None, None] * each[0]).sum(-3), (weights * each[1]).sum(-1)
 
 
 # The formula of each family that is not one of numbers.

@@ -1,4 +1,4 @@
-"""The settings and the result of a method of `fit`."""
+"""The problem that a method of `fit` solves, its settings, and its result."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
-from kullback.fitting.optimize import Minimum
+from kullback.common.progress import progress_bar
+from kullback.fitting.objective import Objective
+from kullback.fitting.optimize import Minimum, minimize
+from kullback.fitting.unconstrained import Family
+from kullback.generators import Divergence
 from kullback.results.estimate import Estimate
 
 
@@ -22,6 +27,28 @@ class FitSettings(NamedTuple):
     draws: int
     generator: torch.Generator | None
     show_progress: bool
+
+
+class FitProblem(NamedTuple):
+    """A family, its target and the options.
+
+    Attributes:
+        q: the start, of the batch's shape, in float64.
+        target: the target, likewise.
+        objective: the function of q that is smallest at the fit.
+        kind: the divergence.
+        family: q's parameters.
+        fixed: the names of fixed parameters.
+        settings: the options.
+    """
+
+    q: Distribution
+    target: Any
+    objective: Objective
+    kind: Divergence
+    family: Family
+    fixed: frozenset[str]
+    settings: FitSettings
 
 
 class MethodAnswer(NamedTuple):
@@ -40,13 +67,20 @@ class MethodAnswer(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+def minimized(function: Callable[[Tensor], Tensor], start: Tensor, settings: FitSettings) -> Minimum:
+    """Take quasi-Newton steps from a start."""
+    with progress_bar("steps", show=settings.show_progress) as update:
+        return minimize(
+            value_and_gradient(function),
+            start,
+            tol=settings.tol,
+            max_iterations=settings.max_iterations,
+            update=update,
+        )
+
+
 def as_answer(
-    distribution: Any,
-    q: Any,
-    before: Estimate,
-    after: Estimate,
-    minimum: Minimum,
-    shape: torch.Size,
+    distribution: Any, q: Any, before: Estimate, after: Estimate, minimum: Minimum, shape: torch.Size
 ) -> MethodAnswer:
     """Return the end of quasi-Newton steps with its criterion: the distance to the minimum, and the value's error."""
     above, converged, iterations = (

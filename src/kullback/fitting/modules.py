@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,16 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.func import functional_call
 
-from kullback.common.progress import progress_bar
 from kullback.errors import NoRuleError, invalid_type, invalid_value
-from kullback.fitting.method_answer import FitSettings, MethodAnswer, as_answer, value_and_gradient
+from kullback.fitting.method_answer import (
+    FitSettings,
+    MethodAnswer,
+    as_answer,
+    minimized,
+    value_and_gradient,
+)
 from kullback.fitting.objective import Objective
-from kullback.fitting.optimize import Minimum, minimize
+from kullback.fitting.optimize import Minimum
 from kullback.fitting.stochastic import descend
 from kullback.pairs.clone import upcast_copy
 
@@ -63,13 +69,8 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSetti
         best = descent.u
         result = descent.answer
     else:
-        function = value_and_gradient(lambda u: objective.try_measure(at(u)).value.sum().reshape(1))
-        with progress_bar("steps", show=settings.show_progress) as update:
-            minimum = (
-                minimize(function, u, tol=settings.tol, max_iterations=settings.max_iterations, update=update)
-                if u.numel() <= _MOST_DENSE
-                else _limited_memory(function, u, settings)
-            )
+        steps = minimized if u.numel() <= _MOST_DENSE else _limited_memory
+        minimum = steps(lambda u: objective.try_measure(at(u)).value.sum().reshape(1), u, settings)
         best = minimum.u
         result = as_answer(None, start, _summed(before), _summed(before), minimum, torch.Size())
         if u.numel() > _MOST_DENSE:
@@ -97,9 +98,9 @@ def _summed(estimate: Any) -> Any:
     return replace(estimate, value=estimate.value.sum(), error=error)
 
 
-def _limited_memory(function: Any, u: Tensor, settings: FitSettings) -> Minimum:
+def _limited_memory(values: Callable[[Tensor], Tensor], start: Tensor, settings: FitSettings) -> Minimum:
     """Minimize over many numbers by torch's L-BFGS, with a criterion on the gradient alone."""
-    u = u.clone()
+    function, u = value_and_gradient(values), start.clone()
     optimizer = torch.optim.LBFGS(
         [u], max_iter=1, tolerance_grad=0, tolerance_change=0, history_size=30, line_search_fn="strong_wolfe"
     )
@@ -121,12 +122,5 @@ def _limited_memory(function: Any, u: Tensor, settings: FitSettings) -> Minimum:
     value, gradient = function(u)
     above = gradient.norm(dim=-1) ** 2 / 2
     converged = above <= settings.tol * (1 + value.abs())
-    return Minimum(
-        u,
-        value,
-        gradient,
-        above,
-        converged,
-        torch.tensor([len(history) - 1], device="cpu"),
-        history,
-    )
+    iterations = torch.tensor([len(history) - 1], device="cpu")
+    return Minimum(u, value, gradient, above, converged, iterations, history)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -52,6 +52,14 @@ Parameters = dict[str, Tensor]
 # Takes the target, q's parameters in float64 and the names of fixed ones; returns None without a formula.
 MomentRule = Callable[[FitTarget, Parameters, frozenset[str]], "Parameters | None"]
 _RULES: dict[type[Distribution], MomentRule] = {}
+# The families of integers: the parameter that follows from the mean, and its value for a mean and q's parameters.
+_OF_THE_MEAN: dict[type[Distribution], tuple[str, Callable[[Tensor, Parameters], Tensor]]] = {
+    Bernoulli: ("probs", lambda mean, _: mean),
+    Binomial: ("probs", lambda mean, start: mean / start["total_count"]),
+    Poisson: ("rate", lambda mean, _: mean),
+    Geometric: ("probs", lambda mean, _: 1 / (1 + mean)),
+    NegativeBinomial: ("probs", lambda mean, start: mean / (start["total_count"] + mean)),
+}
 
 
 def matched(
@@ -65,12 +73,12 @@ def matched(
         start: the parameters of Q at the start, in float64, of the batch's shape.
         fixed: the names of fixed parameters.
     """
-    rule = _RULES.get(family)
-    if rule is None or (_of_integers(target) and family not in _OF_THE_MEAN):
-        return None
     with torch.no_grad():
-        # For integers, only rules of the mean apply.
-        return rule(cast("FitTarget", target), start, fixed)
+        if family in _OF_THE_MEAN:
+            name, of_mean = _OF_THE_MEAN[family]
+            return {name: of_mean(target.mean(), start)}
+        rule = _RULES.get(family)
+        return None if rule is None or _of_integers(target) else rule(cast("FitTarget", target), start, fixed)
 
 
 def _of_integers(target: MeanTarget) -> bool:
@@ -182,30 +190,20 @@ def _place(target: MeanTarget) -> tuple[Tensor, Tensor]:
 
 @_rule(Uniform)
 def _uniform(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters | None:
-    if isinstance(target, DrawsTarget):
-        low, high = (_extreme(target, side) for side in (-1, 1))
-    elif (
-        isinstance(target, DensityTarget)
-        and target.density.low() is not None
-        and target.density.high() is not None
-    ):
-        low, high = (
-            end.expand(target.shape)
-            for end in (target.density.low(), target.density.high())
-            if end is not None
-        )
-    else:
+    ends = {name: _extreme(target, side) for name, side in (("low", -1), ("high", 1))}
+    if any(end is None for end in ends.values()):
         return None
-    return {
-        "low": start["low"] if "low" in fixed else low,
-        "high": start["high"] if "high" in fixed else high,
-    }
+    return {name: start[name] if name in fixed else end for name, end in ends.items() if end is not None}
 
 
-def _extreme(target: DrawsTarget, side: int) -> Tensor:
-    """Return the smallest or the largest draw with weight."""
-    weights = target.weights_beside(target.draws)
-    return side * torch.where(weights > 0, side * target.draws, -torch.inf).amax(0)
+def _extreme(target: FitTarget, side: int) -> Tensor | None:
+    """Return the smallest or the largest draw with weight, or the end of a density's support; None if it has none."""
+    if isinstance(target, DrawsTarget):
+        weights = target.weights_beside(target.draws)
+        return side * torch.where(weights > 0, side * target.draws, -torch.inf).amax(0)
+    density = target.density if isinstance(target, DensityTarget) else None
+    end = None if density is None else density.low() if side < 0 else density.high()
+    return None if end is None else end.expand(target.shape)
 
 
 @_rule(VonMises)
@@ -260,11 +258,9 @@ def _gamma_of(
     """Match the mean and the mean logarithm of a variable with this logarithm."""
     if "rate" in fixed:
         mean_log = target.mean_of(log_x).value + start["rate"].log()
-        a = (
-            start["concentration"]
-            if "concentration" in fixed
-            else _log_root(lambda a: digamma(a) - mean_log, mean_log)
-        )
+        a = start["concentration"]
+        if "concentration" not in fixed:
+            a = _log_root(lambda a: digamma(a) - mean_log, mean_log)
         return {"concentration": a, "rate": start["rate"]}
     if "concentration" in fixed:
         return {"concentration": start["concentration"], "rate": start["concentration"] / mean}
@@ -295,14 +291,9 @@ def _weibull(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Par
 
 @_rule(Pareto)
 def _pareto(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters | None:
-    scale = start["scale"]
-    if "scale" not in fixed:
-        if isinstance(target, DrawsTarget):
-            scale = _extreme(target, -1)
-        elif isinstance(target, DensityTarget) and (low := target.density.low()) is not None:
-            scale = low.expand(target.shape)
-        else:
-            return None
+    scale = start["scale"] if "scale" in fixed else _extreme(target, -1)
+    if scale is None:
+        return None
     if "alpha" in fixed:
         return {"scale": scale, "alpha": start["alpha"]}
     mean = target.mean_of(lambda at, scale: _log_x(at) - scale.log(), scale).value
@@ -320,17 +311,12 @@ def _beta(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parame
     if {"concentration1", "concentration0"} <= fixed:
         return {"concentration1": a, "concentration0": b}
     if "concentration1" in fixed:
-        return {
-            "concentration1": a,
-            "concentration0": _log_root(lambda b: digamma(b) - digamma(a + b) - g0, g0),
-        }
-    if "concentration0" in fixed:
-        return {
-            "concentration1": _log_root(lambda a: digamma(a) - digamma(a + b) - g1, g1),
-            "concentration0": b,
-        }
-    both = dirichlet_from_mean_logs(torch.stack([g1, g0], -1))
-    return {"concentration1": both[..., 0], "concentration0": both[..., 1]}
+        b = _log_root(lambda b: digamma(b) - digamma(a + b) - g0, g0)
+    elif "concentration0" in fixed:
+        a = _log_root(lambda a: digamma(a) - digamma(a + b) - g1, g1)
+    else:
+        a, b = dirichlet_from_mean_logs(torch.stack([g1, g0], -1)).unbind(-1)
+    return {"concentration1": a, "concentration0": b}
 
 
 def dirichlet_from_mean_logs(mean_logs: Tensor) -> Tensor:
@@ -375,35 +361,3 @@ def _continuous_bernoulli(target: FitTarget, start: Parameters, fixed: frozenset
     size = _log_root(excess, mean, -60.0, 690.0)
     logits = torch.where(middle > 0, -size, size)
     return {"logits": torch.where(smaller > 0, logits, torch.nan)}
-
-
-# ---- On the integers.
-
-
-@_rule(Bernoulli)
-def _bernoulli(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    return {"probs": target.mean()}
-
-
-@_rule(Binomial)
-def _binomial(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    return {"probs": target.mean() / start["total_count"]}
-
-
-@_rule(Poisson)
-def _poisson(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    return {"rate": target.mean()}
-
-
-@_rule(Geometric)
-def _geometric(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    return {"probs": 1 / (1 + target.mean())}
-
-
-@_rule(NegativeBinomial)
-def _negative_binomial(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    mean = target.mean()
-    return {"probs": mean / (start["total_count"] + mean)}
-
-
-_OF_THE_MEAN: tuple[Any, ...] = (Bernoulli, Binomial, Poisson, Geometric, NegativeBinomial)

@@ -12,6 +12,7 @@ from torch.distributions import Distribution, Independent, MixtureSameFamily, Mu
 
 from kullback.errors import ArgumentValueError
 from kullback.fitting.exact_fit import nearest
+from kullback.fitting.method_answer import FitProblem
 from kullback.fitting.unconstrained import Family, Values, read_family
 from kullback.pairs.sampling.generator import DrawsFrom
 
@@ -21,15 +22,9 @@ _MOST_COMPONENTS = 8
 _DRAWS, _RANGE_OF_QUARTILES = 1001, 1.349
 
 
-def other_starts(q: Distribution, target: Any, family: Family, fixed: frozenset[str]) -> Iterator[Tensor]:
-    """Yield unconstrained numbers near each component of a target that is a mixture, the heaviest first.
-
-    Arguments:
-        q: the user's start, of the batch's shape, in float64.
-        target: the target of the fit.
-        family: q's parameters.
-        fixed: the names of fixed parameters.
-    """
+def other_starts(problem: FitProblem) -> Iterator[Tensor]:
+    """Yield unconstrained numbers near each component of a target that is a mixture, the heaviest first."""
+    target, family = problem.target, problem.family
     if not isinstance(target, MixtureSameFamily):
         return
     weights = target.mixture_distribution.probs
@@ -38,8 +33,8 @@ def other_starts(q: Distribution, target: Any, family: Family, fixed: frozenset[
     moments = None if isinstance(parts, MultivariateNormal) else _moments(parts)
     for k in order[:_MOST_COMPONENTS].tolist():
         with suppress(ArgumentValueError):  # a parameter outside of its range
-            values = _own(parts, k, family) if type(parts) is type(q) else None
-            values = values or _values(q, _normal_like(parts, moments, k), family, fixed)
+            values = _own(parts, k, family) if type(parts) is type(problem.q) else None
+            values = values or _values(problem, _normal_like(parts, moments, k))
             if values is not None:
                 yield family.start(values)
 
@@ -82,7 +77,9 @@ def _normal_like(components: Any, moments: tuple[Tensor, Tensor] | None, k: int)
     return Independent(normal, events, validate_args=False) if events else normal
 
 
-def _values(q: Distribution, near: Any, family: Family, fixed: frozenset[str]) -> Values | None:
+def _values(problem: FitProblem, near: Any) -> Values | None:
+    """Return the parameters of the member nearest to a distribution, or q's with its mean and deviation."""
+    q, family, fixed = problem.q, problem.family, problem.fixed
     try:
         member = nearest(q, near.expand(q.batch_shape), family, fixed)
     except (ValueError, NotImplementedError):

@@ -22,9 +22,8 @@ from torch.distributions import Distribution
 from kullback.common.dtypes import upcast
 from kullback.common.progress import progress_bar
 from kullback.errors import NoRuleError, explain
-from kullback.fitting.method_answer import FitSettings, MethodAnswer
+from kullback.fitting.method_answer import FitProblem, FitSettings, MethodAnswer
 from kullback.fitting.objective import DivergenceObjective, ElboObjective, Objective
-from kullback.fitting.unconstrained import Family
 from kullback.generators import KL, ReverseKL
 from kullback.pairs.clone import detached
 from kullback.pairs.sampling.generator import DrawsFrom
@@ -48,11 +47,10 @@ class Descent(NamedTuple):
     answer: MethodAnswer
 
 
-def fit_by_draws(
-    q: Distribution, objective: Objective, family: Family, settings: FitSettings
-) -> MethodAnswer:
+def fit_by_draws(problem: FitProblem) -> MethodAnswer:
     """Fit the free parameters of a distribution."""
-    descent = descend(family.at, family.start(), q, objective, settings)
+    family = problem.family
+    descent = descend(family.at, family.start(), problem.q, problem.objective, problem.settings)
     return descent.answer._replace(distribution=family.finished(family.values(descent.u)))
 
 
@@ -113,20 +111,8 @@ def descend(
         f"standard error of {float(error.norm(dim=-1).max()):.1g}."
     )
     iterations = torch.full(shape, steps, dtype=torch.int64, device="cpu")
-    result = MethodAnswer(
-        None,
-        start,
-        before,
-        after,
-        "stochastic",
-        converged,
-        iterations,
-        torch.stack(history),
-        above,
-        norm,
-        (note,),
-    )
-    return Descent(average, result)
+    statistics = converged, iterations, torch.stack(history), above, norm
+    return Descent(average, MethodAnswer(None, start, before, after, "stochastic", *statistics, (note,)))
 
 
 # Returns terms from draws whose mean and mean gradient are the value and its gradient.
