@@ -37,7 +37,7 @@ def torch_divergence(p: Distribution, q: Distribution) -> tuple[Tensor, None]:
 
 
 def row_by_row(pair: Pair, truth: Truth, dtype: torch.dtype) -> Measured | None:
-    """torch's answers; one case after the other where it cannot do the batch, None where it cannot do the pair."""
+    """torch's answers: one case after the other if it refuses the batch, None if it refuses the pair."""
     try:
         return measure(pair, truth, dtype, torch_divergence)
     except NotImplementedError:
@@ -183,7 +183,7 @@ def page(document: dict[str, Any], speed: dict[str, Any] | None) -> str:
 
 
 def table(pairs: dict[str, Any], dtype: str) -> str:
-    """A row for each pair, and one for all those whose divergence is always infinite, as far as they are right."""
+    """A row for each pair, and one row for all pairs that are always infinite and have no failing case."""
     infinite = {name: row for name, row in pairs.items() if row["infinite"]}
     shown = {
         name: row for name, row in pairs.items() if name not in infinite or row[dtype]["kullback"]["failing"]
@@ -203,7 +203,7 @@ def table(pairs: dict[str, Any], dtype: str) -> str:
     return "\n".join([f"## {dtype}", "", heading, "|---|---|---|---|---|---|---|---|---|", *rows, ""])
 
 
-# The most time that a call should take: this multiple of torch's time, plus this many microseconds.
+# The allowed time of a call: this multiple of torch's time, plus this many microseconds.
 MOST, CONSTANT = 1.2, 2
 
 

@@ -104,7 +104,7 @@ def cover_value(q: Parameters) -> float:
     return integral(modes_logpdf, lambda x: scipy.stats.norm.logpdf(x, *q), -12, 12)
 
 
-# ---- KL(q || to) of the same.
+# ---- The same task for KL(q || to).
 
 
 def seek_kullback() -> Parameters:
@@ -182,7 +182,7 @@ def gamma_value(q: Parameters) -> float:
     return integral(p.logpdf, to.logpdf, p.ppf(1e-15), p.isf(1e-15))
 
 
-# ---- 1,000 Normals to as many Student's t.
+# ---- 1,000 Normals to 1,000 Student's t.
 
 DOF = torch.linspace(2, 9, 1_000, dtype=torch.float64)
 
@@ -426,7 +426,7 @@ CASES = [
 
 
 def lines_of(function: Callable[..., Any]) -> int:
-    """The lines of a contender's function that are code, without its first."""
+    """The number of lines of code of a contender's function, without its first line."""
     source = inspect.getsource(function).splitlines()[1:]
     return sum(bool(line.strip()) and not line.strip().startswith(("#", '"""')) for line in source)
 

@@ -1,8 +1,8 @@
-"""KL of 8192 × 128256 bfloat16 logits on a GPU, forward and backward; says so where there is none.
+"""KL of 8192 × 128256 bfloat16 logits on a GPU, forward and backward. Without a GPU, it only prints a message.
 
     python benchmarks/bench_gpu.py [--quick]
 
-`copy` copies one logits tensor, which moves two of the three tensors that reading both and writing a gradient moves.
+`copy` copies one logits tensor: it reads one tensor and writes one. The loss has to read two and write a gradient.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 python benchmarks/bench_growth.py [--quick] [--only WORDS]
 
 Each entry runs at three sizes, on one thread. The exponent is the slope of the processor's time between the last two
-sizes, both in logarithms: 1 is in proportion to the size. Three to five minutes on an idle machine.
+sizes, both in logarithms: 1 is proportional to the size. Three to five minutes on an idle machine.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from kullback.functional import (
 from kullback.metrics import KLDivergence
 
 SCHEMA = "kullback.growth/1"
-# Small steps are repeated for so many seconds, or so often; the least time counts.
+# The seconds, or the number of rounds, for which small steps are repeated; the shortest time counts.
 SECONDS, ROUNDS = 0.3, 7
 
 Run = Callable[[], object]
 
 
 class Entry(NamedTuple):
-    """A call, the size along which it grows, and what prepares it at a size."""
+    """A call, the name of its size, and the function that prepares the call at a size."""
 
     name: str
     along: str
@@ -253,7 +253,7 @@ ENTRIES = [
 
 
 def measured(run: Run, rounds: int) -> dict[str, float]:
-    """The least time of some rounds, of the processor and on the wall."""
+    """The shortest processor time and the shortest wall time of some rounds."""
     gc.collect()
     wall: list[float] = []
     processor: list[float] = []

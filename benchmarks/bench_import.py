@@ -1,8 +1,8 @@
 """Time that `import kullback`, its first name and its first call add to `import torch`: interleaved medians.
 
-Each statement runs in a new interpreter that has only imported PyTorch. All modules are compiled to bytecode before,
-as pip does. Times are CPU times, which a busy machine changes least. An import can start Python's garbage collector,
-which then visits the objects of PyTorch. Its time is shown separately.
+Each statement runs in a new interpreter that has only imported PyTorch. All modules are compiled to bytecode first, as
+pip does. Times are CPU times, which a busy machine changes least. An import can start Python's garbage collector, which
+then visits the objects of PyTorch. Its time is shown separately.
 """
 
 from __future__ import annotations

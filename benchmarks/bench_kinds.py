@@ -34,7 +34,7 @@ def build(case: Case) -> dict[str, Step]:
     student = original.clone()
     losses: dict[str, RowLoss] = {}
     for name, kind in KINDS.items():
-        # Each of ours follows one of torch's, whose memory has gone back to the system.
+        # Each of our steps follows one of torch's, which has returned its memory to the system.
         losses[f"{name}: kullback"] = ours(parse(kind))
         eager = in_float32(EAGER[name]) if name in EAGER else short_formulas(name)
         losses[f"{name}: eager"] = eager

@@ -30,7 +30,7 @@ SCHEMA = "kullback.native_forms/1"
 PAGE = RESULTS / "native_forms.json"
 MANY = 1_000_000
 SIZES = (1, 1_000, MANY)
-# A kernel for two families, or for factor models, has to gain this much: the geometric mean over sizes and kinds.
+# The required gain of a kernel for two families, or for factor models: the geometric mean over sizes and kinds.
 LEAST_GAIN = 2.0
 
 

@@ -2,7 +2,8 @@
 
     python benchmarks/bench_neighbors.py [--quick]
 
-Both sides are standard normal, which is no easier to search than other draws. With a million draws there are no peers.
+Both sides are standard normal; neighbors of other draws are not harder to find. With a million draws there are no
+peers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kullback.estimators import nearest_neighbors
 
 CASES = [(100_000, 1), (1_000_000, 1), (100_000, 2), (10_000, 5), (100_000, 5), (1_000_000, 5), (10_000, 20)]
 MOST_FOR_PEERS = 100_000
-# A loop over the draws in Python: minutes where the others take seconds.
+# It loops over the draws in Python, and takes minutes; the others take seconds.
 MOST_FOR_LOOPS = 10_000
 LOOPS = ("universal-divergence",)
 

@@ -14,7 +14,7 @@ CASES: list[Case] = [
 
 
 def repeated(step: Step, calls: int) -> Step:
-    """Several calls in one timing, since a single one is as short as the clock's own disturbances."""
+    """Several calls in one timing: a single call is too short for the clock."""
 
     def run() -> None:
         for _ in range(calls):

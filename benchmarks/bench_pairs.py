@@ -38,7 +38,7 @@ Make = Callable[[int], d.Distribution]
 
 
 def spread(low: float, high: float) -> Callable[[int], Tensor]:
-    """Numbers between low and high, even in their logarithm."""
+    """Numbers between low and high, uniform in the logarithm."""
     logs = torch.tensor([low, high]).log()
     return lambda n: (logs[0] + (logs[1] - logs[0]) * torch.rand(n)).exp().to(torch.get_default_dtype())
 
@@ -60,7 +60,7 @@ def matrix(n: int, size: int) -> Tensor:
     return root @ root.mT
 
 
-# Random arguments for a number of elements, and of dimensions or classes where there are any.
+# Random arguments for a number of elements, and of dimensions or classes if the family has them.
 ALTERNATIVES: dict[str, tuple[str, Callable[[int, int], Tensor]]] = {
     "logits": ("", lambda n, size: torch.randn(n, size) if size else place(n)),
     "probs": (" by probabilities", lambda n, size: 0.1 + (torch.rand(n, size) if size else 0.8 * share(n))),
@@ -82,7 +82,7 @@ def constructed(n: int, kind: Any, given: str, size: int) -> d.Distribution:
 
 
 def constructions() -> dict[str, Make]:
-    """Return all families that torch makes from one of several arguments, from each of these."""
+    """Return the families with alternative arguments, once for each argument."""
     found: dict[str, Make] = {}
     for kind in map(partial(getattr, d), d.__all__):
         is_family = isinstance(kind, type) and issubclass(kind, d.Distribution)
@@ -100,7 +100,7 @@ def constructions() -> dict[str, Make]:
 
 
 class Own(d.Normal):
-    """A subclass of a user's, as Pyro's are."""
+    """A user's subclass, like the ones of Pyro."""
 
 
 def low_rank(n: int, size: int) -> d.Distribution:
@@ -252,7 +252,8 @@ def has_rule(p: d.Distribution, q: d.Distribution) -> bool:
 
 
 def closed_form(name: str, n: int, dtype: torch.dtype, *, quick: bool) -> dict[str, Any]:
-    """Microseconds of CPU time of one call, on one thread, kullback's and torch's in turns, which may have none."""
+    """Microseconds of CPU time of one call on one thread, for kullback and torch in turns; None if torch has no
+    rule."""
     p, q = (made(make, n, dtype) for make in CLOSED_FORMS[name])
     large = n >= MANY or (n > 1 and "50 dimensions" in name)
     calls = 1 if large else 20
@@ -305,7 +306,8 @@ def gradient(name: str, n: int, *, quick: bool) -> dict[str, Any] | None:
 
 
 def quadrature(name: str, *, quick: bool) -> dict[str, Any]:
-    """Milliseconds of CPU time for a batch, on one thread; the least of a few runs, since others use the machine."""
+    """Milliseconds of CPU time for a batch on one thread: the minimum of a few runs, because other programs use the
+    machine."""
     p, q = (made(make, QUADRATURES, torch.float64) for make in QUADRATURE[name])
     spent = []
     refused = 0

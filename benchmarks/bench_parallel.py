@@ -46,7 +46,7 @@ BANDWIDTH, LATENCY = 50e9, 20e-6
 
 
 class Counter:
-    """Counts what passes through the collectives, and the time in them."""
+    """Counts the bytes that pass through the collectives, and the time in them."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, int]] = []
@@ -67,7 +67,7 @@ class Counter:
 
 
 def gathered(student: Tensor, teacher: Tensor, kind: Any, group: Any) -> None:
-    """The loss of all classes on every process; the gradient of this one's are its columns."""
+    """The loss of all classes on every process; this process's part of the gradient is its columns."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     sides: list[Tensor] = []
     for x in (student.detach(), teacher):
@@ -153,7 +153,8 @@ def measure(cases: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
 
 
 def received(sent: list[tuple[str, int]], ranks: int) -> float:
-    """Bytes that a rank receives by ring algorithms: all others' bytes in a gather, nearly twice its own in a sum."""
+    """Bytes that a rank receives by ring algorithms: in a gather the bytes of all others, in a sum nearly twice its
+    own."""
     factors = {"all_gather": ranks - 1, "all_reduce": 2 * (ranks - 1) / ranks}
     return sum(factors[name] * size for name, size in sent)
 
@@ -258,7 +259,7 @@ def page_of(document: dict[str, Any]) -> str:
         for ranks in LARGER:
             row = [name_of(result["case"]), str(ranks)]
             for way, sent in zip(("sharded", "gathered"), counted, strict=True):
-                # A shard of the logits is smaller the more ranks there are; numbers of rows are as many.
+                # With more ranks, a shard of the logits is smaller, but there are as many numbers per row.
                 scale = 4 / ranks if way == "gathered" else 1.0
                 count = received([(name, scale * size) for name, size in sent], ranks)
                 row += [size_of(count), milliseconds(count / BANDWIDTH + LATENCY * len(sent))]

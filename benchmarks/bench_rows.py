@@ -2,7 +2,7 @@
 
     python benchmarks/bench_rows.py [--quick]
 
-The gradient goes to the student. `clone` copies the student's logits: what reading once and writing once costs.
+The gradient goes to the student. `clone` copies the student's logits: the cost of reading and writing them once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ours(kind: Divergence, *, inplace: bool = False) -> RowLoss:
 
 
 class Layer(torch.autograd.Function):
-    """Replaces the model's last layer: its logits are not a leaf, and it receives their gradient."""
+    """Replaces the model's last layer: its output is not a leaf tensor, and it receives the gradient of the logits."""
 
     @staticmethod
     def forward(_ctx: object, _parameter: Tensor, logits: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Layer(torch.autograd.Function):
 
 
 def stepper(loss: RowLoss, student: Tensor, teacher: Tensor, original: Tensor) -> Step:
-    """Forward and backward. Every step finds the student's logits freshly written, as a model leaves them."""
+    """Forward and backward. Before every step, the student's logits are newly written, as by a model."""
     parameter = torch.zeros((), requires_grad=True)
 
     def run() -> Tensor:

@@ -37,12 +37,12 @@ from kullback import Samples, kl_estimate
 SCHEMA = "kullback.samples/2"
 SIZES = (1_000, 10_000, 100_000)
 REPETITIONS = {1_000: 200, 10_000: 200, 100_000: 20}
-# In several dimensions many of the draws need a classifier, in twenty all.
+# In several dimensions many of the draws need a classifier; in twenty dimensions all do.
 VECTOR_REPETITIONS = {1_000: 200, 10_000: 60, 100_000: 20}
 SLOW_REPETITIONS = {1_000: 30, 10_000: 10}
-# What peers and the other methods are off by needs fewer repetitions than a coverage does.
+# The errors of peers and other methods need fewer repetitions than a coverage.
 OTHER_REPETITIONS = {1_000: 40, 10_000: 10, 100_000: 3}
-# A loop over the draws in Python: minutes where the others take seconds.
+# It loops over the draws in Python, and takes minutes; the others take seconds.
 LOOPS, MOST_FOR_LOOPS = ("universal-divergence",), 10_000
 CHUNK = 5
 DISCRETE_NAMES = {case.name for case in DISCRETE}
@@ -58,7 +58,7 @@ class Task(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One estimate; `low` and `high` are None where the interval was refused."""
+    """One estimate; `low` and `high` are None if there is no interval."""
 
     value: float
     low: float | None

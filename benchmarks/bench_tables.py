@@ -4,7 +4,7 @@ Each measurement runs in a process of its own. Its time includes reading the fil
 
     python benchmarks/bench_tables.py                    # to 10⁷ rows: needs 15 GB of disk for a while
     python benchmarks/bench_tables.py --rows 100000
-    python benchmarks/bench_tables.py --peers FOLDER     # where `pip install --target FOLDER evidently` has put it
+    python benchmarks/bench_tables.py --peers FOLDER     # the folder of `pip install --target FOLDER evidently`
     python benchmarks/bench_tables.py --engines after    # every engine on the same 10⁷ rows, under this name
 """
 
@@ -49,7 +49,7 @@ def compare(before: str, after: str) -> Callable[[], object]:
 
 
 def evidently(before: str, after: str) -> Callable[[], object]:
-    """PSI of every column, by Evidently's own preset; it takes neither dates nor booleans as they are."""
+    """PSI of every column, by Evidently's preset; dates and booleans have to be converted for it."""
     import pandas as pd
     from evidently import DataDefinition, Dataset, Report
     from evidently.presets import DataDriftPreset
@@ -134,7 +134,7 @@ ENGINES: dict[str, Callable[[str], object]] = {
 
 
 def engine_step(name: str) -> Callable[[str, str], Callable[[], object]]:
-    """A step that profiles the table of an engine, which is opened before the clock starts."""
+    """A step that profiles an engine's table; the table is opened before the clock starts."""
 
     def step(path: str, _: str) -> Callable[[], object]:
         from kullback.tables import profile_table
@@ -149,7 +149,7 @@ STEPS |= {f"engine {name}": engine_step(name) for name in ENGINES}
 
 
 def measured(step: str, before: Path, after: Path, peers: Path | None) -> dict[str, float] | None:
-    """Seconds, CPU seconds and peak memory of a step in a process of its own; None where its package is missing."""
+    """Seconds, CPU seconds and peak memory of a step in a separate process; None if its package is missing."""
     environment = dict(os.environ)
     if peers is not None and step == "Evidently":
         environment["PYTHONPATH"] = str(peers)

@@ -148,7 +148,8 @@ def kolmogorov_smirnov(x: Draws, y: Draws, _: np.random.Generator) -> float:
 
 
 def chi_squared(x: Draws, y: Draws, rng: np.random.Generator) -> float:
-    """Of ten bins of equal probability in one dimension; of the signs about the medians in two and three."""
+    """The chi-squared test of ten equally probable bins in one dimension, and of the signs about the medians in two and
+    three."""
     both = np.concatenate([x, y])
     if x.shape[1] == 1:
         cuts = np.unique(np.quantile(both, np.arange(1, 10) / 10))

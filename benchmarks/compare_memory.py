@@ -1,4 +1,4 @@
-"""How much memory and time `kullback compare` takes for two files of logits larger than it may hold.
+"""The memory and time of `kullback compare` for two files of logits that do not fit into its memory.
 
 Writes two .npy files of float16 logits, compares them in a process of its own, and reports that process's
 peak resident memory (which includes Python and torch themselves) and its time.

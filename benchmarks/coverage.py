@@ -2,7 +2,7 @@
 
 python benchmarks/coverage.py [--repetitions 200] [--only WORDS] [--missing]
 
-With --missing, cases in the results file are kept, and the others are added.
+With --missing, only the cases that the results file lacks are run.
 
 A case passes if its interval covers in at least 93 % of the repetitions, apart from binomial error. An interval with
 an infinite upper limit covers if its lower limit is below the truth. A refusal is not counted, and its reason is
@@ -155,7 +155,7 @@ def clustered_categories(probabilities: Any, clusters: int) -> Draw:
 
 
 def autoregression(correlation: float, shift: float = 0.0) -> Draw:
-    """Rows in order, each correlated with the one before; normal, with variance 1."""
+    """Rows that are each correlated with the one before; normal, with variance 1."""
 
     def draw(rng: np.random.Generator, n: int) -> np.ndarray:
         x = rng.standard_normal(n) * math.sqrt(1 - correlation**2)
@@ -168,7 +168,7 @@ def autoregression(correlation: float, shift: float = 0.0) -> Draw:
 
 
 def unnamed_clusters(shift: float, clusters: int) -> Draw:
-    """Rows of clusters that follow each other, which are not named."""
+    """Rows of clusters, one cluster after the other; the estimator does not get the clusters."""
 
     def draw(rng: np.random.Generator, n: int) -> np.ndarray:
         own = np.repeat(rng.standard_normal(clusters), n // clusters)

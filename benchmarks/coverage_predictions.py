@@ -1,9 +1,9 @@
 """How often the 95 % intervals of `compare_predictions` cover the true mean, on simulated rows and documents.
 
 Each case draws units, rows or documents of unequal length, from a known distribution, many times. They are independent,
-or rows whose order shows dependence and is examined. An
-interval covers where it holds the true mean; where an end is open, the comparison has said that the units do not
-determine it. Writes benchmarks/results/coverage_predictions.json and the table in docs/coverage.md.
+or rows whose order shows dependence and is examined. An interval covers if it contains the true mean. An open
+(infinite) end means that the units do not determine it. Writes benchmarks/results/coverage_predictions.json and the
+table in docs/coverage.md.
 
     python benchmarks/coverage_predictions.py
     python benchmarks/coverage_predictions.py --repetitions 200 --dry     # prints alone
@@ -195,7 +195,7 @@ CASES = [
 
 
 def true_mean(case: Case) -> float:
-    """The ratio of expectations: exact where a formula is given, else from 20 million units."""
+    """The ratio of expectations: exact if there is a formula, else from 20 million units."""
     if case.truth is not None:
         return case.truth
     random, sums, sizes = np.random.default_rng(0), 0.0, 0.0
@@ -216,7 +216,8 @@ def one_interval(case: Case, units: int, seed: int, draws: int = 1000) -> MeanEs
 
 
 def study(case: Case, units: int, repetitions: int, truth: float) -> dict[str, Any]:
-    """How often the interval covers, is open, and either; and its median relative half-width where it is not open."""
+    """The rates of intervals that cover, that are open, and of either, and the median relative half-width of those not
+    open."""
     covers = is_open = either = 0
     widths: list[float] = []
     for seed in range(repetitions):
@@ -224,7 +225,7 @@ def study(case: Case, units: int, repetitions: int, truth: float) -> dict[str, A
         open_here = found.interval is None or found.reason is not None
         low, high = found.interval or (-math.inf, math.inf)
         inside = low <= truth <= high
-        # An open end must not be an excuse for the other one.
+        # The other end has to cover even if this one is open.
         either += inside
         covers += inside and not open_here
         is_open += open_here
@@ -258,7 +259,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def merged(before: list[dict[str, Any]], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The results of all cases, in their order: new ones, and for the rest the ones before."""
+    """The results of all cases, in order: the new results, and the stored ones for the other cases."""
     found = {(each["case"], each["units"]): each for each in (*before, *results)}
     places = [(case.name, units) for case in CASES for units in case.units]
     return [found[place] for place in places if place in found]

@@ -51,7 +51,7 @@ def normal(*size: int, seed: torch.Generator) -> Tensor:
 
 
 def gaussian_logits(rows: int, classes: int, seed: torch.Generator) -> Tensor:
-    """Normal logits, of another standard deviation from 1 to 4 in each row."""
+    """Normal logits; their standard deviation is different in each row, from 1 to 4."""
     scale = torch.empty(rows, 1, dtype=torch.float64).uniform_(1, 4, generator=seed)
     return scale * normal(rows, classes, seed=seed)
 
@@ -147,7 +147,7 @@ def joined(blocks: list[ReferenceBlock]) -> ReferenceBlock:
 def study(
     case: Case, tops: tuple[int, ...], rows: int, drawings: int, names: tuple[str, ...] = NAMES
 ) -> list[dict[str, Any]]:
-    """How often the intervals of one case hold the truth, for several numbers of top classes."""
+    """How often the intervals of a case contain the truth, for several numbers of top classes."""
     seed = torch.Generator().manual_seed(case.classes + len(case.base))
     blocks: dict[int, list[ReferenceBlock]] = {top: [] for top in tops}
     candidates: dict[int, list[CandidateLogProbs]] = {top: [] for top in tops}
@@ -203,7 +203,7 @@ def study(
 
 
 def rows_of_windows(windows: int, effect: float, seed: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A base and a candidate over windows of 40 rows, whose noise has a size of its own in each window and row."""
+    """A base and a candidate over windows of 40 rows; the size of the noise differs between windows and rows."""
     base = 3 * normal(40 * windows, 300, seed=seed)
     size = effect * normal(windows, 1, seed=seed).repeat_interleave(40, 0) + 0.5 * normal(
         len(base), 1, seed=seed
@@ -212,7 +212,7 @@ def rows_of_windows(windows: int, effect: float, seed: torch.Generator) -> tuple
 
 
 def study_windows(windows: int, effect: float, samples: int, true: dict[str, float]) -> list[dict[str, Any]]:
-    """How often the interval of the population's mean holds it, and is open, from few windows of a reference."""
+    """How often the interval of the population's mean contains it, and is open, for few windows of a reference."""
     names = ("kl_pq", "js")
     covers, is_open, widths = ({name: [] for name in names} for _ in range(3))
     for sample in range(samples):

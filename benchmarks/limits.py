@@ -40,7 +40,7 @@ def best(run: Callable[[], object], rounds: int = 7) -> float:
 
 
 def fresh_pages(large: bool) -> float:
-    """Seconds to write 64 MiB that the system has not handed out before."""
+    """Seconds to write 64 MiB of newly allocated memory."""
     times: list[float] = []
     for _ in range(7):
         memory = mmap.mmap(-1, BYTES + (2 << 20))
@@ -53,7 +53,7 @@ def fresh_pages(large: bool) -> float:
 
 
 def seconds_of_memory() -> dict[str, float]:
-    """Copying 64 MiB to memory in use, and writing as many to fresh memory, in small and in large pages."""
+    """Copy 64 MiB to memory in use, and write 64 MiB to newly allocated memory, in small and in large pages."""
     source, target = torch.ones(2, BYTES // 4)
     return {
         "copy": best(lambda: target.copy_(source)),
@@ -62,7 +62,7 @@ def seconds_of_memory() -> dict[str, float]:
     }
 
 
-# glibc then keeps freed memory rather than give it back to the system, which would hand it out anew, page by page.
+# glibc then keeps freed memory. Otherwise it returns it to the system, which allocates it again page by page.
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 GRADIENTS = [
     (512, 32_000, "float32", ["KL: kullback", "reverse KL: kullback", "JS: kullback", "clone"]),
@@ -71,7 +71,7 @@ GRADIENTS = [
 
 
 def milliseconds_of_gradients() -> dict[str, list[float]]:
-    """Losses with a new gradient at every step: the fastest and the slowest of rounds in turn."""
+    """Losses with a new gradient at every step, in interleaved rounds: the fastest and the slowest round."""
     found: dict[str, list[float]] = {}
     for rows, classes, dtype, names in GRADIENTS:
         steps = build({"rows": rows, "classes": classes, "dtype": dtype})
@@ -83,14 +83,14 @@ def milliseconds_of_gradients() -> dict[str, list[float]]:
 
 
 def elsewhere(environment: dict[str, str]) -> dict[str, list[float]]:
-    """The same in a process of its own, as the environment is read when it starts."""
+    """The same in a separate process, because the environment is read at its start."""
     command = [sys.executable, __file__, "--gradients"]
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
 
 def gradients() -> dict[str, dict[str, float]]:
-    """The same with memory that the system hands out anew, and with memory that the process has kept."""
+    """The same with newly allocated memory, and with memory that the process has kept."""
     found = {"fresh memory": elsewhere({}), "kept memory": elsewhere(KEPT)}
     return {
         f"{memory}, {which}": {name: times[i] for name, times in measured.items()}
@@ -100,7 +100,7 @@ def gradients() -> dict[str, dict[str, float]]:
 
 
 def nanoseconds_of_rows(dtype: torch.dtype) -> dict[str, float]:
-    """Time for each class of rows that stay in the cache."""
+    """Time per class for rows that stay in the cache."""
     teacher = 3 * torch.randn(100, 1000)
     student = (teacher + 0.5 * torch.randn(100, 1000)).to(dtype)
     teacher = teacher.to(dtype)

@@ -39,7 +39,7 @@ def eager_js(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def in_float32(loss: RowLoss) -> RowLoss:
-    """Upcast first, without which bfloat16 is wrong by per cents in value and gradient."""
+    """Cast to float32 first: in bfloat16, value and gradient would be wrong by some percent."""
 
     def upcast(student: Tensor, teacher: Tensor) -> Tensor:
         return loss(student.float(), teacher.float())
@@ -110,7 +110,7 @@ ROW_LOSSES: dict[str, RowLoss] = {
 
 
 def short_formulas(kind: str) -> RowLoss:
-    """The other kinds in a line or two of torch, each straight from its definition, as users write them."""
+    """The other kinds in a line or two of torch, from their definitions, as users write them."""
 
     def loss(student: Tensor, teacher: Tensor) -> Tensor:
         s, t = student.float().log_softmax(-1), teacher.float().log_softmax(-1)
@@ -119,7 +119,7 @@ def short_formulas(kind: str) -> RowLoss:
     return loss
 
 
-# By the log-probabilities of P, the teacher, and of Q.
+# Functions of the log-probabilities of P, the teacher, and of Q.
 SHORT_FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Jeffreys": lambda p, q: ((p.exp() - q.exp()) * (p - q)).sum(-1),
     "skew KL 0.1": lambda p, q: (p.exp() * (p - torch.log(0.1 * p.exp() + 0.9 * q.exp()))).sum(-1),
@@ -152,7 +152,7 @@ def trl_chunked(h: Tensor, weight: Tensor, teacher_h: Tensor, teacher_weight: Te
 
 
 def liger_chunked(h: Tensor, weight: Tensor, teacher_h: Tensor, teacher_weight: Tensor) -> Tensor:
-    """Liger's chunked loss in pure torch, uncompiled; it wants labels even where they weigh nothing."""
+    """Liger's chunked loss in pure torch, uncompiled; it needs labels even if their weight is 0."""
     from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
 
     loss = LigerFusedLinearJSDLoss(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=0.0, compiled=False)
@@ -170,7 +170,7 @@ if has_liger():
 
 
 def products(h: Tensor, weight: Tensor, teacher_h: Tensor, teacher_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Only the matrix products that a head's loss cannot do without: two forward and two backward, in one piece."""
+    """Only the matrix products that every loss from heads needs: two forward and two backward, in one piece."""
     with torch.no_grad():
         logits = h @ weight.T
         teacher_h @ teacher_weight.T  # dropped at once
@@ -181,7 +181,7 @@ TOP_K = 64
 
 
 def materialized_top_k(h: Tensor, weight: Tensor, indices: Tensor, log_probs: Tensor) -> Tensor:
-    """KL of the top classes and one class of all others, from whole logits, in float32."""
+    """KL of the top classes and one class for all others, from whole logits, in float32."""
     log_q = (h @ weight.T).float().log_softmax(-1).gather(-1, indices)
     left, others = (torch.log1p(-x.exp().sum(-1, keepdim=True)) for x in (log_probs, log_q))
     return mean_kl(torch.cat([log_probs, left], -1), torch.cat([log_q, others], -1))

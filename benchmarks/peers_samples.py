@@ -51,7 +51,7 @@ def divergence(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def divergence_neighbors() -> ModuleType:
-    """The one module of `divergence` that is needed, without the packages that its others import."""
+    """The only module of `divergence` that is needed; its other modules import more packages."""
     package = importlib.util.find_spec("divergence")
     assert package is not None
     assert package.submodule_search_locations
@@ -76,7 +76,7 @@ def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-# The name, the package that it takes, what to call, and whether it is for categories.
+# The name, the required package, the function, and whether it is for categories.
 _ALL: list[tuple[str, str, Peer, bool]] = [
     ("NPEET, k=3", "sklearn", npeet, False),
     ("infomeasure, k=4", "infomeasure", infomeasure, False),

@@ -33,7 +33,7 @@ STYLE = {
 
 @contextmanager
 def drawing(path: Path, panels: int, columns: int, *, legend: bool = True) -> Iterator[list[Axes]]:
-    """Axes in columns, saved to `path` in the end with the legend of the first above them."""
+    """Axes in columns, saved to `path` at the end, with the legend of the first axes above them."""
     rows = -(-panels // columns)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 0.4 + (3.6 if legend else 2.4) * rows), layout="constrained")

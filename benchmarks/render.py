@@ -195,7 +195,7 @@ def exponent(row: Result) -> float:
     return math.log(more / less) / math.log(after / before)
 
 
-# Counted in what GCC 12 makes of csrc/logits/kernel.cpp.
+# Counted in the machine code of csrc/logits/kernel.cpp by GCC 12.
 VECTORS = """ For 16 classes of
 float32 the AVX-512 loops of KL have 62 arithmetic vector instructions: 28 in the sweep, 34 for the maxima and the
 exponentials of both sides. Intel's cores start at most two per cycle: the minimum is 0.75 ns a class at 2.6 GHz. Zen 5

@@ -70,7 +70,7 @@ def above(difference: float) -> str:
 
 
 def wins(document: dict[str, Any]) -> list[str]:
-    """What peers do better than `fit`: a lower value by more than 1e-9 nats, or less time."""
+    """The peers that are better than `fit`: a value that is lower by more than 1e-9 nats, or less time."""
     found: list[str] = []
     for row in document["rows"]:
         ours = row["contenders"]["kullback"]

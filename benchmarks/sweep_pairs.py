@@ -1,7 +1,7 @@
 """Sweep random hard pairs of distributions, every kind: values, claimed errors, first and second derivatives.
 
-python benchmarks/sweep_pairs.py             # measures on the stored truths and 2,000 pairs more, writes docs/sweep.md
-python benchmarks/sweep_pairs.py --pairs N --kinds K  # as many more pairs, and no more than K kinds of each
+python benchmarks/sweep_pairs.py             # measures on the stored truths and 2,000 other pairs, writes docs/sweep.md
+python benchmarks/sweep_pairs.py --pairs N --kinds K  # N other pairs, with at most K kinds each
 python benchmarks/sweep_pairs.py --second    # measures the second derivatives alone, and keeps the page's other tables
 python benchmarks/sweep_pairs.py --truths N  # first computes mpmath's truths of the first N pairs, which takes hours
 """

@@ -54,7 +54,7 @@ def column(
 
 
 def types_of(columns: int) -> list[str]:
-    """The types of so many columns, in the proportions of `TYPES`."""
+    """The types of a number of columns, in the proportions of `TYPES`."""
     return [TYPES[number * len(TYPES) // columns] for number in range(columns)]
 
 

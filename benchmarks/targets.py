@@ -41,7 +41,7 @@ def case_name(case: dict[str, Any]) -> str:
 
 
 def faster(result: Result, target: str, ours: str, other: str, least: float) -> Iterator[Judgment]:
-    """How many times the time of `ours` the other takes."""
+    """The time of the other step divided by the time of `ours`."""
     steps = result["steps"]
     if ours in steps and other in steps:
         ratio = steps[other]["median"] / steps[ours]["median"]
@@ -50,7 +50,7 @@ def faster(result: Result, target: str, ours: str, other: str, least: float) -> 
 
 
 def at_most(result: Result, target: str, ours: str, other: str, most: float) -> Iterator[Judgment]:
-    """How many times the time of the other `ours` takes."""
+    """The time of `ours` divided by the time of the other step."""
     steps = result["steps"]
     if ours in steps and other in steps:
         ratio = steps[ours]["median"] / steps[other]["median"]
@@ -82,7 +82,7 @@ def of_rows(result: Result) -> Iterator[Judgment]:
 
 
 def of_kinds(result: Result) -> Iterator[Judgment]:
-    """The kind that is slowest relative to eager torch is judged, for all."""
+    """One target covers all kinds: the kind that is slowest relative to eager torch has to meet it."""
     names = {name.removesuffix(": kullback") for name in result["steps"] if name.endswith(": kullback")}
     found = [
         judgment

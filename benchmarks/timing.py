@@ -49,7 +49,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Cases and how to build the steps of one; `least` rounds at least, `most` at most, within `seconds` a case."""
+    """Cases, and how to build the steps of a case; from `least` to `most` rounds, within `seconds` for each case."""
 
     name: str
     cases: list[Case]
@@ -113,7 +113,7 @@ def summarize(times: list[float]) -> dict[str, float | int]:
 
 
 def touch_memory() -> None:
-    """Write to most of the free memory, once: in a virtual machine the first write takes ten times as long."""
+    """Write to most of the free memory, once: in a virtual machine, the first write takes ten times as long."""
     available = Path("/proc/meminfo")
     if not available.exists():
         return
@@ -132,7 +132,7 @@ def status_bytes(field: str) -> int:
 
 
 def extra_bytes(step: Step) -> int:
-    """By how much the resident set peaks, during one step, above its size before it."""
+    """The peak of the resident set during one step, minus its size before the step."""
     timed(step)  # compilation, threads, and whatever else only the first call needs
     step.prepare()
     gc.collect()
@@ -146,7 +146,7 @@ def extra_bytes(step: Step) -> int:
 
 
 def memory_elsewhere(script: str, case: Case) -> dict[str, int]:
-    """Run the case in a process of its own, which gives freed memory back at once, and return its peaks."""
+    """Run the case in a separate process that returns freed memory to the system at once; return its peaks."""
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, script, "--memory-of", json.dumps(case)]
     done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=True, text=True)

@@ -148,7 +148,7 @@ def hmc(rows: Tensor, *, chains: int, warm_up: int, draws: int, seed: int) -> Te
 
 
 def summary(draws: Tensor) -> dict[str, Any]:
-    """Moments of the draws, how far the means may be off by the spread of the chains', and how well these agree."""
+    """Moments of the draws, the error of the means from the spread between chains, and how well the chains agree."""
     n, chains, _ = draws.shape
     means = draws.mean(0)
     within = draws.var(0).mean(0)

@@ -59,7 +59,7 @@ def data_parallel(
 def fully_sharded(
     model: Model, teacher: Model, tokens: Tensor, mask: Tensor, group: dist.ProcessGroup
 ) -> Tensor:
-    """Each rank has a part of the parameters as well; the loss is called as before."""
+    """Each rank also has a part of the parameters; the call of the loss does not change."""
     fully_shard(model, mesh=DeviceMesh.from_group(group, tokens.device.type))
     with torch.no_grad():
         target = teacher(tokens)
@@ -73,7 +73,7 @@ def fully_sharded(
 def tensor_parallel(
     model: Model, teacher: Model, tokens: Tensor, mask: Tensor, group: dist.ProcessGroup
 ) -> Tensor:
-    """Each rank has all positions and some of the classes: the logits stay as the heads make them, sharded."""
+    """Each rank has all positions and some of the classes: the logits stay sharded, as the heads compute them."""
     mesh = DeviceMesh.from_group(group, tokens.device.type)
     for side in (model, teacher):
         parallelize_module(side, mesh, {"head": ColwiseParallel(use_local_output=False)})
@@ -87,7 +87,7 @@ def tensor_parallel(
 def sharded_head(
     model: Model, teacher: Model, tokens: Tensor, mask: Tensor, group: dist.ProcessGroup
 ) -> Tensor:
-    """The same without DTensors, and without the logits in memory: the rows of the heads are this rank's classes."""
+    """The same without DTensors, and without storing logits: each rank passes the rows of the heads for its classes."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     with torch.no_grad():
         target = teacher.hidden(tokens)

@@ -1,7 +1,7 @@
 """Policy optimization under a KL constraint: CartPole with a limit on the change of each update.
 
 Each iteration plays 8 poles for 128 steps, estimates advantages, and takes 20 gradient steps on the importance-weighted
-advantage. Without a constraint the policy runs away from the one that gathered the data. With it, the loss has a term
+advantage. Without a constraint, the policy moves far from the one that collected the data. With it, the loss has a term
 coefficient * KL(old policy || new policy), computed exactly from the two action distributions of every state, and
 `KLRegularizer` adapts the coefficient until an update moves the policy by the target. Run it with
 `python examples/policy_cartpole.py`; it needs gymnasium and takes about a minute.
@@ -50,7 +50,7 @@ def play(
 
 
 def advantages(values: Tensor, rewards: Tensor, ended: Tensor) -> Tensor:
-    """Generalized advantage estimates; an episode that ended gains nothing more."""
+    """Generalized advantage estimates; after its end, an episode has no more rewards."""
     estimates, ahead = torch.zeros_like(rewards), torch.zeros(POLES)
     for t in reversed(range(STEPS)):
         goes_on = 1 - ended[t]

@@ -37,7 +37,7 @@ def arguments(description: str) -> argparse.Namespace:
 def write(
     folder: Path, name: str, content: Mapping[str, Any], *, draw: Callable[[Any], Figure] | None = None
 ) -> None:
-    """Write `name`.json, and `name`.svg where `draw` makes a figure with pyplot."""
+    """Write `name`.json, and `name`.svg if `draw` makes a figure with pyplot."""
     folder.mkdir(parents=True, exist_ok=True)
     versions = {"python": sys.version.split()[0], "torch": torch.__version__}
     text = json.dumps({"schema": SCHEMA, "example": name, **content, "versions": versions}, indent=1)

@@ -134,8 +134,8 @@ COMMON = (
 @click.option(
     "--like",
     type=click.Choice([LLAMA_CPP]),
-    help="Print those lines with llama.cpp's arithmetic: P as in its base file, neither normalized nor with the "
-    "classes below its floor.",
+    help="Print those lines with llama.cpp's arithmetic: P as in its base file, not normalized, without classes "
+    "below its floor.",
 )
 @fail_above("mean=0.01", f"{METRICS_IN_WORDS}. For tables: {TABLE_METRICS_IN_WORDS}")
 @fail_below("top1=0.99")

@@ -272,7 +272,8 @@ def _to_density(settings: _Settings, p: Samples, q: Distribution) -> Estimate:
             "method",
             wanted="'auto' or 'from_density': the entropy of the draws and the mean of Q's log-density",
             got=safe_repr(settings.method),
-            instead=f"{settings.call}(p, Samples(q.sample((n,))), method={settings.method!r}), draws with draws",
+            instead=f"{settings.call}(p, Samples(q.sample((n,))), method={settings.method!r}), which compares draws "
+            "with draws",
         )
     return from_density(p, q, **settings.options)
 

@@ -226,7 +226,7 @@ def _noticed(dependence: SerialDependence, name: str) -> str:
     else:
         alike, used = "neighboring rows are alike", f"{groups}blocks of about {dependence.length} rows"
     limit = "at most" if dependence.is_open else "the information of"
-    counted = "" if dependence.is_open else f" The standard error uses {used} in place of rows."
+    counted = "" if dependence.is_open else f" The standard error uses {used} instead of rows."
     return (
         f"The order of {name} shows dependence ({alike}): its {dependence.rows:,} rows carry {limit} {like}.{counted} "
         "If you know which rows belong together, pass cluster=; if the order means nothing, pass independent=True."

@@ -310,11 +310,11 @@ def _on_surface(p: Samples, q: Distribution, rng: np.random.Generator) -> str:
     raise invalid_value(
         "from_density",
         "p, q",
-        wanted="draws of p that fill all dimensions of their space, or draws of q that do so if p's do not",
+        wanted="draws of p or of q that fill all dimensions of their space",
         got="draws of p and of q in one plane"
         if plane
         else "draws of p on a curved surface, and q on it or unknown",
-        instead="kl_estimate(Samples(x), Samples(q.sample((n,)))), draws with draws",
+        instead="kl_estimate(Samples(x), Samples(q.sample((n,)))), which compares draws with draws",
     )
 
 
@@ -380,7 +380,7 @@ def _check_dimensions(x: Array, change: float, numbers: tuple[int, int], n: int)
         "p",
         wanted="draws that fill all dimensions of their space, so that P has a density as Q has",
         got=f"draws that fill about {dimension:.1f} of {d} dimensions at the distance of their neighbors",
-        instead="kl_estimate(Samples(x), Samples(q.sample((n,)))), draws with draws",
+        instead="kl_estimate(Samples(x), Samples(q.sample((n,)))), which compares draws with draws",
     )
 
 
@@ -489,7 +489,7 @@ def _log_prob(call: str, q: Distribution, x: Array) -> Array:
             "q",
             wanted="a finite log-density at the draws",
             got=f"NaN or +inf at {int(bad.sum())} of {len(x)}, the first at index {int(bad.int().argmax())}",
-            instead="kl_estimate(Samples(x), Samples(q.sample((n,)))), draws with draws",
+            instead="kl_estimate(Samples(x), Samples(q.sample((n,)))), which compares draws with draws",
         )
     return log_q.numpy()
 
@@ -525,9 +525,10 @@ def _check_sides(call: str, p: object, q: object) -> None:
                 call,
                 "p, q",
                 wanted="draws of P and the density of Q",
-                got=f"the density of P ({type(p).__name__}) and draws of Q, which do not show Q where P has mass and "
-                "they are absent",
-                instead="kl_estimate(Samples(p.sample((n,))), q), draws with draws, or from_density(q, p) for "
+                got=f"the density of P ({type(p).__name__}) and draws of Q, which do not show how small Q is "
+                "between and beyond them",
+                instead="kl_estimate(Samples(p.sample((n,))), q), which compares draws with draws, or "
+                "from_density(q, p) for "
                 "KL(Q || P)",
             )
         )
