@@ -24,7 +24,7 @@ def printed(option: str, width: int) -> str:
 
 def entries(option: str, width: int) -> dict[str, str]:
     """The text of each option, by its flag, without line breaks."""
-    part = printed(option, width).partition("Predictions:\n")[2]
+    part = printed(option, width).partition("\nPredictions:\n")[2]
     found: dict[str, str] = {}
     for entry in re.split(r"\n(?=  -)|\n\n[A-Z][a-z ]+:\n(?=  -)", "\n" + part)[1:]:
         flag = re.findall(r"--[a-z-]+", entry)[0]
@@ -66,7 +66,7 @@ def test_texts_begin_with_a_capital_and_do_not_repeat_their_section() -> None:
 def test_all_options_are_listed_once_and_nothing_is_cut(width: int) -> None:
     text = printed("--help-all", width)
     assert max(map(len, text.splitlines())) <= width
-    listed = re.findall(r"^  (?:-h, )?(--[a-z-]+)", text.partition("Predictions:\n")[2], re.MULTILINE)
+    listed = re.findall(r"^  (?:-h, )?(--[a-z-]+)", text.partition("\nPredictions:\n")[2], re.MULTILINE)
     assert sorted(listed) == sorted(FLAGS | {"--help"})
     assert "..." not in re.sub(r"Q\.\.\.|A,B,\.\.\.|compare \.\.\.", "", text)
 

@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -215,7 +216,13 @@ def test_a_forward_that_another_library_has_put_there_stays() -> None:
 
     model.model.forward = hooked
     found = compare_models(
-        model, folders.int8(), words(), tokenizer=tokenizer, context=CONTEXT, block_bytes=512 * 4 * 8
+        model,
+        folders.int8(),
+        words(),
+        tokenizer=tokenizer,
+        context=CONTEXT,
+        block_bytes=512 * 4 * 8,
+        noise_floor=False,
     )
     assert model.model.forward is hooked
     assert len(calls) == found.windows  # once for each window, however many blocks it has
@@ -347,6 +354,63 @@ def test_the_noise_floor_is_that_of_the_dtype() -> None:
     assert floors[0] > 1e6 * floors[1] > 0
     # The hooks are gone: the model is itself again.
     assert mean_kl(found) == mean_kl(compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT))
+
+
+def test_the_noise_floor_of_a_folder_is_measured_on_few_windows() -> None:
+    found = compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT)
+    few, windows = found.noise_floor, len(found.text)
+    first = compare_models(
+        folders.bf16(),
+        folders.base(),
+        words(),
+        context=CONTEXT,
+        noise_floor=True,
+        most_windows=-(-windows // 32),
+    ).noise_floor
+    assert few is not None
+    assert first is not None
+    assert 1 < few.comparison.rows < windows * CONTEXT / 32
+    assert few.comparison.divergences == first.comparison.divergences
+    rows = f"in the first {few.comparison.rows} tokens scored (--noise-floor takes all)"
+    assert rows in " ".join(str(found).split())
+    off = compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT, noise_floor=False)
+    assert off.noise_floor is None
+
+
+class DictLayer(torch.nn.Module):
+    """A layer that returns no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"x": self.inner(state["x"]).tanh()}
+
+
+class DictModel(torch.nn.Module):
+    """A language model of such layers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed, self.head = torch.nn.Embedding(512, 8), torch.nn.Linear(8, 512)
+        self.layers = torch.nn.ModuleList([DictLayer(), DictLayer()])
+
+    def forward(self, input_ids: torch.Tensor, **_: object) -> SimpleNamespace:
+        state = {"x": self.embed(input_ids)}
+        for layer in self.layers:
+            state = layer(state)
+        return SimpleNamespace(logits=self.head(state["x"]))
+
+
+def test_layers_that_return_no_tensor_have_no_noise_floor() -> None:
+    models, tokenizer = (DictModel(0), DictModel(1)), make_tokenizer()
+    found = compare_models(*models, words(), tokenizer=tokenizer, context=CONTEXT)
+    assert found.noise_floor is None
+    assert mean_kl(found) > 0
+    with pytest.raises(ModelError, match="wanted layers that return a tensor"):
+        compare_models(*models, words(), tokenizer=tokenizer, context=CONTEXT, noise_floor=True)
 
 
 class _StopError(Exception):

@@ -168,7 +168,9 @@ COMMON = (
 @click.option(
     "--noise-floor",
     is_flag=True,
-    help="Also compare P with itself plus rounding noise. The noise is that of its dtype, in every layer.",
+    default=None,
+    help="Compare P with itself plus rounding noise on the whole text. Without it, the first 32nd of the "
+    "windows serves, if P is a folder.",
 )
 @click.option(
     "--one-at-a-time",

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from kullback.common.inputs import check_flag
 from kullback.common.words import RepresentationName
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import ModelError, invalid_type, invalid_value, safe_repr
 from kullback.io.windows import Windows
+from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Cut, Matched, match_sides, require_classes, shared_classes
 from kullback.models.model_results import Candidate, ModelComparison
@@ -34,6 +35,7 @@ from kullback.predictions.llama_cpp_statistics import LlamaCppRows
 from kullback.predictions.sources import Clusters
 
 CALL = "compare_models"
+FLOOR_SHARE = 32  # of so many windows one is read for a noise floor that was not asked for: 3 % of the time
 FEWEST_DOCUMENTS = 10  # to be the clusters; of fewer, the windows are
 # Classes kept for each token of the base where only one model is in memory: more than in a file that is shared.
 RECORDED_TOP, RECORDED_DRAWS = 256, 64
@@ -53,7 +55,7 @@ def compare_models(
     device: str = "cpu",
     trust_remote_code: bool = False,
     hub: bool = False,
-    noise_floor: bool = False,
+    noise_floor: bool | None = None,
     one_at_a_time: bool = False,
     independent: bool = False,
     resume: str | os.PathLike[str] | None = None,
@@ -111,6 +113,8 @@ def compare_models(
         hub: whether names may be names of models on the Hugging Face hub.
         noise_floor: whether to compare the base also with itself plus rounding noise of its dtype in every layer.
             Values of KL below this one are within rounding noise.
+            True reads the whole text, for one more run of the base. None reads the first 32nd of the windows, if the
+            base is a Hugging Face model that allows it.
         one_at_a_time: whether to keep only one model in memory: the base's predictions are first recorded as a
             reference file, in a temporary folder, and each candidate is then compared with that; for a candidate that
             is a reference itself, this gives only bounds.
@@ -201,7 +205,7 @@ def compare_models(
                 # A reference alone cannot read the text, and is compared by its tokens.
                 None if one_at_a_time and is_reference(group[0]) else text,
                 settings,
-                noise_floor=noise_floor and not place,
+                noise_floor=False if place else noise_floor,
             )
             for place, group in enumerate(groups)
         ]
@@ -242,7 +246,7 @@ class _Group(NamedTuple):
 
 
 def _compare_group(
-    opened: Opened, group: list[Any], text: Text | None, settings: _Settings, *, noise_floor: bool
+    opened: Opened, group: list[Any], text: Text | None, settings: _Settings, *, noise_floor: bool | None
 ) -> _Group:
     with ExitStack() as stack:
         others = [opened_in(stack, each, "candidate", settings.options) for each in group]
@@ -255,6 +259,8 @@ def _compare_group(
         _run(base, pairings, of_pairings, settings)
         found = [pairing.result() for pairing in pairings]
         floor = found.pop()[0] if noise_floor else None
+        if noise_floor is None:
+            floor = _floor_of_few(opened, matched, settings)
         return _Group(matched, of_pairings, found, floor, pairings[0].passages.whole_text)
 
 
@@ -349,6 +355,26 @@ def _noisy(opened: Opened, windows: Windows) -> DenseSide:
         )
     noisy = NoisyModel(opened)
     return DenseSide(noisy.info, windows, noisy)
+
+
+def _floor_of_few(opened: Opened, matched: Matched, settings: _Settings) -> Candidate | None:
+    """Return the noise floor on the first windows, or None where it cannot be measured."""
+    if not isinstance(opened, HuggingFaceModel):
+        return None
+    number = -(-len(matched.windows) // FLOOR_SHARE)
+    stop = int(matched.windows.offsets[number])
+    tokens, offsets, scored = matched.windows.tokens, matched.windows.offsets, matched.windows.scored
+    few = Windows(tokens[:stop], offsets[: number + 1], scored[:stop])
+    of_pairings = replace(settings, llama_cpp=None).of_pairings(
+        matched._replace(windows=few, documents=matched.documents[:number])
+    )
+    try:
+        base = DenseSide(opened.info, few, opened)
+        pairing = _pairing(base, _noisy(opened, few), of_pairings)
+        Run(base, [pairing], of_pairings).all_windows(settings.block_bytes, None)
+    except ModelError:  # layers of another kind
+        return None
+    return pairing.result()[0]
 
 
 def _pairing(base: ModelSide, side: ModelSide, settings: PairingSettings) -> Pairing:

@@ -68,6 +68,11 @@ class NoisyModel(LanguageModel):
     def _noise(self, generator: torch.Generator) -> Generator[None]:
         def disturbed(_module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
             x = output[0] if isinstance(output, tuple) else output
+            if not isinstance(x, Tensor):
+                raise ModelError(
+                    f"{printable(self.info.name)}: wanted layers that return a tensor or a tuple of one; "
+                    f"got {type(x).__name__}; leave the noise floor out (--noise-floor)"
+                )
             noise = torch.rand(x.shape, generator=generator).to(x.device) - 0.5
             x = (x.float() * (1 + self._size * noise)).to(x.dtype)
             return (x, *output[1:]) if isinstance(output, tuple) else x

@@ -392,6 +392,8 @@ def _noise(found: ModelComparison) -> list[str]:
         return []
     floor = found.noise_floor.comparison.divergences[KL_PQ]
     told = f"Rounding noise of its dtype ({found.base.dtype}) moves the base by {number(floor.mean)} nats per token"
+    if (rows := found.noise_floor.comparison.rows) < found.candidates[0].comparison.rows:
+        told += f" in the first {counted(rows, 'token')} scored (--noise-floor takes all)"
     if hidden := _hidden(found):
         return [f"{told}: {', '.join(hidden)} cannot be distinguished from it."]
     return [f"{told}."]
