@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from kullback import Logits, compare_predictions
+from kullback import Logits, compare_predictions, kl_estimate
+from kullback.cli.gates import parse_gate, parse_table_gate
 from kullback.report import html, markdown, write
 from kullback.report.document import Document, Findings, Headline, Passage, Passages, Remark, Table, Token
 from kullback.report.plots.ladder import REFERENCES
@@ -304,6 +305,14 @@ def test_the_page_of_batches_says_which_differs_and_draws_their_history(
     )
 
 
-def test_a_page_without_limits_says_so() -> None:
-    p = Logits(torch.tensor([[0.0, 1.0]]))
-    assert "No limit was set" in html.render(compare_predictions(p, p))
+def test_a_page_without_limits_says_so_and_names_one_that_works() -> None:
+    p, table = Logits(torch.tensor([[0.0, 1.0]])), pd.DataFrame({"x": ["a", "b"] * 50})
+    predictions, tables = compare_predictions(p, p), compare_tables(table, table)
+    limits = [
+        re.findall("No limit was set.*--fail-above (.*?)</code>", html.render(each))[0]
+        for each in (predictions, tables, document(Batches((tables, tables), ((), ()))))
+    ]
+    assert parse_gate(limits[0], "above").verdict([(None, predictions, None)]).passed
+    assert parse_table_gate(limits[1], "above").verdict(tables).passed
+    assert limits[2] == limits[1]
+    assert "No limit" not in html.render(kl_estimate(p, p))

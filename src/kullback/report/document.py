@@ -240,6 +240,7 @@ class Document:
         frame: returns the exact numbers for a data frame.
         maker: the command that makes such a page.
         brief: the numbers that decide, for a terminal; None if everything is short.
+        limit: an example of a limit, of a command that takes limits.
     """
 
     title: str
@@ -251,6 +252,7 @@ class Document:
     frame: Callable[[], Frame] | None = None
     maker: str = "kullback"
     brief: Brief | None = None
+    limit: str = ""
 
     @property
     def outcome(self) -> str:

@@ -55,7 +55,9 @@ def _named(name: str, page: Document) -> Document:
         )
         for each in page.verdicts
     )
-    return Document(name, page.headline, page.blocks, tuple(verdicts), page.meanings, frame=page.frame)
+    return Document(
+        name, page.headline, page.blocks, tuple(verdicts), page.meanings, frame=page.frame, limit=page.limit
+    )
 
 
 @document.register(Batches)
@@ -86,6 +88,7 @@ def _(batches: Batches, verdicts: Sequence[Verdict] = ()) -> Document:
         partial(_fields, batches),
         partial(_frame, pages),
         "kullback watch",
+        limit=pages[0].limit,
     )
 
 

@@ -86,6 +86,7 @@ def document(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docume
         partial(_frame, found),
         "kullback compare",
         _brief(found),
+        "mean=0.01",
     )
 
 

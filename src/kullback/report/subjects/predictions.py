@@ -79,6 +79,7 @@ def document(
         partial(_frame, comparison),
         "kullback compare",
         _brief(comparison, tokens),
+        "mean=0.01",
     )
 
 

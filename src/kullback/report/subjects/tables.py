@@ -137,6 +137,7 @@ def document(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> D
         partial(_frame, comparison),
         "kullback compare",
         _brief(comparison, remarks),
+        f"psi={LARGE:g}",
     )
 
 
