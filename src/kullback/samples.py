@@ -162,7 +162,7 @@ def _checked_weights(weights: object, n: int) -> Tensor:
             "weights",
             wanted=f"{n} finite numbers, one for each draw, none negative and not all zero",
             got=f"shape {tuple(w.shape)}{reason}, sum {float(w.sum()):g}",
-            instead="weights=None where every draw counts the same",
+            instead="weights=None if every draw counts the same",
         )
     # Rescale extreme weights: sums of the weights and of their squares must not overflow or underflow.
     peak = w.max()

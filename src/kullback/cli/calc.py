@@ -62,7 +62,7 @@ def calc(p: str, q: str, base: float | None, kind: str) -> None:
 
 
 def _describe(name: str, p: Operand, q: Operand, base: float | None, kind: Divergence) -> str | None:
-    """Return the divergence, KL also with how it was obtained, or None where there is no rule."""
+    """Return the divergence, KL also with how it was obtained, or None if there is no rule."""
     from kullback.dispatch import divergence, kl_estimate
     from kullback.generators import KL
     from kullback.results.estimate import Estimate

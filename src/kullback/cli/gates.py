@@ -121,7 +121,7 @@ class Limit:
 
     Attributes:
         metric: the number.
-        column: the column of a table that it is about; None for every column, or where there are none.
+        column: the column of a table that it is about; None for every column, or if there are none.
         limit: the limit.
         side: the side of the limit on which the gate fails.
     """
@@ -138,7 +138,7 @@ class Limit:
         return f"{what} {'at most' if self.side == 'above' else 'at least'} {self.limit:g}"
 
     def failure(self, what: str, value: float) -> str | None:
-        """Return how `value` violates the limit, or None where it does not; NaN always does."""
+        """Return how `value` violates the limit, or None if it does not; NaN always does."""
         if value <= self.limit if self.side == "above" else value >= self.limit:
             return None
         by = f", {self.side} {self.limit:g} by {abs(value - self.limit):.3g}"
@@ -202,7 +202,7 @@ class Gate:
     def failure(
         self, found: Comparison, certain: Mapping[str, tuple[float, float]] | None = None
     ) -> str | None:
-        """Return how the gate fails, or None where it holds.
+        """Return how the gate fails, or None if it holds.
 
         Arguments:
             found: the comparison.

@@ -69,7 +69,7 @@ def closed_pipe_allowed() -> Generator[None]:
 
 
 def print_error(line: str, file: IO[Any] | None = None) -> None:
-    """Print a line to standard error, or to `file`; where it cannot be written, the exit status has to tell.
+    """Print a line to standard error, or to `file`; if it cannot be written, only the exit status reports it.
 
     Arguments:
         line: the line.

@@ -381,7 +381,7 @@ def _half_precision(case: Case) -> Iterator[Finding]:
 
 
 def _rounding(case: Case) -> float | None:
-    """Return the relative error of torch's sum; None where it is not the divergence."""
+    """Return the relative error of torch's sum; None if it is not the divergence."""
     exact = case.forward
     if not (case.as_expected and exact and exact.rows == case.rows and 0 < exact.mean < float("inf")):
         return None

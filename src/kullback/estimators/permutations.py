@@ -1,4 +1,4 @@
-"""Shuffles of the origins of draws, in whole clusters where there are any."""
+"""Shuffles of the origins of draws, in whole clusters if there are any."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class BatchLoss:
             raise invalid_type(
                 call,
                 "teacher",
-                wanted="a module, or None where the batches hold the teacher's most probable tokens",
+                wanted="a module, or None if the batches hold the teacher's most probable tokens",
                 got=safe_repr(teacher),
                 instead="teacher=AutoModelForCausalLM.from_pretrained(...)",
             )

@@ -57,8 +57,8 @@ class Reader(Closes, ABC):
         ref: the path and the argument it was passed as.
         format: the format's name.
         key: the array inside the file, or None.
-        shape: the shape as stored, or None where only reading tells.
-        rows: the number of rows, or None where only reading tells.
+        shape: the shape as stored, or None if it is unknown before reading.
+        rows: the number of rows, or None if it is unknown before reading.
         classes: the number of classes.
         dtype: the dtype of the blocks.
         stored: the dtype in the file, where it may differ from `dtype`.

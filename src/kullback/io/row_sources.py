@@ -108,7 +108,7 @@ class RowSource(Closes):
             ``"llama.cpp"``.
         key: the array inside the file, or None.
         representation: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``.
-        shape: the shape as stored, or None for a format that tells only by being read (csv).
+        shape: the shape as stored, or None for a format in which it is unknown before reading (csv).
         rows: N, or None likewise.
         classes: V.
         dtype: the dtype of the blocks.

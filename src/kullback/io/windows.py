@@ -60,7 +60,7 @@ class Windows(ShortRepr):
         return self.tokens[span], self.scored[span]
 
     def fault(self, classes: int) -> tuple[str, str] | None:
-        """Return the expected and the actual values of the first faulty tensor; None where all is well."""
+        """Return the expected and the actual values of the first faulty tensor; None if all is well."""
         tokens, offsets, scored = self.tokens, self.offsets, self.scored
         if int(offsets[0]) != 0 or int(offsets[-1]) != len(tokens) or bool((offsets.diff() < 1).any()):
             wanted = f"offsets that rise from 0 to {len(tokens)}, the number of tokens"

@@ -88,7 +88,7 @@ class _Transformable(torch.autograd.Function):
     def forward(
         operation: RowOperation, first: Tensor, second: Tensor, third: Tensor | None
     ) -> tuple[Tensor, ...]:
-        # torch.compile needs as many parameters as there are arguments: `*tensors` would be taken for a context.
+        # torch.compile needs as many parameters as there are arguments: it would read `*tensors` as a context.
         return operation.compute(*((first, second) if third is None else (first, second, third)))
 
     @staticmethod

@@ -120,7 +120,7 @@ def distillation_loss(
         With `group`, a shard may have any size, even 0. Every rank returns the same loss. The gradient of a shard is
         the gradient of this single loss, not multiplied by the number of ranks. A DTensor with ``Shard(-1)`` in one
         dimension of its mesh and ``Replicate()`` in the others needs no `group`. A plain tensor next to a DTensor is
-        taken as replicated on every rank, and the result is a plain tensor.
+        treated as replicated on every rank, and the result is a plain tensor.
 
         The forward pass has three collectives. First, the ranks compare a few integers that describe their arguments;
         ranks that disagree raise the same error instead of waiting for each other. Then an all-gather of 4 numbers a

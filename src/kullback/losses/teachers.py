@@ -223,7 +223,8 @@ class PartialTeacher(ShortRepr, ABC):
         """Raise unless the teacher supports `kind` and `temperature`."""
 
     def result_dtype(self, student: torch.dtype) -> torch.dtype:
-        """Return the dtype of the divergence: float64 if the student's or the teacher's numbers are, else float32."""
+        """Return the dtype of the divergence: float64 if the student's or the teacher's numbers are float64, else
+        float32."""
         return torch.float64 if torch.float64 in (student, self.kept_log_probs.dtype) else torch.float32
 
     def flat(self, x: Tensor) -> Tensor:

@@ -265,7 +265,7 @@ def _compare_group(
 
 
 def _named(candidates: object) -> dict[str, object] | None:
-    """Return the candidates by the names that a mapping gives them, or None where they have none."""
+    """Return the candidates by the names that a mapping gives them, or None if they have none."""
     if not isinstance(candidates, Mapping):
         return None
     named = cast("Mapping[Any, object]", candidates)
@@ -385,7 +385,7 @@ def _pairing(base: ModelSide, side: ModelSide, settings: PairingSettings) -> Pai
         raise invalid_value(
             CALL,
             "llama_cpp",
-            wanted="None where not all logits are known",
+            wanted="None if not all logits are known",
             got=repr(settings.llama_cpp),
             instead="llama_cpp=None (without --format and --like), or the model itself",
         )

@@ -271,7 +271,7 @@ def _info(name: str, model: torch.nn.Module, config: Any) -> ModelInfo:
 
 
 def head_classes(model: torch.nn.Module) -> int | None:
-    """Return the number of classes of a model's logits, from its head, or None where the head does not say."""
+    """Return the number of classes of a model's logits, from its head, or None if the head does not say."""
     get = cast("Callable[[], Any] | None", getattr(model, "get_output_embeddings", None))
     head = get() if get is not None else None
     classes = getattr(head, "out_features", None)

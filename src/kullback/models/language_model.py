@@ -51,7 +51,7 @@ class LanguageModel(Closes, ABC):
     Attributes:
         info: its name, kind and size.
         vocabulary: the token of each class.
-        bos: the token that begins every window, or None where the model has none or its tokenizer adds none.
+        bos: the token that begins every window, or None if the model has none or its tokenizer adds none.
     """
 
     info: ModelInfo

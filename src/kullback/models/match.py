@@ -44,7 +44,7 @@ class Matched(NamedTuple):
         documents: the document of each window.
         context: the most tokens of a window.
         score: which tokens are scored.
-        words: the text of every class of the base, or None where it is unknown.
+        words: the text of every class of the base, or None if it is unknown.
         notes: remarks, as sentences.
     """
 
@@ -299,7 +299,7 @@ def require_classes(base: ModelSide, side: ModelSide) -> None:
 
 
 def shared_classes(base: DenseSide, side: DenseSide) -> SharedClasses | None:
-    """Return the classes that two sides share, or None where all are the same."""
+    """Return the classes that two sides share, or None if all are the same."""
     if isinstance(base.model, LanguageModel) and isinstance(side.model, LanguageModel):
         return share_classes(base.model.vocabulary, side.model.vocabulary, (base.classes, side.classes))
     require_classes(base, side)

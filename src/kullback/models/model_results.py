@@ -65,11 +65,11 @@ class Candidate(ShortRepr):
         model: its name and origin.
         comparison: base (P) and candidate (Q), row by row.
         passages: the passages of largest mean KL(P || Q), the largest first; for a short text, all passages in order.
-        shared_classes: how many classes it shares with the base, or None where the vocabularies are the same.
+        shared_classes: how many classes it shares with the base, or None if the vocabularies are the same.
         known: the known part of both sides: ``"all classes"``; a ``"reference"`` for one of them, so that divergences
             are estimated; or the ``"top classes"``, as of two references, so that the divergences of `comparison` are
             lower bounds.
-        certain: for each divergence, between what its mean over these tokens must lie; None where it is known.
+        certain: for each divergence, the bounds of its mean over these tokens; None if it is known.
         drawn: of a reference, for each divergence, its mean over these very tokens with the error of the drawing; or
             None.
     """
@@ -111,7 +111,7 @@ class ModelComparison(Shown):
         text: the windows that were read, in the base's tokens.
         context: the most tokens in a window.
         score: which tokens are scored: ``"second-half"``, ``"all"`` or ``"assistant"``.
-        tokens: the text of every class of the base, or None where it is unknown.
+        tokens: the text of every class of the base, or None if it is unknown.
         whole_text: whether the passages are the whole text.
         notes: remarks on the comparison as a whole, as sentences.
     """

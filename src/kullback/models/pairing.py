@@ -100,7 +100,7 @@ class DensePairing(Pairing):
         base: the base.
         candidate: the candidate.
         settings: the settings of the comparison.
-        shared: the classes they share, or None where all are the same.
+        shared: the classes they share, or None if all are the same.
     """
 
     def __init__(

@@ -141,7 +141,7 @@ def _describe(model: LanguageModel) -> dict[str, str]:
 
 
 def _hash_of(path: Path) -> str | None:
-    """Return the SHA-256 of a model's weights, file by file in the order of their names; None where there are none."""
+    """Return the SHA-256 of a model's weights, file by file in the order of their names; None if there are none."""
     if path.is_file():
         files = [path]
     else:

@@ -52,7 +52,7 @@ class Text:
 def read_texts(path: Path) -> Text:
     """Read a text file, or a JSONL file of records.
 
-    A record holds a ``"text"``; ``"messages"``, with ``"tools"`` where there are some; or a ``"prompt"`` and its
+    A record holds a ``"text"``; ``"messages"``, with ``"tools"`` if there are some; or a ``"prompt"`` and its
     ``"completion"``, both text or both messages.
 
     Raises:

@@ -32,7 +32,7 @@ class Token:
 
 
 class Vocabulary(Sequence[Token | None]):
-    """The token of each class of a language model; None where a class has no token, as in padding.
+    """The token of each class of a language model; None if a class has no token, as in padding.
 
     Arguments:
         tokens: the token of each class.
@@ -103,7 +103,7 @@ class SharedClasses:
         if self.classes == len(shared):
             return kept
         wide = logits.index_select(-1, others.to(logits.device)).float()
-        rest = wide.logsumexp(-1, keepdim=True)  # -inf where there are none
+        rest = wide.logsumexp(-1, keepdim=True)  # -inf if there are none
         return (
             torch.cat([kept, rest.to(kept.dtype)], -1)
             if kept.dtype == wide.dtype
@@ -129,7 +129,7 @@ def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> Sha
             side has such classes and the rest are the same, these are left out.
 
     Returns:
-        the shared classes; None where both have the same tokens in the same places.
+        the shared classes; None if both have the same tokens in the same places.
 
     Example:
         >>> a, b, c = Token(b"a"), Token(b"b"), Token(b"c")

@@ -40,7 +40,7 @@ _BLOCK = 512
 
 
 def method_for(p: Density, q: Density, kind: Divergence) -> str | None:
-    """Return the method that serves two densities, None where there is none."""
+    """Return the method that serves two densities, None if there is none."""
     if p.integer != q.integer or getattr(kind, "alpha", 0) == math.inf:
         return None
     return "summation" if p.integer else "quadrature"

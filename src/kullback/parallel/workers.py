@@ -1,4 +1,4 @@
-"""Processes that share the rows of a task: all get the results of each, and if one fails, all raise its error."""
+"""Processes that divide the rows of a task: all get all results, and if one fails, all raise its error."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Collector:
     """Accumulates the statistics of a comparison from tables of measured rows, given in order.
 
     Arguments:
-        rows: the number of rows, or None where it is not known before reading.
+        rows: the number of rows, or None if it is not known before reading.
         labels: the true class of each row, or None.
         clusters: the cluster of each row, or None.
         worst: how many of the worst rows to report.

@@ -94,7 +94,7 @@ def compare_predictions(
         representation: the kind of numbers: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``, for both or as
             a pair (of P, of Q).
         key: the name of the array in a file with several, for both or as a pair.
-        labels: the true class of each row, -100 where there is none: a path, or integers of shape (rows,). By default
+        labels: the true class of each row, -100 if there is none: a path, or integers of shape (rows,). By default
             the tokens of a llama.cpp base file, if P or Q is one.
         labels_key: the name of the labels in their file.
         cluster: the document, window or speaker of each row: a path, or integers or text of shape (rows,).

@@ -42,7 +42,7 @@ class DrawnMean(Value[float]):
         standard_error: of the drawing; 0 where no row has a tail, +inf where a row is infinite, NaN where the draws do
             not tell: without two in each row, or if all agree.
         interval: the 95 % interval of the mean that all classes would give: it includes the drawing and no other rows.
-            Its ends are those of `bounds` where the draws do not tell.
+            Its ends are the ends of `bounds` if the draws do not determine them.
         bounds: the mean of the rows' bounds, and of the largest values that these allow: certain.
     """
 

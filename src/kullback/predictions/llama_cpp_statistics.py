@@ -34,7 +34,7 @@ def measure_like(p: Representation, q: Representation, labels: Tensor, *, stored
     Arguments:
         p: rows of P, as log-probabilities of a base file or as what one would be written from.
         q: rows of Q.
-        labels: the true classes; negative where there is none.
+        labels: the true classes; negative if there is none.
         stored: whether `p` comes from a base file.
     """
     logs_p, logits = (side.weights() if side.in_logs else side.weights().log() for side in (p, q))
@@ -60,7 +60,7 @@ class LlamaCpp:
 
     Arguments:
         rows: whose rows: ``"format"`` for the rows of the comparison, ``"like"`` for llama.cpp's own.
-        chunks: the number of the chunk of each row, from 0 and increasing, or None where rows are not cut in chunks.
+        chunks: the number of the chunk of each row, from 0 and increasing, or None if rows are not cut in chunks.
     """
 
     def __init__(self, rows: LlamaCppRows, chunks: Tensor | None) -> None:

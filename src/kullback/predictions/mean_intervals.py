@@ -48,7 +48,7 @@ class RatioOfSums(NamedTuple):
     Attributes:
         column: the column in the numerator.
         per: the column in the denominator; -1 is the number of rows.
-        low, high: the least and the largest value that a row can have; infinite where there is none.
+        low, high: the least and the largest value that a row can have; infinite if there is none.
         binary: whether every value is 0 or 1.
     """
 
@@ -65,7 +65,7 @@ class MeanEstimate(NamedTuple):
     Attributes:
         standard_error: NaN for a single unit, +inf where a value is infinite.
         interval: its ends; an end that the data do not determine is the bound of the quantity, infinite if it has none.
-            None where neither end is determined or no interval was asked for.
+            None if neither end is determined or no interval was asked for.
         reason: why an end is not determined, or None.
     """
 
@@ -93,7 +93,7 @@ class MeanEstimator:
         columns: the number of columns.
         draws: the number of bootstrap draws; 0 for no intervals.
         generator: the random generator of the bootstrap; None for one with a fixed seed.
-        clusters: the number of the cluster of each row, shape (rows,), or None where each row is a unit.
+        clusters: the number of the cluster of each row, shape (rows,), or None if each row is a unit.
         examined: the columns in which the order of rows, or of clusters by their numbers, is examined. If it shows
             dependence, blocks of rows or clusters are the units.
 

@@ -81,7 +81,7 @@ class ConfidenceBin:
         low: the lower edge.
         high: the upper edge.
         rows: how many rows.
-        kl_mean: their mean KL(P || Q), NaN where there are none.
+        kl_mean: their mean KL(P || Q), NaN if there are none.
         kl_p99: its 99 % quantile.
         top1_agreement: the proportion of these rows where both have the same top class.
     """

@@ -24,7 +24,7 @@ PLACES = 10
 # Classes of the tail with a q above so many times the least p of the top are left out of the control variate: their
 # q/p is larger, and they are drawn too seldom for their weight in its mean.
 LARGEST_CONTROLLED = 4.0
-# Log-ratios beyond it are taken for it where a ratio itself is needed.
+# Log-ratios beyond it are replaced by it if the ratio itself is needed.
 LARGEST_LOG_RATIO = 700.0
 
 
@@ -36,7 +36,7 @@ class DrawnDivergence(NamedTuple):
 
     Attributes:
         bound: b, what is certain: the tail as one class, whose merging can only lower a divergence.
-        upper: the largest value that the bound's knowledge allows; +inf where there is none.
+        upper: the largest value that the bound's knowledge allows; +inf if there is none.
         tail_term: e, the mean over the draws of what the tail adds to the bound; NaN without draws.
         control: g, the mean over the draws of a quantity of expectation 0: the tail's tangent.
         variances: of the drawing of e, its covariance with g, and the variance of g, shape (rows, 3); NaN for one draw.

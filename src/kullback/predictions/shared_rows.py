@@ -31,7 +31,7 @@ def shared_blocks(
         first: the row to begin with.
 
     Returns:
-        for each round the block of this worker, None where there is none left for it.
+        for each round the block of this worker, None if there is none left for it.
     """
     count = sides[0].rows
     if count is None or any(side.format not in DIRECT for side in sides):

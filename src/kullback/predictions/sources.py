@@ -90,7 +90,7 @@ def open_source(
 def take_labels(
     given: object, key: str | None, p: RowSource, q: RowSource
 ) -> tuple[Tensor | None, list[str]]:
-    """Return the true class of each row, int64, -100 where there is none; and notes for the report."""
+    """Return the true class of each row, int64, -100 if there is none; and notes for the report."""
     if isinstance(given, str | os.PathLike):
         path = cast("str | os.PathLike[str]", given)
         rows = p.rows or q.rows
@@ -186,7 +186,7 @@ def require_values(argument: str, got: int, rows: int | None, *, more: bool = Fa
     Arguments:
         argument: the argument that the vector was passed as.
         got: its length.
-        rows: the number of rows, None where it is not known yet.
+        rows: the number of rows, None if it is not known yet.
         more: whether there may be more rows than these.
     """
     if rows is not None and got != rows:

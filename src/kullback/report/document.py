@@ -148,7 +148,7 @@ class Passages:
 
 @dataclass(frozen=True)
 class Remark:
-    """A remark: its level, its sentence, and the word and the drawing that a page shows with it.
+    """A remark: its level, its sentence, and the word and the drawing that the page shows next to it.
 
     Media without drawings leave out a remark that leads to one.
     """

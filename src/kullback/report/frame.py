@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def to_pandas(result: Any, verdicts: Sequence[Verdict] = ()) -> DataFrame:
-    """Return a result as a data frame; its ``attrs["gates"]`` says of each limit whether it holds.
+    """Return a result as a data frame; its ``attrs["gates"]`` says whether each limit holds.
 
     Arguments:
         result: a result, or its document.

@@ -28,7 +28,7 @@ def render(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> str
     Arguments:
         result: a result, or its document.
         verdicts: the limits that you asked for.
-        options: further arguments of the subject, as `tokens` of a comparison of predictions.
+        options: further arguments of the subject, such as `tokens` for a comparison of predictions.
 
     Returns:
         The document; `kullback.report.write` writes it to a file.

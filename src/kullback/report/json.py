@@ -3,7 +3,7 @@
 A subject without a schema of its own has ``"schema": "kullback.document/1"``: ``outcome`` and ``size`` (strings),
 ``numbers`` (the columns of its data frame), ``tables`` (objects ``title``, ``headings``, ``rows``, ``caption``) and
 ``remarks`` (objects ``level``, ``message``). Several batches have ``"schema": "kullback.batches/1"`` and ``batches``, a
-document of `kullback.report.schemas.tables` for each. Every document has ``gates`` where limits were asked for.
+document of `kullback.report.schemas.tables` for each. Every document has ``gates`` if you asked for limits.
 Infinities and NaN are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``.
 """
 

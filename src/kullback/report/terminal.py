@@ -39,7 +39,7 @@ def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **op
         result: a result, or its document.
         console: the rich console to print on.
         verdicts: the limits that you asked for.
-        options: further arguments of the subject, as `tokens` of a comparison of predictions.
+        options: further arguments of the subject, such as `tokens` for a comparison of predictions.
 
     Example:
         >>> import torch
@@ -71,7 +71,7 @@ def render(result: Any, console: Console, verdicts: Sequence[Verdict] = (), **op
 def render_brief(page: Document, console: Console, html: Path | None = None) -> None:
     """Print the numbers that decide, in at most 12 lines; a document without a short form is printed in full.
 
-    Only a path or a name of a limit that is wider than the console takes a line more.
+    Only a path or the name of a limit that is wider than the console takes an additional line.
 
     Arguments:
         page: the document.
@@ -132,7 +132,7 @@ def _more(page: Document, width: int, *, has_page: bool) -> str:
 
 
 def _failures(verdict: Verdict) -> Iterator[str]:
-    """Yield how a limit is broken, and what breaks it, each shorter than the one before it."""
+    """Yield descriptions of how a limit is broken and by what, each shorter than the one before."""
     yield f": {'; '.join(verdict.failures)}"
     if verdict.broken_by:
         others = len(verdict.broken_by) - 1

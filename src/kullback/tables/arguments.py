@@ -32,7 +32,7 @@ def names_of(call: str, argument: str, given: Sequence[str] | None) -> list[str]
     """Return the names of columns as a list; None for all of them.
 
     Raises:
-        ArgumentTypeError: a single string, whose letters would be taken for names, or something else than strings.
+        ArgumentTypeError: a single string, whose letters would count as names, or something other than strings.
     """
     if given is None:
         return None

@@ -364,7 +364,7 @@ def _chosen_names(
     weights: str | None,
     cluster: str | None,
 ) -> list[str]:
-    """Return the columns in question, in P's order and then Q's."""
+    """Return the columns to compare, in P's order and then Q's."""
     there = list(tables[0].fields | tables[1].fields)
     together = [name for group in groups for name in group]
     for argument, name in [("columns", name) for name in columns or ()] + [

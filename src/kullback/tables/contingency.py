@@ -45,7 +45,7 @@ Pair = tuple[JointCounts, JointCounts]
 
 MOST_BINS = 50  # bins of categories that a result lists
 MOST_GROUPS = 5000  # clusters beyond so many share a group at random, which leaves the errors as they are
-MOST_FREQUENT = 1000  # categories told apart where there are rare ones too, or clusters
+MOST_FREQUENT = 1000  # categories with a bin each if there are also rare categories or clusters
 
 
 def contingency_tables(
@@ -109,7 +109,7 @@ class ContingencyTable:
         p: P's weight in each bin.
         q: Q's weight in each bin.
         ordered: whether the bins have an order; then all are shown and none is pooled.
-        index: the index of the bin of each key of the joint counts; None where the key is the index.
+        index: the index of the bin of each key of the joint counts; None if the key is the index.
         bins: the bins of a single column; None for combinations.
     """
 
@@ -211,7 +211,7 @@ def divergences(
     Arguments:
         table: the contingency table.
         settings: the settings of the comparison.
-        clustered: the joint counts of P and Q by cluster and bin; None where rows are independent.
+        clustered: the joint counts of P and Q by cluster and bin; None if rows are independent.
         columns: the columns, for findings.
         profiles: P's and Q's profile of a single column; the order of its numbers is compared too.
 
@@ -290,8 +290,8 @@ class _Pooled:
         p: P's weight in each bin and group.
         q: Q's.
         values: how many bins of the contingency table are rare.
-        rare: their rows by value and group; None where there is one group only.
-        clusters: the weights by cluster, and bin or group; None where rows are independent.
+        rare: their rows by value and group; None if there is one group only.
+        clusters: the weights by cluster, and bin or group; None if rows are independent.
         scales: how many rows of equal weight correspond to a weight of 1, for P and for Q.
         sparse: whether some bins are rare and none is pooled, because there are few.
     """

@@ -148,7 +148,7 @@ def _begin_at_integers(buckets: Sequence[int], center: float) -> bool:
 
 
 def _edges(column: _Buckets, weights: Sequence[Floats], rows: float) -> Floats | None:
-    """Return the ends of the bins; None where they are beyond float64."""
+    """Return the ends of the bins; None if they are beyond float64."""
     least, most = float(column.first.min()), float(column.last.max())
     there = [each for each in weights if each.sum() > 0]
     low = min(column.quantile(each, TAIL)[0] for each in there)

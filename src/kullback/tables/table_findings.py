@@ -153,7 +153,7 @@ def order_findings(p: Profile, q: Profile, columns: Sequence[str]) -> Iterator[F
 
 
 def changed_type(name: str, p: ColumnProfile, q: ColumnProfile) -> Finding | None:
-    """Return the finding that a column has another type in Q; None where a side has no values."""
+    """Return the finding that a column has another type in Q; None if a side has no values."""
     if p.column_type == q.column_type or p.empty or q.empty:
         return None
     message = f"{quoted(name)} is {p.column_type} in P and {q.column_type} in Q: not compared"

@@ -53,7 +53,7 @@ class Profile(ShortRepr):
         weight_squares: :math:`\\sum_i w_i^2`; with the sum it gives the effective number of rows.
         skipped: the columns that cannot be profiled, each with the reason.
         weights: the column of the rows' weights, or None.
-        order: how much rows depend on each other, as the order of the first ones shows it; None where it was not
+        order: how much rows depend on each other, as the order of the first ones shows it; None if it was not
             examined.
 
     Example:

@@ -34,7 +34,8 @@ class TopKBlock(RowBlock):
 
     Attributes:
         sequences: the number of the text, request or row of the file that a position belongs to, int64, shape (n,).
-        positions: the position of the predicted token in its sequence, as far as the format tells, int64, shape (n,).
+        positions: the position of the predicted token in its sequence, as far as the format stores it, int64, shape
+            (n,).
         indices: the classes that are known, int64, shape (n, k), in the order of the file. The true token's stands
             behind the others where the file has its log-probability but does not list it.
         log_probs: their natural log-probabilities, shape (n, k); -inf is padding of positions with fewer classes.
@@ -42,7 +43,7 @@ class TopKBlock(RowBlock):
         label_log_probs: its log-probability, shape (n,); NaN where it is not known.
         log_tail: the log of the mass outside the known classes, float64, shape (n,); -inf where no mass is left, NaN
             where it is unknown because the file has only the logits of the known classes.
-        classes: the number of all classes, or None where that is not known.
+        classes: the number of all classes, or None if that is not known.
 
     Example:
         >>> import kullback.io
@@ -130,7 +131,7 @@ def to_block(found: Positions, classes: int | None) -> TopKBlock:
     log_tail = found.log_tail
     if log_tail is None:
         log_tail = log_tail_mass(log_probs)
-    elif bool(extra.any()):  # the mass that the file tells is that outside its list
+    elif bool(extra.any()):  # the file's mass is the mass outside of its list
         inside = torch.where(extra, label_log_probs.double(), -torch.inf)
         log_tail = torch.log((log_tail.exp() - inside.exp()).clamp(min=0))
     if classes is not None:

@@ -62,7 +62,7 @@ def _shown(value: object) -> str:
 
 def get(record: object, name: str) -> Any:
     """Return a field of a JSON object, or an attribute of another object; None if there is none."""
-    if type(record) is dict:  # as nearly always, and quickly told
+    if type(record) is dict:  # nearly always true, and a fast check
         return cast("dict[str, Any]", record).get(name)
     if isinstance(record, Mapping):
         return cast("Mapping[str, Any]", record).get(name)

@@ -32,9 +32,9 @@ class TopKReader(ABC):
     Attributes:
         ref: the path and the argument it was passed as.
         format: the format's name.
-        rows: the number of positions with a distribution, or None where only reading tells.
+        rows: the number of positions with a distribution, or None if it is unknown before reading.
         k: the most classes that a position lists, or None likewise.
-        classes: the number of all classes, or None where the format does not tell.
+        classes: the number of all classes, or None if the format does not store it.
         tail: the known part of the other classes: their mass, or none.
         rounding: the dtype that the log-probabilities were computed or stored in.
     """
@@ -64,9 +64,9 @@ class TopKSource(Closes):
 
     Attributes:
         format: one of `TOP_K_FORMATS`.
-        rows: the number of positions, or None for a format that tells only by being read (JSON).
+        rows: the number of positions, or None for a format in which it is unknown before reading (JSON).
         k: the most classes that a position lists, without the true token where that is added; or None likewise.
-        classes: the number of all classes, or None where neither the file nor the caller tells.
+        classes: the number of all classes, or None if neither the file nor the caller gives it.
         tail: ``"bucket"`` where the mass of the other classes is known, ``"renormalize"`` where the file holds logits
             of the listed classes alone, whose log-probabilities are then those among them; as `TopK` calls it.
         skipped: positions without a distribution in the latest pass, such as the first token of a prompt.

@@ -62,7 +62,7 @@ def open_top_k(
         format: one of `TOP_K_FORMATS`; left out, it is recognized.
         key: the field of the log-probabilities, for axolotl's rows.
         tokens: the ids of tokens by their text or bytes, for formats without ids.
-        classes: the number of all classes, where the file does not tell.
+        classes: the number of all classes, if the file does not store it.
         name: the argument that the source was passed as, for error messages.
 
     Returns:

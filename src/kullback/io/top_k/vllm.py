@@ -1,7 +1,7 @@
 """vLLM's log-probabilities of prompts: `RequestOutput` objects, and the JSON of its OpenAI-compatible server.
 
 For each prompt, `prompt_logprobs` is a list whose element i is a mapping from token ids to log-probabilities given the
-tokens before i: those of the true token i first, then of the k most probable; None where there is nothing before. JSON
+tokens before i: those of the true token i first, then of the k most probable; None if there is nothing before. JSON
 has the ids as text. With `flat_logprobs` the same stands in parallel lists.
 """
 

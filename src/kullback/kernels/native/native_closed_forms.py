@@ -30,7 +30,7 @@ class Form(NamedTuple):
     """A closed form: its operator, the codes that the operator takes first, and its reference in plain torch.
 
     If the operator has no derivatives, `gradients` computes in plain torch the gradients by the parameters from the
-    gradient of the values. It returns None where the reference's gradients are better.
+    gradient of the values. It returns None if the reference's gradients are better.
     """
 
     operator: Operator

@@ -43,7 +43,7 @@ def concentrations(d: Any) -> Tensor:
 
 
 def _by_kernel(p: Dirichlet, q: Dirichlet) -> Tensor | None:
-    """Return KL by the kernel; None where the kernel declines."""
+    """Return KL by the kernel; None if the kernel declines."""
     if p.concentration.shape[-1] <= _LONGEST_ROW:
         return _KERNEL(p, q)
     parameters = p.concentration, q.concentration
@@ -100,7 +100,7 @@ _KERNEL = NativeForm(kl_dirichlet_dirichlet, RowForm.DIRICHLET, Dirichlet, Diric
 
 
 def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:
-    """Return KL over more classes than a row of the kernel has; None where the kernel declines.
+    """Return KL over more classes than a row of the kernel has; None if the kernel declines.
 
     The totals of groups of classes have a Dirichlet distribution too. So do, independently, the shares within each
     group. KL is the sum of their divergences, which are non-negative.

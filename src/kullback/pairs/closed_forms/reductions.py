@@ -117,8 +117,8 @@ def _of_dimensions(d: TransformedDistribution) -> Distribution:
         raise no_rule(
             "kl_divergence",
             "p, q",
-            wanted="transforms that share their tensors, need no gradient, or map single numbers",
-            got=f"maps of vectors of {type(d.base_dist).__name__} with equal values and different parameters that "
+            wanted="the same transforms in p and q, or transforms without gradients, or of single numbers",
+            got=f"maps of vectors of {type(d.base_dist).__name__} that are equal but have separate parameters that "
             "require gradients",
             instead="the same transforms for p and q, or kl_divergence under torch.no_grad() for the value alone",
         )

@@ -33,7 +33,7 @@ UNITS = {"numeric": "", "datetime": "", "text": "length in characters"}
 
 
 def draw_column(column: ColumnComparison, name: str) -> Plot | None:
-    """The distributions of P and Q over a column of numbers; None where there is none, or a single value.
+    """The distributions of P and Q over a column of numbers; None if there is none, or a single value.
 
     The drawing contains no text of the user's.
 
@@ -117,9 +117,9 @@ def percentage(weight: float, total: float) -> str:
 def _draw_bars(
     axes: Axes, values: Sequence[HistogramBin], heights: Sequence[Sequence[float]], column_type: str
 ) -> None:
-    """Draw two bars for each value, or range of integers that may hold but one.
+    """Draw two bars for each value, or for each range of integers that may contain only one.
 
-    They stand where it lies on the axis, or side by side where they would be too thin.
+    They are at its place on the axis, or side by side if they would be too thin.
     """
     places = [(float(each.low) + max(each.low, each.high - 1)) / 2 for each in values]
     steps = [after - before for before, after in pairwise(places)]
@@ -178,7 +178,7 @@ def _labels(values: Sequence[float], column_type: str) -> list[str]:
 
 
 def _days(days: Sequence[float]) -> list[str]:
-    """Dates, or times where they are what tells them apart; a number of days beyond the year 9999."""
+    """Dates; times if only these differ; a number of days beyond the year 9999."""
     if any(abs(day) > LAST_DAY for day in days):
         return [_number(day) for day in days]
     timestamps = [datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=float(day)) for day in days]

@@ -2,9 +2,9 @@
 
 The document is one object with ``"schema": "kullback.models/1"`` and ``"unit": "nats"``:
 
-* ``base``: ``name``, ``kind``, ``dtype``, ``classes``, ``parameters``, ``file_bytes``, ``bits_per_weight``; what is not
-  known is null.
-* ``candidates``: objects, that of the smallest mean KL(base || candidate) first, with ``model`` (as ``base``),
+* ``base``: ``name``, ``kind``, ``dtype``, ``classes``, ``parameters``, ``file_bytes``, ``bits_per_weight``; unknown
+  values are null.
+* ``candidates``: objects, in the order of the mean KL(base || candidate), with ``model`` (as ``base``),
   ``comparison`` (as `kullback.report.schemas.predictions` writes it, without ``schema`` and ``unit``),
   ``shared_classes`` (integer or null), ``known`` (``"all classes"``, ``"reference"`` or ``"top classes"``),
   ``certain`` (null, or for each divergence the least and the most that its mean over these tokens can be), ``drawn``

@@ -21,7 +21,7 @@ The document is one object with ``"schema": "kullback.tables/2"`` and ``"unit": 
   ``"warning"``, ``"note"``), ``advice``, ``column`` (a name or null).
 
 Numbers are written as in `kullback.report.schemas.predictions`: the strings ``"Infinity"``, ``"-Infinity"`` and
-``"NaN"`` stand for what JSON has no number for. Within version 2 names and codes may be added, never removed or
+``"NaN"`` stand for numbers that JSON lacks. Within version 2 names and codes may be added, never removed or
 changed.
 """
 

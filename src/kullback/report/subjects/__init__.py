@@ -35,7 +35,7 @@ def document(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> D
     Arguments:
         result: a result of kullback.
         verdicts: the limits that you asked for.
-        options: further arguments of the subject, as `tokens` of a comparison of predictions.
+        options: further arguments of the subject, such as `tokens` for a comparison of predictions.
 
     Example:
         >>> import torch

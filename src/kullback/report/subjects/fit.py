@@ -58,7 +58,7 @@ def _outcome(fit: Fit) -> str:
 
 
 def _rows(fit: Fit) -> list[tuple[str, str]]:
-    """Return what there is to say in two columns."""
+    """Return the table of two columns."""
     found = [
         (fit.quantity, f"{_range(fit.value)}{unit(fit)}{_error(fit.error, fit.standard_error)}"),
         ("at the start", f"{_range(fit.before)}{unit(fit)}"),

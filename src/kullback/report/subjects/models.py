@@ -147,7 +147,7 @@ def _scale(candidate: Candidate) -> float:
 
 
 def _section(found: ModelComparison, place: int, candidate: Candidate, scale: float) -> Section:
-    """Return what there is of one candidate: the text colored by token up to `scale`, and the numbers."""
+    """Return the blocks of one candidate: the text, colored by token up to `scale`, and the numbers."""
     several = len(found.candidates) > 1
     remarks = infinite(candidate.comparison)
     blocks: list[Block] = [Findings("Infinite divergences", remarks)] if remarks else []
@@ -291,7 +291,7 @@ def _scoreboard(found: ModelComparison) -> Table:
 
 
 def _certain(found: ModelComparison) -> list[str]:
-    """Give the certain bounds of each candidate that is known in part, and the estimate from the draws."""
+    """Return the bounds of each partly known candidate, and the estimate from the draws."""
     sentences: list[str] = []
     for candidate in found.candidates:
         if candidate.certain is None:
@@ -313,7 +313,7 @@ def _size_and_bits(info: ModelInfo) -> tuple[str, str]:
 
 
 def _interval(mean: Value[float]) -> str:
-    """Format an interval; n/a where there is none."""
+    """Format an interval; n/a if there is none."""
     return "n/a" if mean.interval is None else " to ".join(map(number, mean.interval))
 
 
@@ -342,7 +342,7 @@ def _outcome(found: ModelComparison) -> str:
 
 
 def _is_clear(difference: Value[float]) -> bool:
-    """Whether the second of two neighbors is certainly farther from the base than the first."""
+    """Whether the second of two adjacent candidates is significantly farther from the base than the first."""
     return difference.interval is not None and difference.interval[0] > 0
 
 
@@ -366,7 +366,8 @@ def _size(found: ModelComparison) -> str:
 
 
 def _differences(found: ModelComparison) -> list[str]:
-    """Say for each two neighbors on the scoreboard how much the mean KL differs, and whether that is certain."""
+    """Return, for adjacent candidates on the scoreboard, the difference of the mean KL and whether it is
+    significant."""
     sentences: list[str] = []
     for (a, b), mean in zip(pairwise(found.candidates), found.differences, strict=True):
         if a.is_lower_bound:
@@ -388,7 +389,7 @@ def _differences(found: ModelComparison) -> list[str]:
 
 
 def _noise(found: ModelComparison) -> list[str]:
-    """Say how large the noise floor is, and which candidates it hides."""
+    """Return the size of the noise floor, and the candidates below it."""
     if found.noise_floor is None:
         return []
     floor = found.noise_floor.comparison.divergences[KL_PQ]

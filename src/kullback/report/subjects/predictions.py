@@ -137,7 +137,7 @@ def _brief_interval(mean: Value[float], ends: Iterable[str], unit: str = "") -> 
 
 
 def brief_remarks(comparison: Comparison) -> list[str]:
-    """Return a line on what an interval leaves out, or on rows where Q gives probability 0 and P does not."""
+    """Return a line on rows where Q gives probability 0 and P does not, or on the absent kinds of rows."""
     if rows := comparison.infinite.get(KL_PQ, 0):
         return [f"Q gives probability 0 and P does not in {counted(rows, 'row')}."]
     if not comparison.unseen:
@@ -357,7 +357,7 @@ def _frame(comparison: Comparison) -> Frame:
 
 
 def interval_end(mean: Value[float], end: int, write: Callable[[float], str] = number) -> str:
-    """Format the lower (0) or upper (1) end of an interval, n/a where there is none."""
+    """Format the lower (0) or upper (1) end of an interval, n/a if there is none."""
     return "n/a" if mean.interval is None else write(mean.interval[end])
 
 
@@ -481,7 +481,7 @@ def with_interval(mean: Value[float], unit: str = "") -> str:
 
 
 def unseen(comparison: Comparison) -> str:
-    """Say after the outcome that the interval leaves out kinds of rows that are not there, where that may matter."""
+    """Return the sentence on absent kinds of rows, which the interval leaves out, if they may matter."""
     if not comparison.unseen:
         return ""
     return f" The interval leaves out kinds of rows not seen here, up to {percent(comparison.unseen)} of all."

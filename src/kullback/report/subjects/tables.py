@@ -415,7 +415,7 @@ def largest_shift(comparison: TableComparison) -> float:
 
 
 def interval(quantity: Value[float | None]) -> str:
-    """The ends of an interval, or n/a where there is none.
+    """The ends of an interval, or n/a if there is none.
 
     Example:
         >>> interval(Value(0.1, 0.02, (0.05, float("inf")))), interval(Value(0.1, None, None))

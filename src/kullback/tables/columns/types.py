@@ -23,7 +23,7 @@ class Field:
 
     Attributes:
         name: the column.
-        column_type: its type; None where such a column cannot be profiled.
+        column_type: its type; None if such a column cannot be profiled.
         integer: whether the type holds integers only.
         reason: why the column cannot be profiled.
         zoned: whether timestamps have a time zone; None for dates and for all other types.

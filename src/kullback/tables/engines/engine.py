@@ -35,7 +35,7 @@ class ColumnSpec:
 
     Attributes:
         name: the column.
-        column_type: what to count it as; with ``"string"`` the engine tells categories from text.
+        column_type: the type to count it as; for ``"string"``, the engine decides between categories and text.
         center: the center of the grid.
         integer: whether the column's type holds integers only.
         words: whether the words of texts are counted, which a second reading need not do.

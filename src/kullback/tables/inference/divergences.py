@@ -83,7 +83,7 @@ def compare_counts(
         sizes: Kish's effective numbers of rows of P and of Q.
         random: the source of randomness of the test and of the intervals of total variation.
         clusters: P's and Q's weights by cluster and bin, two arrays of shape (G, K) with the same cluster in the same
-            row, zeros where a side does not have it; None where rows are independent.
+            row, zeros where a side does not have it; None if rows are independent.
         rare: the rows of rare values, whose groups are the last bins; None if there are none, or only one group.
         pooled: the number of last bins with rare values; the first of these has values that are not distinguished
             further.

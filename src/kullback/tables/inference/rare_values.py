@@ -41,7 +41,7 @@ class RareValues:
         a: P's weight by entry and group, shape (R, 6).
         b: Q's.
         number: how many values each entry represents.
-        p_value: of the test that these values are as frequent in P as in Q; NaN where nothing tells.
+        p_value: the p-value of the test that these values are as frequent in P as in Q; NaN if the test is impossible.
     """
 
     a: Floats

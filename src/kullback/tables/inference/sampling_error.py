@@ -19,7 +19,7 @@ class ProportionErrors(ABC):
     """The sampling errors of the proportions p and q.
 
     Attributes:
-        clusters: the numbers of clusters of P and of Q; None where rows are independent.
+        clusters: the numbers of clusters of P and of Q; None if rows are independent.
         effective: the numbers of independent rows of P and of Q with the same errors.
         scale: the mean square error of p - q at p = q for each degree of freedom: 1/n + 1/m for independent rows.
         dof: the degrees of freedom of p - q.
@@ -92,7 +92,7 @@ class _ErrorRows(ProportionErrors):
         proportions: p and q.
         sizes: the effective numbers of rows of P and Q.
         units: the number of independent units.
-        clusters: the numbers of clusters of P and of Q; None where rows are independent.
+        clusters: the numbers of clusters of P and of Q; None if rows are independent.
     """
 
     def __init__(
