@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import accurate_dtype
-from kullback.errors import invalid_value, safe_repr
+from kullback.errors import invalid_value
+
+# The grid of all sketches: the largest relative error of a quantile on it, its lower and its upper end.
+_RELATIVE_ERROR, _LOWEST, _HIGHEST = 0.005, 1e-15, 1e39
 
 
 def on_device(state: Tensor, device: torch.device) -> Tensor:
@@ -28,22 +31,12 @@ def merge_moments(states: Tensor) -> Tensor:
 
     .. math:: M_2 = \sum_k M_{2,k} + \sum_k n_k (\bar x_k - \bar x)^2
 
-    Arguments:
-        states: rows of count, sum and sum of squared deviations from the mean.
-
-    Returns:
-        the row for all values together.
-
-    Gradient:
-        flows through the sum; the squared deviations are constants.
+    The gradient flows through the sum; the squared deviations are constants.
 
     Example:
         >>> import torch
         >>> merge_moments(torch.tensor([[1.0, 3.0, 0.0], [2.0, 3.0, 0.5]]))
         tensor([3., 6., 2.])
-
-    References:
-        Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (Chan, Golub and LeVeque, 1979)
     """
     counts, sums, deviations = states.detach().unbind(-1)
     means, mean = sums / counts.clamp(min=1), sums.sum() / counts.sum().clamp(min=1)
@@ -117,10 +110,6 @@ class Moments:
         block = torch.stack([torch.full_like(deviation, values.numel()), values.sum(), deviation])
         self.state = merge_moments(torch.stack([self.state, block]))
 
-    def merge(self, other: Moments) -> None:
-        """Add all values of another instance."""
-        self.state = merge_moments(torch.stack([self.state, other.state]))
-
 
 class SketchState(NamedTuple):
     """The state of a `QuantileSketch`; a merge adds `counts`, and takes the extremes of `minimum` and `maximum`."""
@@ -133,22 +122,18 @@ class SketchState(NamedTuple):
 class QuantileSketch:
     r"""Quantiles of a stream of non-negative values, with a bounded relative error.
 
-    Values are counted on a geometric grid. Bucket :math:`i` counts the values with
-    :math:`l \gamma^i \le x < l \gamma^{i+1}`, where :math:`\gamma = (1 + \epsilon) / (1 - \epsilon)`. A quantile in
-    this bucket is returned as one value, within a factor :math:`1 \pm \epsilon` of all values in the bucket. The
-    smallest and the largest value are exact.
+    Values are counted on a geometric grid from :math:`l` = 1e-15 to 1e39. Bucket :math:`i` counts the values with
+    :math:`l \gamma^i \le x < l \gamma^{i+1}`, where :math:`\gamma = (1 + \epsilon) / (1 - \epsilon)` and
+    :math:`\epsilon = 0.005`. A quantile in this bucket is returned as one value, within a factor
+    :math:`1 \pm \epsilon` of all values in the bucket. The smallest and the largest value are exact.
+
+    A quantile below the grid is returned as 0, or as the minimum if that is larger. A finite quantile above it is NaN,
+    unless it is the minimum or the maximum; divergences of float32 rows are always below 1e39. ``+inf`` has its own
+    bucket and is returned as ``+inf``.
 
     Arguments:
-        relative_error: :math:`\epsilon`, the largest relative error of a quantile between `lowest` and `highest`.
-        lowest: the lower end of the grid, :math:`l`. A quantile below it is returned as 0, or as the minimum if that is
-            larger.
-        highest: the upper end of the grid; divergences of float32 rows are always below 1e39. A finite quantile above
-            it is NaN, unless it is the minimum or the maximum. ``+inf`` has its own bucket and is returned as ``+inf``.
-        state: the `state` of another sketch with the same grid, to continue from; by default an empty state.
+        state: the `state` of another sketch, to continue from; by default an empty state.
         device: the device of an empty state.
-
-    Raises:
-        ArgumentValueError: the relative error is not between 0 and 1, or the ends of the grid are not in order.
 
     Example:
         >>> import torch
@@ -165,32 +150,18 @@ class QuantileSketch:
 
     def __init__(
         self,
-        relative_error: float = 0.005,
-        lowest: float = 1e-15,
-        highest: float = 1e39,
-        *,
         state: SketchState | None = None,
+        *,
         device: torch.device | str = "cpu",
     ) -> None:
-        if not 0 < relative_error < 1:
-            wanted, got, instead = "a number between 0 and 1", str(relative_error), "relative_error=0.005"
-            raise invalid_value("QuantileSketch", "relative_error", wanted=wanted, got=got, instead=instead)
-        if not 0 < lowest < highest < math.inf:
-            wanted, got = "0 < lowest < highest < inf", str((lowest, highest))
-            instead = "lowest=1e-15, highest=1e39"
-            raise invalid_value("QuantileSketch", "lowest, highest", wanted=wanted, got=got, instead=instead)
-        self._grid = relative_error, lowest, highest
         if state is None:
-            edges = self._edges(torch.device(device))
+            edges = _grid_edges(torch.device(device))
             counts = torch.zeros(edges.numel() + 1, dtype=torch.int64, device=edges.device)
             state = SketchState(counts, edges.new_tensor(torch.inf), edges.new_tensor(-torch.inf))
         self.state = state
 
     def __repr__(self) -> str:
-        names = zip(("relative_error", "lowest", "highest"), self._grid, strict=True)
-        return (
-            f"QuantileSketch({', '.join(f'{name}={value:g}' for name, value in names)}, count={self.count})"
-        )
+        return f"QuantileSketch(count={self.count})"
 
     @property
     def counts(self) -> Tensor:
@@ -212,11 +183,6 @@ class QuantileSketch:
         """The number of values."""
         return int(self.counts.sum())
 
-    @property
-    def infinite(self) -> int:
-        """The number of values that are +inf."""
-        return int(self.counts[-1])
-
     def add(self, values: Tensor) -> None:
         """Add the values of a tensor of any shape; negative values and NaN raise an error."""
         values = values.detach().to(self.minimum.dtype).flatten()
@@ -229,22 +195,11 @@ class QuantileSketch:
             got = f"{count}, first {float(values[first])} at position {first}"
             wanted, instead = "values of 0 or more", "sketch.add(values[values >= 0])"
             raise invalid_value("QuantileSketch.add", "values", wanted=wanted, got=got, instead=instead)
-        bucket = torch.bucketize(values, self._edges(values.device), right=True)
+        bucket = torch.bucketize(values, _grid_edges(values.device), right=True)
         self.state = SketchState(
             self.counts.scatter_add(0, bucket, torch.ones_like(bucket)),
             torch.minimum(self.minimum, values.min()),
             torch.maximum(self.maximum, values.max()),
-        )
-
-    def merge(self, other: QuantileSketch) -> None:
-        """Add all values of another sketch; a different grid raises an error."""
-        if self._grid != other._grid:
-            wanted, got, instead = f"a sketch like {self!r}", safe_repr(other), "the same grid for both"
-            raise invalid_value("QuantileSketch.merge", "other", wanted=wanted, got=got, instead=instead)
-        self.state = SketchState(
-            self.counts + other.counts,
-            torch.minimum(self.minimum, other.minimum),
-            torch.maximum(self.maximum, other.maximum),
         )
 
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
@@ -287,7 +242,7 @@ class QuantileSketch:
     def _ordered(self, rank: Tensor, filled: Tensor) -> Tensor:
         """Return the values of the given ranks, from 0 for the smallest; `filled` is the cumulative sum of counts."""
         bucket = torch.searchsorted(filled, rank, right=True)
-        edges = self._edges(rank.device)
+        edges = _grid_edges(rank.device)
         grid = edges[:-1]
         # The harmonic mean of the ends of a bucket minimizes the largest relative error.
         inner = 2 * grid[:-1] / (1 + grid[:-1] / grid[1:])
@@ -296,14 +251,11 @@ class QuantileSketch:
         value = torch.where((rank == 0) | (self.minimum == self.maximum), self.minimum, value)
         return torch.where(rank == filled[-1] - 1, self.maximum, value)
 
-    def _edges(self, device: torch.device) -> Tensor:
-        return _grid_edges(*self._grid, device)
-
 
 @lru_cache(maxsize=16)
-def _grid_edges(relative_error: float, lowest: float, highest: float, device: torch.device) -> Tensor:
+def _grid_edges(device: torch.device) -> Tensor:
     """Return the lower ends of all buckets except the first: the grid, the bucket of larger values, and +inf."""
-    step = math.log1p(relative_error) - math.log1p(-relative_error)
-    buckets = math.ceil(math.log(highest / lowest) / step)
-    grid = lowest * torch.exp(step * torch.arange(buckets + 1, dtype=torch.float64, device="cpu"))
+    step = math.log1p(_RELATIVE_ERROR) - math.log1p(-_RELATIVE_ERROR)
+    buckets = math.ceil(math.log(_HIGHEST / _LOWEST) / step)
+    grid = _LOWEST * torch.exp(step * torch.arange(buckets + 1, dtype=torch.float64, device="cpu"))
     return torch.cat([grid, grid.new_tensor([torch.inf])]).to(device, accurate_dtype(device))

@@ -16,22 +16,7 @@ REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 
 def check_reduction(call: str, reduction: object) -> Reduction:
-    """Return `reduction` if it is one of the words in `REDUCTIONS`.
-
-    Arguments:
-        call: Name of the function that the user called, for the message.
-        reduction: The user's argument.
-
-    Returns:
-        The same word.
-
-    Raises:
-        ArgumentValueError: It is not one of the words.
-
-    Example:
-        >>> check_reduction("kl_div", "batchmean")
-        'batchmean'
-    """
+    """Return `reduction` if it is one of the words in `REDUCTIONS`, else raise an error that names `call`."""
     if isinstance(reduction, str) and reduction in REDUCTIONS:
         return reduction
     wanted = "one of " + ", ".join(map(repr, REDUCTIONS))
@@ -42,25 +27,10 @@ def check_reduction(call: str, reduction: object) -> Reduction:
 def torch_reduction(reduction: object, size_average: bool | None, reduce: bool | None) -> Reduction:
     """Translate the three reduction arguments of `torch.nn.functional.kl_div` into one word.
 
-    If a deprecated flag is given, `reduction` is ignored: `reduce=False` means ``"none"``, otherwise
-    `size_average` chooses between ``"mean"`` and ``"sum"``. A flag that is None counts as true. The old name
-    ``"elementwise_mean"`` still means ``"mean"``. As in torch, a flag, the old name and ``"mean"`` each raise a
-    UserWarning. It points at the line that calls the caller of this function.
-
-    Arguments:
-        reduction: The current spelling.
-        size_average: Deprecated flag, or None.
-        reduce: Deprecated flag, or None.
-
-    Returns:
-        The reduction.
-
-    Raises:
-        ArgumentValueError: no flag is given, and `reduction` is not a known word.
-
-    Example:
-        >>> torch_reduction("sum", None, None)
-        'sum'
+    If a deprecated flag is given, `reduction` is ignored: `reduce=False` means ``"none"``, otherwise `size_average`
+    chooses between ``"mean"`` and ``"sum"``. A flag that is None counts as true. The old name ``"elementwise_mean"``
+    still means ``"mean"``. As in torch, a flag, the old name and ``"mean"`` each raise a UserWarning. It points at the
+    line that calls the caller of this function.
     """
     if size_average is not None or reduce is not None:
         meant = _meaning_of_flags(size_average, reduce)
@@ -93,25 +63,7 @@ _warn._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFu
 
 
 def reduce_terms(terms: Tensor, reduction: Reduction, *, batch_size: int) -> Tensor:
-    """Reduce the terms of a loss.
-
-    Arguments:
-        terms: The terms, of any shape.
-        reduction: ``"none"`` keeps the terms, ``"sum"`` adds them up, ``"mean"`` divides the sum by the
-            number of terms, and ``"batchmean"`` divides it by `batch_size`.
-        batch_size: The number of rows.
-
-    Returns:
-        The terms themselves, or a scalar of their dtype. The mean of no terms is NaN, as in torch.
-
-    Gradient:
-        To each term 1, divided by the divisor of the sum.
-
-    Example:
-        >>> import torch
-        >>> reduce_terms(torch.ones(2, 3), "batchmean", batch_size=2)
-        tensor(3.)
-    """
+    """Reduce the terms of a loss; ``"batchmean"`` divides their sum by the number of rows, `batch_size`."""
     if reduction == "none":
         return terms
     if reduction == "mean":
