@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from kullback.common.dtypes import upcast
 from kullback.kernels.blocks import row_blocks
-from kullback.kernels.row_operation import Gradients, transformable
+from kullback.kernels.row_operation import Gradients, Wanted, Weights, transformable
 
 
 class HardLabels(NamedTuple):
@@ -43,7 +42,7 @@ class HardLabels(NamedTuple):
         return hard if self.soft == 0 else self.soft * values + hard
 
     def add(
-        self, values: Tensor, logits: Tensor, weights: Tensor | None, scale: float, gradient: Tensor | None
+        self, values: Tensor, logits: Tensor, weights: Weights, scale: float, gradient: Tensor | None
     ) -> Tensor:
         """Return the mixed values of rows, and add the gradient of the cross-entropy to `gradient`.
 
@@ -98,9 +97,7 @@ class _CrossEntropy:
         parts = [cross_entropy_of_block(logits[block], classes[block]) for block in row_blocks(logits)]
         return (torch.cat(parts),)
 
-    def gradients(
-        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
-    ) -> Gradients:
+    def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         logits, classes, *_ = tensors
         if not is_plain:
             return cross_entropy_gradient(logits, classes, grad).to(logits.dtype), None

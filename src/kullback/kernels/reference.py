@@ -6,7 +6,7 @@ temporaries stay small for any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from kullback.common.dtypes import tensor_of, upcast
 from kullback.generators import Divergence, FinitePair, TotalVariation, behaves_as
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
-from kullback.kernels.row_operation import Gradients, transformable
+from kullback.kernels.row_operation import Evaluation, Gradients, Wanted, Weights, transformable
 from kullback.representations import Representation
 
 NAME = "reference"
@@ -162,9 +162,7 @@ class RowDivergence(NamedTuple):
         ]
         return (torch.cat(values),)
 
-    def gradients(
-        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
-    ) -> Gradients:
+    def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the gradients from `derivatives` instead of differentiating the terms.
 
         Where P and Q agree, the derivatives are as accurate as the terms. They are also defined at the edges, where
@@ -271,13 +269,8 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 
 
 def value_and_gradient(
-    rows: RowDivergence,
-    p: Tensor,
-    q: Tensor,
-    weights: Tensor | None,
-    wanted: Sequence[bool],
-    inplace: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, inplace: bool = False
+) -> Evaluation:
     """Return the value of each row of logits, and the wanted gradients of their weighted sum."""
     values = torch.empty(p.shape[0], dtype=upcast(p[:0]).dtype, device=p.device)
     gradients = [
@@ -296,12 +289,7 @@ def value_and_gradient(
 
 
 def weighted_total(
-    rows: RowDivergence,
-    p: Tensor,
-    q: Tensor,
-    weights: Tensor | None,
-    wanted: Sequence[bool],
-    scale: float,
+    rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, scale: float
 ) -> tuple[Tensor, Gradients]:
     """Return `scale` times the weighted sum of the rows' values, and its wanted gradients."""
     scaled = q.new_full(q.shape[:1], scale, dtype=torch.float64) if weights is None else weights * scale

@@ -18,6 +18,12 @@ from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.errors import invalid_value
 
 Gradients = Sequence[Tensor | None]
+Wanted = Sequence[bool]
+"""Which gradients are needed."""
+Weights = Tensor | None
+"""The weight of each row in a sum; None means 1."""
+Evaluation = tuple[Tensor, Tensor | None, Tensor | None]
+"""The values of rows, and the gradients of their weighted sum by P and by Q."""
 
 
 class RowOperation(Protocol):
@@ -27,9 +33,7 @@ class RowOperation(Protocol):
         """Return a tuple of the values, and of everything else that the gradients need."""
         ...
 
-    def gradients(
-        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
-    ) -> Gradients:
+    def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the wanted gradients of the sum of `grad` times the values.
 
         Arguments:
@@ -58,7 +62,7 @@ class TotalOperation(RowOperation, Protocol):
     @property
     def scale(self) -> float: ...
 
-    def total(self, tensors: Any, wanted: Sequence[bool]) -> tuple[Tensor, Gradients]:
+    def total(self, tensors: Any, wanted: Wanted) -> tuple[Tensor, Gradients]:
         """Return the total and its wanted gradients."""
         ...
 
@@ -195,7 +199,7 @@ class RowTotal(torch.autograd.Function):
         return torch.where(weights == 0, 0, weights * changes).sum().to(ctx.dtype)
 
 
-def row_weights(weights: Tensor | None, rows: Tensor, factor: Tensor | float) -> Tensor:
+def row_weights(weights: Weights, rows: Tensor, factor: Tensor | float) -> Tensor:
     """Return the weight of each row's value in a total that is multiplied by `factor`."""
     # The gradient may belong to a side with a more accurate dtype than `rows`.
     dtype = accurate_dtype(rows.device)

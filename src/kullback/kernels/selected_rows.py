@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import cross_entropy_gradient, cross_entropy_of_block
 from kullback.kernels.native import native_selected as native
 from kullback.kernels.reference import origin_of
-from kullback.kernels.row_operation import Gradients, transformable
+from kullback.kernels.row_operation import Gradients, Wanted, transformable
 
 
 class SelectedClasses(NamedTuple):
@@ -44,9 +43,7 @@ class SelectedClasses(NamedTuple):
         """Return the results of `read`, as a row operation."""
         return self._replace(indices=indices, labels=labels).read(logits)
 
-    def gradients(
-        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
-    ) -> Gradients:
+    def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the gradient by the logits."""
         (logits, indices, labels), (result, sums) = tensors, kept
         classes = self._replace(indices=indices, labels=labels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,15 @@ from kullback.kernels.backends import backend_for
 from kullback.kernels.native import native_rows
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import RowDivergence
-from kullback.kernels.row_operation import Gradients, RowTotal, RowValueFunction, overwritten
+from kullback.kernels.row_operation import (
+    Evaluation,
+    Gradients,
+    RowTotal,
+    RowValueFunction,
+    Wanted,
+    Weights,
+    overwritten,
+)
 from kullback.representations import Representation
 
 _NO_GRADIENTS = (False, False)
@@ -35,7 +42,7 @@ class FastRows(NamedTuple):
 
     rows: RowDivergence
     backend: Any
-    weights: Tensor | None = None
+    weights: Weights = None
     scale: float = 1.0
     inplace: bool = False
 
@@ -44,13 +51,11 @@ class FastRows(NamedTuple):
         values = self.backend.value_and_gradient(self.rows, p, q, None, _NO_GRADIENTS)[0]
         return (values.to(self.rows.dtype),)
 
-    def total(self, tensors: Any, wanted: Sequence[bool]) -> tuple[Tensor, Gradients]:
+    def total(self, tensors: Any, wanted: Wanted) -> tuple[Tensor, Gradients]:
         """Return the total and its wanted gradients."""
         return self.backend.weighted_total(self.rows, *tensors, self.weights, wanted, self.scale)
 
-    def gradients(
-        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
-    ) -> Gradients:
+    def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the wanted gradients of the sum of `grad` times the values."""
         if not is_plain:
             return self.rows.gradients(tensors, kept, grad, wanted, is_plain)
@@ -113,13 +118,8 @@ def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool =
 
 
 def value_and_gradient(
-    rows: RowDivergence,
-    p: Tensor,
-    q: Tensor,
-    weights: Tensor | None,
-    wanted: Sequence[bool],
-    inplace: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, inplace: bool = False
+) -> Evaluation:
     """Return the value of each row of logits together with the gradient of their weighted sum.
 
     Use it when the row weights are known in advance: it reads the logits once. The result is not differentiable.
@@ -139,13 +139,7 @@ def value_and_gradient(
 
 
 def weighted_total(
-    rows: RowDivergence,
-    p: Tensor,
-    q: Tensor,
-    weights: Tensor | None,
-    *,
-    scale: float = 1.0,
-    inplace: bool = False,
+    rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, *, scale: float = 1.0, inplace: bool = False
 ) -> Tensor:
     """Return `scale` times the weighted sum of the values of rows of logits, differentiable by both sides.
 

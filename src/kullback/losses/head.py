@@ -17,7 +17,7 @@ from kullback.generators.growth import growth_of, is_own
 from kullback.kernels import RowDivergence, logit_divergence, value_and_gradient
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.native import library
-from kullback.kernels.row_operation import Gradients, row_weights
+from kullback.kernels.row_operation import Evaluation, Gradients, Wanted, Weights, row_weights
 from kullback.losses.settings import LossSettings, remembered
 from kullback.losses.teachers import PartialRows, PartialTeacher, check_positions
 from kullback.parallel.collectives import check_first_derivative
@@ -73,7 +73,7 @@ class Head(NamedTuple):
         )
         return logit_divergence(RowDivergence(rows.kind, rows.temperature, rows.dtype, rows.labels), p, q)
 
-    def side(self, tensors: Sequence[Any], wanted: Sequence[bool], classes: int) -> _TeacherSide:
+    def side(self, tensors: Sequence[Any], wanted: Wanted, classes: int) -> _TeacherSide:
         """Return the buffers of a pass, for a teacher with this head."""
         return _TeacherSide(self, tensors, wanted, classes)
 
@@ -109,7 +109,7 @@ class StoredTeacher(NamedTuple):
         selected = self.rows.classes(rows.labels).of(student)
         return self.rows.values(upcast(tensors[0]), selected, rows.labels).to(rows.dtype)
 
-    def side(self, tensors: Sequence[Any], wanted: Sequence[bool], classes: int) -> _StoredSide:
+    def side(self, tensors: Sequence[Any], wanted: Wanted, classes: int) -> _StoredSide:
         """Return the sums of a pass."""
         return _StoredSide(self.rows, tensors[0], wanted[0])
 
@@ -145,7 +145,7 @@ class HeadRows(NamedTuple):
     chunk_bytes: int | None
     counted: Tensor | None
     labels: HardLabels | None
-    weights: Tensor | None = None
+    weights: Weights = None
     scale: float = 1.0
     shards: ShardedRows | None = None
     widest: int = 0
@@ -155,15 +155,13 @@ class HeadRows(NamedTuple):
         """Return the divergence of each position, as a row operation."""
         return (sweep(self, tensors, None, (False,) * len(tensors))[0].to(self.dtype),)
 
-    def total(self, tensors: Any, wanted: Sequence[bool]) -> tuple[Tensor, Gradients]:
+    def total(self, tensors: Any, wanted: Wanted) -> tuple[Tensor, Gradients]:
         """Return the weighted sum of the divergences, and its gradients."""
         weights = row_weights(self.weights, tensors[0], self.scale)
         values, gradients = sweep(self, tensors, weights, wanted)
         return torch.where(weights == 0, 0, weights * values).sum().to(self.dtype), gradients
 
-    def gradients(
-        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
-    ) -> Gradients:
+    def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the gradients of the sum of `grad` times the divergences. They compute the logits again, by chunks.
 
         A differentiated or batched backward pass uses all logits at once.
@@ -182,7 +180,7 @@ class HeadRows(NamedTuple):
                 gradients[i] = self.shards.ranks.sum(part)
         return gradients
 
-    def _through_whole_logits(self, tensors: Any, grad: Tensor, wanted: Sequence[bool]) -> Gradients:
+    def _through_whole_logits(self, tensors: Any, grad: Tensor, wanted: Wanted) -> Gradients:
         """Compute the gradients by differentiable operations on all logits at once."""
         excluded = self._excluded(tensors[0])
         with torch.enable_grad():
@@ -259,7 +257,7 @@ def may_overflow(kind: Divergence) -> bool:
 
 
 def sweep(
-    operation: HeadRows, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
+    operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the divergence of each position, 0 where it does not count, and the gradient of their weighted sum.
 
@@ -299,7 +297,7 @@ def sweep(
 
 
 def _sweep(
-    operation: HeadRows, tensors: Sequence[Any], weights: Tensor | None, wanted: Sequence[bool]
+    operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the results of `sweep`, with the gradients of logits in the dtype of the logits."""
     student, teacher = tensors[:3], tensors[3:]
@@ -339,7 +337,7 @@ def _sweep(
 class _Side:
     """One head during the pass: the buffers for its logits, and the sums of its gradients."""
 
-    def __init__(self, head: Head, tensors: Sequence[Any], wanted: Sequence[bool], classes: int) -> None:
+    def __init__(self, head: Head, tensors: Sequence[Any], wanted: Wanted, classes: int) -> None:
         self.head = head
         self.hidden: Tensor = tensors[0]
         self.weight: Tensor = tensors[1]
@@ -444,10 +442,10 @@ class _TeacherSide(_Side):
         operation: HeadRows,
         q: Tensor,
         where: slice | Tensor,
-        weights: Tensor | None,
+        weights: Weights,
         q_is_wanted: bool,
         labels: HardLabels | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> Evaluation:
         """Return the values of some positions and the gradients of both sides' logits; these overwrite the logits."""
         compute = value_and_gradient if operation.shards is None else operation.shards.value_and_gradient
         rows = RowDivergence(operation.kind, operation.temperature, labels=labels)
@@ -472,10 +470,10 @@ class _StoredSide:
         operation: HeadRows,
         q: Tensor,
         where: slice | Tensor,
-        weights: Tensor | None,
+        weights: Weights,
         q_is_wanted: bool,
         labels: HardLabels | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> Evaluation:
         """Return the values of some positions and the gradients of log-probabilities and the student's logits."""
         rows = self.rows.of_rows(where)
         shards = operation.shards

@@ -20,7 +20,7 @@ from kullback.generators import Divergence
 from kullback.kernels import RowDivergence, logit_divergence, weighted_total
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.reference import pair_of_logs
-from kullback.kernels.row_operation import Gradients, RowValueFunction
+from kullback.kernels.row_operation import Gradients, RowValueFunction, Wanted
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.losses.positions import Positions
 from kullback.losses.settings import (
@@ -289,9 +289,7 @@ class WeightedTerms(NamedTuple):
         terms = self.kind.terms(pair_of_logs(log_p, log_q))
         return (torch.where(weights == 0, 0, weights * terms).sum(-1),)
 
-    def gradients(
-        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
-    ) -> Gradients:
+    def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the gradients by log p and log q."""
         log_p, log_q, weights = tensors
         counted = weights * grad.unsqueeze(-1)

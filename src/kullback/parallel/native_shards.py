@@ -19,6 +19,7 @@ from torch import Tensor
 from kullback.generators import KL, Divergence, FinitePair, ReverseKL, TotalVariation
 from kullback.kernels.native import native_rows as native
 from kullback.kernels.reference import RowDivergence
+from kullback.kernels.row_operation import Weights
 from kullback.parallel.combine import Merged
 from kullback.parallel.sharded_labels import MixedLabels
 
@@ -86,7 +87,7 @@ def add_gradients(
     q: Tensor,
     normalizers: Sequence[Normalizer],
     merged: Merged,
-    weights: Tensor | None,
+    weights: Weights,
     results: Sequence[Tensor | None],
     temperature: float,
     labels: MixedLabels | None = None,

@@ -18,7 +18,7 @@ from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
-from kullback.kernels.row_operation import Gradients, overwritten
+from kullback.kernels.row_operation import Evaluation, Gradients, Wanted, Weights, overwritten
 from kullback.parallel import native_shards
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first_rank, rule_of
@@ -69,9 +69,7 @@ class ShardedRows(NamedTuple):
         state = self.sweep(p, q, self.needed, self.labels)
         return state.values().to(self.dtype), state
 
-    def gradients(
-        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
-    ) -> Gradients:
+    def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the gradients by this rank's logits. They need no collective: `compute` keeps the sums.
 
         All ranks have the same values, and the same gradient of the loss by these values. The result is this rank's
@@ -88,10 +86,10 @@ class ShardedRows(NamedTuple):
         rows: RowDivergence,
         p: Tensor,
         q: Tensor,
-        weights: Tensor | None,
-        wanted: Sequence[bool],
+        weights: Weights,
+        wanted: Wanted,
         inplace: bool = False,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> Evaluation:
         """Return the results of `kernels.value_and_gradient`, with the gradients by this rank's logits."""
         sharded = self._replace(kind=rows.kind)
         state = sharded.sweep(p, q, self.needed if any(wanted) else (False, False), rows.labels)
@@ -130,8 +128,8 @@ class ShardedRows(NamedTuple):
         p: Tensor,
         q: Tensor,
         state: SweepResults,
-        weights: Tensor | None,
-        wanted: Sequence[bool],
+        weights: Weights,
+        wanted: Wanted,
         inplace: Sequence[bool],
     ) -> list[Tensor | None]:
         """Return the requested gradients, by this rank's logits, of the weighted sum of the values."""
@@ -185,7 +183,7 @@ class ShardedRows(NamedTuple):
         return rule_of(self.ranks.call, self.kind, self.classes, self.ranks.rank)
 
     def _pair(
-        self, p: Tensor, q: Tensor, normalizers: Sequence[Any], block: slice, wanted: Sequence[bool]
+        self, p: Tensor, q: Tensor, normalizers: Sequence[Any], block: slice, wanted: Wanted
     ) -> tuple[FinitePair, list[Tensor | None]]:
         """Return the pair of this rank's classes, and for each requested side a mask of its largest class."""
         norms = [cast("Normalizer", normalizers[i]).block(block) for i in (0, 1)]

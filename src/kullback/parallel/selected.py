@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from kullback.common.dtypes import upcast
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.reference import origin_of
-from kullback.kernels.row_operation import Gradients, RowValueFunction
+from kullback.kernels.row_operation import Gradients, RowValueFunction, Wanted
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.rows import log_sums, merged_log_sums
@@ -50,9 +49,7 @@ class ShardedClasses(NamedTuple):
         """Return the results of `read`, as a row operation."""
         return self.read(logits)
 
-    def gradients(
-        self, tensors: Any, kept: Any, grad: Tensor, wanted: Sequence[bool], is_plain: bool
-    ) -> Gradients:
+    def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the gradient by this rank's logits. All ranks get the same gradient by the result."""
         check_first_derivative(self.shard.ranks, grad)
         gradient = torch.empty_like(tensors[0])

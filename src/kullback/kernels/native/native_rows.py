@@ -6,7 +6,6 @@ a side is float64, else in float32. They sum in float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -16,6 +15,7 @@ from kullback.generators import Divergence
 from kullback.kernels.divergence_codes import Arguments, arguments_of
 from kullback.kernels.native import library
 from kullback.kernels.reference import RowDivergence
+from kullback.kernels.row_operation import Evaluation, Wanted, Weights
 
 NAME = "native"
 SUMMARY = "C++ of this install; computes in float32 (float64 for float64 logits) and sums in float64"
@@ -48,13 +48,8 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 
 
 def value_and_gradient(
-    rows: RowDivergence,
-    p: Tensor,
-    q: Tensor,
-    weights: Tensor | None,
-    wanted: Sequence[bool],
-    inplace: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, inplace: bool = False
+) -> Evaluation:
     """Return the value of each row of logits, and the wanted gradients of their weighted sum."""
     values = torch.empty(p.shape[0], dtype=torch.float64, device="cpu")
     gradients: list[Tensor | None] = [None, None]
@@ -70,12 +65,7 @@ def value_and_gradient(
 
 
 def weighted_total(
-    rows: RowDivergence,
-    p: Tensor,
-    q: Tensor,
-    weights: Tensor | None,
-    wanted: Sequence[bool],
-    scale: float,
+    rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, scale: float
 ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
     """Return `scale` times the weighted sum of the rows' values, and its wanted gradients."""
     by_p = torch.empty(p.shape, dtype=p.dtype, device="cpu") if wanted[0] else None
@@ -86,12 +76,7 @@ def weighted_total(
 
 
 def _run(
-    rows: RowDivergence,
-    p: Tensor,
-    q: Tensor,
-    weights: Tensor | None,
-    scale: float,
-    *results: Tensor | None,
+    rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, scale: float, *results: Tensor | None
 ) -> None:
     """Call the operator, which writes the values, the total and the gradients by both sides to `results`."""
     kind, temperature, _, labels, *_ = rows

@@ -8,7 +8,6 @@ interpreter runs the same kernel on the CPU, slowly, for tests.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import cast
@@ -21,6 +20,7 @@ from kullback.generators import Divergence
 from kullback.kernels.codes import DivergenceCode
 from kullback.kernels.divergence_codes import Arguments, arguments_of
 from kullback.kernels.reference import RowDivergence
+from kullback.kernels.row_operation import Evaluation, Wanted, Weights
 
 NAME = "triton"
 SUMMARY = "for GPUs; computes in float32 and sums in float64"
@@ -71,13 +71,8 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
 
 
 def value_and_gradient(
-    rows: RowDivergence,
-    p: Tensor,
-    q: Tensor,
-    weights: Tensor | None,
-    wanted: Sequence[bool],
-    inplace: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, inplace: bool = False
+) -> Evaluation:
     """Return the value of each row of logits, and the wanted gradients of their weighted sum."""
     gradients = [
         (x if inplace else torch.empty(x.shape, dtype=x.dtype, device=x.device)) if want else None
@@ -88,12 +83,7 @@ def value_and_gradient(
 
 
 def weighted_total(
-    rows: RowDivergence,
-    p: Tensor,
-    q: Tensor,
-    weights: Tensor | None,
-    wanted: Sequence[bool],
-    scale: float,
+    rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, scale: float
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return `scale` times the weighted sum of the rows' values, and its wanted gradients."""
     weights = _in_float64(weights)
@@ -111,7 +101,7 @@ def _run(
     divergence: RowDivergence,
     p: Tensor,
     q: Tensor,
-    weights: Tensor | None,
+    weights: Weights,
     scale: float,
     gradients: list[Tensor | None],
 ) -> Tensor:
@@ -167,7 +157,7 @@ def _block(classes: int) -> int:
     return min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, 1 << (classes - 1).bit_length()))
 
 
-def _in_float64(weights: Tensor | None) -> Tensor | None:
+def _in_float64(weights: Weights) -> Tensor | None:
     return None if weights is None else weights.to(torch.float64).contiguous()
 
 
