@@ -213,7 +213,10 @@ def all_recordable(tensors: Iterable[Any]) -> list[Any]:
 
 def check_dense(call: str, argument: str, x: Tensor) -> None:
     """Raise unless `x` is a dense tensor with a dtype that supports arithmetic."""
-    if torch.compiler.is_compiling() or _is_dense(x):
+    if torch.compiler.is_compiling():
+        return
+    has_dtype = x.dtype in _FLOATS or not (x.dtype.is_floating_point or x.is_quantized)
+    if type(x) in _PLAIN and x.layout is torch.strided and not x.is_nested and has_dtype:
         return
     unusual = _unusual(x)
     if unusual is not None:
@@ -242,15 +245,6 @@ def are_logits(*tensors: Any) -> bool:
         if x.ndim == 0 or x.is_nested:
             return False
     return True
-
-
-def _is_dense(x: Tensor) -> bool:
-    return (
-        type(x) in _PLAIN
-        and x.layout is torch.strided
-        and not x.is_nested
-        and (x.dtype in _FLOATS or not (x.dtype.is_floating_point or x.is_quantized))
-    )
 
 
 def _unusual(x: Tensor) -> tuple[str, str] | None:

@@ -100,7 +100,10 @@ def kl_div(
         return _native(input, target, torch_reduction(reduction, None, None), log_target)
     _check_tensor("input", input, instead=_INPUT_REMEDY)
     _check_tensor("target", target, instead=_TARGET_REMEDY)
-    _check_log_target(log_target)
+    if not isinstance(log_target, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        wanted = "True if target holds log-probabilities, False if it holds probabilities"
+        instead = "kl_div(input, target.log(), log_target=True) or kl_div(input, target)"
+        raise invalid_type("kl_div", "log_target", wanted=wanted, got=safe_repr(log_target), instead=instead)
     batch_size = input.size(0) if input.dim() else 1
     dtype = _result_dtype(input, target)
     if input.is_nested != target.is_nested:
@@ -216,13 +219,6 @@ def _check_match(log_q: Tensor, target: Tensor) -> None:
         wanted = f"a tensor on {log_q.device}, the device of input"
         instead = "kl_div(input, target.to(input.device))"
         raise _incompatible("target", wanted, f"a tensor on {target.device}", instead)
-
-
-def _check_log_target(log_target: object) -> None:
-    if not isinstance(log_target, bool):
-        wanted = "True if target holds log-probabilities, False if it holds probabilities"
-        instead = "kl_div(input, target.log(), log_target=True) or kl_div(input, target)"
-        raise invalid_type("kl_div", "log_target", wanted=wanted, got=safe_repr(log_target), instead=instead)
 
 
 def _incompatible(name: str, wanted: str, got: str, instead: str) -> IncompatibleTensorError:

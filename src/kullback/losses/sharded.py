@@ -34,7 +34,8 @@ def local_tensors(
     if not sharded:
         return list(tensors.values()), Ranks(call, group)
     by_class = [name for name, (_, dim) in sharded.items() if dim is not None] or list(sharded)
-    name = next((name for name in by_class if not _is_whole(sharded[name][0])), by_class[0])
+    is_cut = {name: not all(part.is_replicate() for part in sharded[name][0].placements) for name in by_class}
+    name = next((name for name in by_class if is_cut[name]), by_class[0])
     if group is not None:
         raise invalid_type(
             call,
@@ -54,10 +55,6 @@ def local_tensors(
         else:
             parts.append(local_shard(call, name, x, mesh, mesh_dim, dim))
     return parts, Ranks(call, group)
-
-
-def _is_whole(x: Any) -> bool:
-    return all(placement.is_replicate() for placement in x.placements)
 
 
 def checked_on_every_rank(ranks: Ranks, check: Callable[[], _T], tensors: Iterable[object]) -> _T:

@@ -219,16 +219,13 @@ class TopKRows(PartialRows):
         else:
             # If all classes are kept, any remainder is rounding.
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
-            left = _log_mass_left(log_probs, logits[:, -1:], torch.where(is_whole, 1, self.rounding))
+            # The mass outside is 0 if it is at most rounding and the student has none there.
+            kept = log_probs.exp().sum(-1, keepdim=True)
+            is_more = 1 - kept > torch.where(is_whole, 1, self.rounding)
+            some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
+            left = torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
         p = torch.cat([log_probs / self.temperature, left], -1)
         return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
-
-
-def _log_mass_left(log_probs: Tensor, others: Tensor, rounding: Tensor) -> Tensor:
-    """Return the log of the mass outside the kept classes; -inf if it is at most rounding and Q has none there."""
-    kept = log_probs.exp().sum(-1, keepdim=True)
-    some_left = (kept < 1) & ((others > -torch.inf) | (1 - kept > rounding))
-    return torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
 
 
 def _check_form(teacher: TopK) -> None:

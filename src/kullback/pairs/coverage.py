@@ -71,7 +71,6 @@ _TYPICAL_OF: dict[str, dict[str, object]] = {
     "Categorical": {"probs": torch.tensor([0.2, 0.3, 0.5], **_FLOAT64)},
     "Dirichlet": {"concentration": torch.tensor([1.5, 2.0, 2.5], **_FLOAT64)},
     "GeneralizedPareto": {"concentration": 0.2},
-    "Kumaraswamy": {"concentration0": 1.7, "concentration1": 2.2},
     "LogisticNormal": {
         "loc": torch.zeros(_CLASSES - 1, **_FLOAT64),
         "scale": torch.ones(_CLASSES - 1, **_FLOAT64),

@@ -13,7 +13,6 @@ from torch.distributions import (
     TransformedDistribution,
     constraints,
 )
-from torch.distributions.transforms import Transform
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
@@ -62,10 +61,12 @@ def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
         ):
             return None
         if not _is_inside(ends, domain):
+            inverse = getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
+            name = type(step).__name__ if inverse is None else f"{type(inverse).__name__}().inv"
             raise invalid_value(
                 call,
                 argument,
-                wanted=f"a base distribution with all of its mass in {_interval(domain)}, the domain of {_name(step)}",
+                wanted=f"a base distribution with all of its mass in {_interval(domain)}, the domain of {name}",
                 got=f"{type(d.base_dist).__name__} with mass in {_interval(ends)} there",
                 instead="a base distribution, or a transform before this one, that stays in the domain; for the "
                 "logarithm LogNormal or Gamma, not Normal",
@@ -106,11 +107,6 @@ def _is_inside(ends: Ends, domain: Ends) -> bool:
 def _interval(ends: Ends) -> str:
     low, high = ("" if x is None else f"{float(x.detach().flatten()[0]):g}" for x in ends)
     return f"({low or '-inf'}, {high or 'inf'})"
-
-
-def _name(step: Transform) -> str:
-    inverse = getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
-    return type(step).__name__ if inverse is None else f"{type(inverse).__name__}().inv"
 
 
 def check_integrable(call: str, p: Distribution, q: Distribution) -> None:

@@ -19,12 +19,12 @@ from kullback.pairs.registry import WRAPPERS, on_registration, plan_for, user_pa
 from kullback.pairs.solve import estimate
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.torch_registry import (
+    OURS,
     REPLACED,
     TypePair,
     forget_plans,
     is_of_torch,
     is_ours,
-    mark_as_ours,
     registry,
     rule_without_kullback,
 )
@@ -34,7 +34,6 @@ _ANYTHING: TypePair = (Distribution, Distribution)
 _OPTIONS = SolveOptions(wants_error=False, try_native=False)
 
 
-@mark_as_ours
 def _serve(p: Distribution, q: Distribution) -> Tensor:
     """Answer a call from torch. Without a rule, raise a NotImplementedError, as callers with a fallback expect."""
     value = fused_divergence(p, q)
@@ -53,6 +52,9 @@ def _serve(p: Distribution, q: Distribution) -> Tensor:
         return estimate("kl_divergence", p, q, _OPTIONS).value
     except ConvergenceError as error:
         raise NoRuleError(str(error)) from error
+
+
+OURS.add(_serve)
 
 
 class Installation:

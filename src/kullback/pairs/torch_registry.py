@@ -19,7 +19,8 @@ PLANS: dict[Any, Any] = kl._KL_MEMOIZE  # noqa: SLF001  # pyright: ignore[report
 
 # The rules in torch's table that kullback has replaced; None for pairs that had no rule.
 REPLACED: dict[TypePair, TorchRule | None] = {}
-_OURS: set[TorchRule] = set()
+# Kullback's own rules; they never count as a third party's.
+OURS: set[TorchRule] = set()
 
 
 class ThirdPartyRule(NamedTuple):
@@ -54,15 +55,9 @@ def forget_plans() -> None:
     PLANS.clear()
 
 
-def mark_as_ours(rule: TorchRule) -> TorchRule:
-    """Mark a rule as kullback's own; it then never counts as a third party's rule."""
-    _OURS.add(rule)
-    return rule
-
-
 def is_ours(rule: object) -> bool:
     """Return whether a rule in torch's table is kullback's own."""
-    return rule in _OURS
+    return rule in OURS
 
 
 def is_of_torch(thing: type | TorchRule) -> bool:

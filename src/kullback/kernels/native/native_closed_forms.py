@@ -90,7 +90,10 @@ def _compute(
     ]
     operator = _operator(form.operator)
     if form.operator == "closed_form_of_factors":
-        outcome = operator(values, *_with_variances(parameters))
+        # Mean, matrix and variances of P and of Q; the variances of a full covariance are None.
+        start = 2 if parameters[2].dim() < parameters[3].dim() else 3  # Q's mean comes before Q's matrix
+        sides = parameters[:start], parameters[start:]
+        outcome = operator(values, *(x for side in sides for x in (*side, *(None,) * (3 - len(side)))))
     elif of_numbers and derivatives:
         missing = (None,) * (4 - len(parameters))
         outcome = operator(*form.codes, values, *parameters, *missing, *derivatives)
@@ -102,13 +105,6 @@ def _compute(
         raise _DeclinedError
     # The operator does not support this layout; it supports contiguous tensors of one shape.
     return _compute(form, tuple(x.contiguous() for x in _of_one_shape(form, parameters)), required)
-
-
-def _with_variances(parameters: Parameters) -> tuple[Tensor | None, ...]:
-    """Return mean, matrix and variances of P and of Q; the variances of a full covariance are None."""
-    start = 2 if parameters[2].dim() < parameters[3].dim() else 3  # Q's mean comes before Q's matrix
-    p, q = parameters[:start], parameters[start:]
-    return *p, *(None,) * (3 - len(p)), *q, *(None,) * (3 - len(q))
 
 
 def _of_one_shape(form: Form, parameters: Parameters) -> Parameters:

@@ -117,11 +117,11 @@ def _run(
     values = torch.empty(rows, dtype=torch.float64, device=p.device)
     if rows == 0:
         return values
-    code, mixture, _ = cast(Arguments, arguments_of(divergence.kind))
+    code, (weight_p, share_p, weight_q, share_q), _ = cast(Arguments, arguments_of(divergence.kind))
     wanted = (gradients[0] is not None, gradients[1] is not None)
     # Gradients that were not requested are not written, so any valid pointer serves.
     by_p, by_q = (x if gradient is None else gradient for x, gradient in zip((p, q), gradients, strict=True))
-    block = _block(classes)
+    block = min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, 1 << (classes - 1).bit_length()))  # a power of 2
     with torch.cuda.device_of(p):
         _kernel().row_kernel[(rows,)](
             p,
@@ -134,7 +134,7 @@ def _run(
             classes,
             1 / divergence.temperature,
             scale / divergence.temperature,
-            *_shares(*mixture),
+            *(weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q),
             KIND=code,
             WEIGHTED=weights is not None,
             WANT_P=wanted[0],
@@ -146,15 +146,6 @@ def _run(
             enable_fp_fusion=False,
         )
     return values
-
-
-def _shares(weight_p: float, share_p: float, weight_q: float, share_q: float) -> tuple[float, ...]:
-    return weight_p, share_p, 1 - share_p, weight_q, share_q, 1 - share_q
-
-
-def _block(classes: int) -> int:
-    """Return the number of classes in a block, a power of 2."""
-    return min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, 1 << (classes - 1).bit_length()))
 
 
 def _in_float64(weights: Weights) -> Tensor | None:

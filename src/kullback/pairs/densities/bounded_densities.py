@@ -38,13 +38,23 @@ class _Unit(PositiveAtEnds):
         return torch.ones((), dtype=torch.float64, device="cpu")
 
 
-@density_of_family(Beta, "concentration1", "concentration0")
 @dataclass(frozen=True)
-class BetaDensity(_Unit):
-    """x^(a - 1) (1 - x)^(b - 1) / B(a, b)."""
+class _PowersAtEnds(_Unit):
+    """A density that is about x^(a - 1) near 0 and (1 - x)^(b - 1) near 1."""
 
     a: Tensor
     b: Tensor
+
+    def lower_tail(self) -> Tail:
+        return Tail.of_power(self.a)
+
+    def upper_tail(self) -> Tail:
+        return Tail.of_power(self.b)
+
+
+@density_of_family(Beta, "concentration1", "concentration0")
+class BetaDensity(_PowersAtEnds):
+    """x^(a - 1) (1 - x)^(b - 1) / B(a, b)."""
 
     def log_density(self, at: Points) -> Tensor:
         a, b = self.a, self.b
@@ -66,20 +76,10 @@ class BetaDensity(_Unit):
             *self.center_and_width(), torch.log(self.a + 1) - torch.log(self.b + 1), steps
         )
 
-    def lower_tail(self) -> Tail:
-        return Tail.of_power(self.a)
-
-    def upper_tail(self) -> Tail:
-        return Tail.of_power(self.b)
-
 
 @density_of_family(Kumaraswamy, "concentration1", "concentration0")
-@dataclass(frozen=True)
-class KumaraswamyDensity(_Unit):
+class KumaraswamyDensity(_PowersAtEnds):
     """a b x^(a - 1) (1 - x^a)^(b - 1)."""
-
-    a: Tensor
-    b: Tensor
 
     def log_density(self, at: Points) -> Tensor:
         a, b = self.a, self.b
@@ -102,12 +102,6 @@ class KumaraswamyDensity(_Unit):
         low, middle, high = logit_at(0.9), logit_at(0.5), logit_at(0.1)
         width = ((high - low) / 2.5).nan_to_num(nan=1.0).clamp(1e-3, 1e6)
         return middle.nan_to_num(nan=0.0).clamp(-1e6, 1e6), width
-
-    def lower_tail(self) -> Tail:
-        return Tail.of_power(self.a)
-
-    def upper_tail(self) -> Tail:
-        return Tail.of_power(self.b)
 
 
 @density_of_family(Uniform, "low", "high")

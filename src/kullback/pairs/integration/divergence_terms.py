@@ -108,7 +108,11 @@ class DivergenceTerms(NamedTuple):
         sides: list[Tensor] = []
         for side, (by, log) in enumerate(zip(derivatives, (log_p, log_q), strict=True)):
             clean = torch.where(log.isfinite() & by.isfinite(), by, 0)
-            sides.append(clean if side == self.beyond else _less_mean(clean, log))
+            if side != self.beyond:  # the mass is 1, so its derivative, the sum, is only rounding
+                mass = torch.exp(log)
+                mean = clean.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True).clamp(min=1e-300)
+                clean = clean - mass * mean
+            sides.append(clean)
         return sides[0], sides[1]
 
     def _derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,14 +197,6 @@ class DivergenceTerms(NamedTuple):
             for by, log in zip(pair, (log_p, log_q), strict=True)
         ]
         return 2 * (sizes[0] + sizes[1]) / (sizes[2] + sizes[3]).clamp(min=1e-300)
-
-
-def _less_mean(derivative: Tensor, log_mass: Tensor) -> Tensor:
-    """Subtract the multiple of the mass that makes the sum 0: the mass is 1, so its derivative is only rounding."""
-    mass = torch.exp(log_mass)
-    return derivative - mass * (
-        derivative.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True).clamp(min=1e-300)
-    )
 
 
 def total_of_masses(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:

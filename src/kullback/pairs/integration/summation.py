@@ -97,7 +97,10 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
     with torch.no_grad():
         low, high, missing = _window(fixed_p, fixed_q, batch_shape)
         starts, kinds = _cut(low, high, _is_smooth(p) and _is_smooth(q))
-        marks = _breakpoints(fixed_p, fixed_q, batch_shape)
+        # The places where both densities rise and fall; NaN if there is none.
+        peaks = [marks for density in (fixed_p, fixed_q) for marks in density.breakpoints(_STEPS)]
+        marks = torch.cat([marks.expand(*batch_shape, len(_STEPS)) for marks in peaks], -1)
+        marks = torch.where(marks.isfinite(), marks, torch.nan)
         panels = _measure(fixed_p, fixed_q, *_resolved(starts, kinds, marks))
         rest_of_q = _mass_outside(fixed_q, panels)
         while True:
@@ -215,13 +218,6 @@ def _cut(low: Tensor, high: Tensor, smooth: bool) -> tuple[Tensor, Tensor]:
     smaller = torch.arange(1, int(kind.max()) if count.numel() else 1, device=low.device)
     more = torch.where((smaller < kind) & (first == 0), smaller, 0)
     return torch.cat([starts, _size(smaller).expand_as(more)], -1), torch.cat([kinds, more], -1)
-
-
-def _breakpoints(p: Density, q: Density, batch_shape: torch.Size) -> Tensor:
-    """Return the places where both densities rise and fall, shape (..., breakpoints); NaN if there is none."""
-    peaks = [marks for density in (p, q) for marks in density.breakpoints(_STEPS)]
-    marks = torch.cat([marks.expand(*batch_shape, len(_STEPS)) for marks in peaks], -1)
-    return torch.where(marks.isfinite(), marks, torch.nan)
 
 
 def _resolved(starts: Tensor, kinds: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
