@@ -196,7 +196,7 @@ def test_a_conversation_becomes_the_tokens_of_its_template(model, reply_follows)
     expected = tiny.make_tokenizer().apply_chat_template(
         CONVERSATION, add_generation_prompt=reply_follows, return_dict=False
     )
-    assert model.chat_tokens(CONVERSATION, reply_follows=reply_follows) == expected
+    assert model.chat_encode(model.chat_text(CONVERSATION, reply_follows=reply_follows)) == expected
     assert 1 in expected  # the end of a message is the one token
 
 
@@ -271,12 +271,12 @@ def test_a_file_without_a_template_takes_no_conversation(folder, tmp_path, monke
     monkeypatch.setattr("gguf.GGUFWriter.add_chat_template", lambda *_: None)
     path = tiny.make_gguf(folder, tmp_path / "plain.gguf")
     with GGUFModel(path) as model, pytest.raises(ModelError, match="--score all"):
-        model.chat_tokens(CONVERSATION, reply_follows=False)
+        model.chat_encode(model.chat_text(CONVERSATION, reply_follows=False))
 
 
 def test_a_conversation_that_the_template_refuses_is_named(model):
     with pytest.raises(ModelError, match="chat template takes"):
-        model.chat_tokens([{"role": "user", "content": None}], reply_follows=False)
+        model.chat_encode(model.chat_text([{"role": "user", "content": None}], reply_follows=False))
 
 
 def test_tokens_of_another_vocabulary_are_refused(model):

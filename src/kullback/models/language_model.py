@@ -115,12 +115,6 @@ class LanguageModel(Closes, ABC):
             "(--score all)"
         )
 
-    def chat_tokens(
-        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, reply_follows: bool
-    ) -> list[int]:
-        """Return the tokens of a conversation in the model's chat template; arguments and errors as of `chat_text`."""
-        return self.chat_encode(self.chat_text(messages, tools=tools, reply_follows=reply_follows))
-
 
 def refused_conversation(name: str, error: Exception) -> ModelError:
     """Return the error of a chat template that does not take a conversation."""

@@ -19,6 +19,7 @@ from kullback.common.dtypes import tensor_of
 from kullback.errors import invalid_type
 from kullback.pairs.densities.black_box import UNDERFLOWED, black_box
 from kullback.pairs.densities.density import Coordinate, Density, Points, density_of, register_density
+from kullback.pairs.densities.image import interval_between
 from kullback.pairs.densities.integer import IntegerDensity
 from kullback.pairs.densities.transformed import AffineDensity
 
@@ -152,11 +153,7 @@ class ScipyDensity(Distribution):
     def support(self) -> constraints.Constraint:
         """The support, from SciPy."""
         low, high = (_upcast(end).expand(self.batch_shape) for end in self.frozen.support())
-        if bool(low.isinf().all()) and bool(high.isinf().all()):
-            return constraints.real
-        if bool(high.isinf().all()):
-            return constraints.greater_than(low)
-        return constraints.less_than(high) if bool(low.isinf().all()) else constraints.interval(low, high)
+        return interval_between(*(None if bool(end.isinf().all()) else end for end in (low, high)))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return SciPy's logpdf, without a gradient."""

@@ -54,73 +54,6 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
     )
 
 
-def local_numbers(
-    kind: Divergence,
-    p: Tensor,
-    q: Tensor,
-    normalizers: Sequence[Normalizer],
-    needed: Sequence[bool],
-    temperature: float,
-) -> Tensor:
-    """Return the numbers of `CombineRule.local` for all rows; the top class is counted among the others."""
-    sum_is_known = [_sum_is_known(kind, side) for side in (0, 1)]
-    wanted = needed[0] and not sum_is_known[0], needed[1] and not sum_is_known[1]
-    parts: list[Tensor] = []
-    for block in _blocks(kind, p, q, normalizers, wanted, temperature):
-        numbers = [block.values]
-        for side in (0, 1):
-            if needed[side]:
-                # The derivatives of KL by log q are q - p.
-                total = (
-                    block.own_mass[side] - block.own_mass[1 - side]
-                    if sum_is_known[side]
-                    else block.sums[side]
-                )
-                numbers += [total, torch.zeros_like(total), block.own_mass[side]]
-        parts.append(torch.stack(numbers, -1))
-    return torch.cat(parts)
-
-
-def add_gradients(
-    kind: Divergence,
-    p: Tensor,
-    q: Tensor,
-    normalizers: Sequence[Normalizer],
-    merged: Merged,
-    weights: Weights,
-    results: Sequence[Tensor | None],
-    temperature: float,
-    labels: MixedLabels | None = None,
-) -> None:
-    """Write the gradients of the weighted sum of the values to `results`, which may be p and q.
-
-    The gradients are by this rank's logits.
-    """
-    wanted = results[0] is not None, results[1] is not None
-    masses = None  # a buffer: allocating memory costs more than writing to it
-    for block in _blocks(kind, p, q, normalizers, wanted, temperature):
-        rows = block.rows
-        factor = None if weights is None else weights[rows].unsqueeze(-1)
-        for side, result in enumerate(results):
-            gradient, sums = block.gradients[side], merged.sums[side]
-            if result is None or gradient is None or sums is None:
-                continue
-            gradient.mul_(2 / temperature)
-            if not _sum_is_known(kind, side):
-                total = sums.others[rows] + sums.top[rows]
-                change = (block.totals[side] - total) / temperature
-                x, norm = (p, q)[side][rows], normalizers[side].block(rows)
-                if masses is None:
-                    masses = torch.empty(gradient.shape, dtype=torch.float64, device="cpu")
-                mass = _shifted(masses[: len(gradient)], x, norm.peak, temperature).exp_()
-                gradient.addcmul_(mass, (change / norm.total).unsqueeze(-1))
-            if labels is not None:
-                gradient = labels.gradient(rows, gradient, q[rows] if side else None)
-            if factor is not None:  # a row of weight 0 gives 0, even if it contains inf or NaN
-                gradient.mul_(factor).masked_fill_(factor == 0, 0)
-            result[rows].copy_(gradient)
-
-
 class _BlockResults(NamedTuple):
     """The kernels' results for a block of rows."""
 
@@ -132,49 +65,104 @@ class _BlockResults(NamedTuple):
     gradients: list[Tensor | None]
 
 
-def _blocks(
-    kind: Divergence,
-    p: Tensor,
-    q: Tensor,
-    normalizers: Sequence[Normalizer],
-    wanted: tuple[bool, bool],
-    temperature: float,
-) -> Iterator[_BlockResults]:
-    n, classes = p.shape
-    step = max(1, _BLOCK * torch.get_num_threads() // (classes + 1))
-    buffers = [torch.empty(min(step, n), classes + 1, dtype=torch.float64, device="cpu") for _ in range(2)]
-    # The rest class: its masses, its term, and its derivatives.
-    rest = [1 - norm.own_mass / 2 for norm in normalizers]
-    log_ratio = torch.log1p((normalizers[1].own_mass - normalizers[0].own_mass) / (2 * rest[1]))
-    pair = FinitePair(rest[0].unsqueeze(-1), rest[1].unsqueeze(-1), log_ratio.unsqueeze(-1))
-    term = kind.terms(pair).squeeze(-1)
-    derivatives = [x.squeeze(-1) for x in kind.derivatives(pair)]
-    log_rest = [
-        torch.log(norm.total) + torch.log(2 * mass) for norm, mass in zip(normalizers, rest, strict=True)
-    ]
-    for start in range(0, max(n, 1), step):
-        rows = slice(start, min(start + step, n))
-        filled = [buffer[: rows.stop - rows.start] for buffer in buffers]
-        for x, norm, buffer, last in zip((p, q), normalizers, filled, log_rest, strict=True):
-            _shifted(buffer[:, :-1], x[rows], norm.peak[rows], temperature)
-            buffer[:, -1] = last[rows]
-        values, *gradients = native.value_and_gradient(
-            RowDivergence(kind), filled[0], filled[1], None, wanted, inplace=True
-        )
-        totals: list[Tensor] = []
-        sums: list[Tensor] = []
-        for by, mass, gradient in zip(derivatives, rest, gradients, strict=True):
-            total = by[rows] if gradient is None else (by[rows] - gradient[:, -1]) / mass[rows]
-            totals.append(total)
-            sums.append(2 * (total - by[rows]))
-        yield _BlockResults(
-            rows,
-            (2 * (values - term[rows])).clamp(min=0),
-            (normalizers[0].own_mass[rows], normalizers[1].own_mass[rows]),
-            sums,
-            totals,
-            [None if x is None else x[:, :-1] for x in gradients],
-        )
+class OwnClasses(NamedTuple):
+    """The logits of this rank's classes on both sides, and the settings of their divergence."""
+
+    kind: Divergence
+    p: Tensor
+    q: Tensor
+    normalizers: tuple[Normalizer, Normalizer]
+    temperature: float
+
+    def local_numbers(self, needed: Sequence[bool]) -> Tensor:
+        """Return the numbers of `CombineRule.local` for all rows; the top class is counted among the others."""
+        sum_is_known = [_sum_is_known(self.kind, side) for side in (0, 1)]
+        wanted = needed[0] and not sum_is_known[0], needed[1] and not sum_is_known[1]
+        parts: list[Tensor] = []
+        for block in self._blocks(wanted):
+            numbers = [block.values]
+            for side in (0, 1):
+                if needed[side]:
+                    # The derivatives of KL by log q are q - p.
+                    total = (
+                        block.own_mass[side] - block.own_mass[1 - side]
+                        if sum_is_known[side]
+                        else block.sums[side]
+                    )
+                    numbers += [total, torch.zeros_like(total), block.own_mass[side]]
+            parts.append(torch.stack(numbers, -1))
+        return torch.cat(parts)
+
+    def add_gradients(
+        self, merged: Merged, weights: Weights, results: Sequence[Tensor | None], labels: MixedLabels | None
+    ) -> None:
+        """Write the gradients of the weighted sum of the values to `results`, which may be P and Q.
+
+        The gradients are by this rank's logits.
+        """
+        wanted = results[0] is not None, results[1] is not None
+        masses = None  # a buffer: allocating memory costs more than writing to it
+        for block in self._blocks(wanted):
+            rows = block.rows
+            factor = None if weights is None else weights[rows].unsqueeze(-1)
+            for side, result in enumerate(results):
+                gradient, sums = block.gradients[side], merged.sums[side]
+                if result is None or gradient is None or sums is None:
+                    continue
+                gradient.mul_(2 / self.temperature)
+                if not _sum_is_known(self.kind, side):
+                    total = sums.others[rows] + sums.top[rows]
+                    change = (block.totals[side] - total) / self.temperature
+                    x, norm = (self.p, self.q)[side][rows], self.normalizers[side].block(rows)
+                    if masses is None:
+                        masses = torch.empty(gradient.shape, dtype=torch.float64, device="cpu")
+                    mass = _shifted(masses[: len(gradient)], x, norm.peak, self.temperature).exp_()
+                    gradient.addcmul_(mass, (change / norm.total).unsqueeze(-1))
+                if labels is not None:
+                    gradient = labels.gradient(rows, gradient, self.q[rows] if side else None)
+                if factor is not None:  # a row of weight 0 gives 0, even if it contains inf or NaN
+                    gradient.mul_(factor).masked_fill_(factor == 0, 0)
+                result[rows].copy_(gradient)
+
+    def _blocks(self, wanted: tuple[bool, bool]) -> Iterator[_BlockResults]:
+        kind, p, q, normalizers, temperature = self
+        n, classes = p.shape
+        step = max(1, _BLOCK * torch.get_num_threads() // (classes + 1))
+        buffers = [
+            torch.empty(min(step, n), classes + 1, dtype=torch.float64, device="cpu") for _ in range(2)
+        ]
+        # The rest class: its masses, its term, and its derivatives.
+        rest = [1 - norm.own_mass / 2 for norm in normalizers]
+        log_ratio = torch.log1p((normalizers[1].own_mass - normalizers[0].own_mass) / (2 * rest[1]))
+        pair = FinitePair(rest[0].unsqueeze(-1), rest[1].unsqueeze(-1), log_ratio.unsqueeze(-1))
+        term = kind.terms(pair).squeeze(-1)
+        derivatives = [x.squeeze(-1) for x in kind.derivatives(pair)]
+        log_rest = [
+            torch.log(norm.total) + torch.log(2 * mass) for norm, mass in zip(normalizers, rest, strict=True)
+        ]
+        for start in range(0, max(n, 1), step):
+            rows = slice(start, min(start + step, n))
+            filled = [buffer[: rows.stop - rows.start] for buffer in buffers]
+            for x, norm, buffer, last in zip((p, q), normalizers, filled, log_rest, strict=True):
+                _shifted(buffer[:, :-1], x[rows], norm.peak[rows], temperature)
+                buffer[:, -1] = last[rows]
+            values, *gradients = native.value_and_gradient(
+                RowDivergence(kind), filled[0], filled[1], None, wanted, inplace=True
+            )
+            totals: list[Tensor] = []
+            sums: list[Tensor] = []
+            for by, mass, gradient in zip(derivatives, rest, gradients, strict=True):
+                total = by[rows] if gradient is None else (by[rows] - gradient[:, -1]) / mass[rows]
+                totals.append(total)
+                sums.append(2 * (total - by[rows]))
+            yield _BlockResults(
+                rows,
+                (2 * (values - term[rows])).clamp(min=0),
+                (normalizers[0].own_mass[rows], normalizers[1].own_mass[rows]),
+                sums,
+                totals,
+                [None if x is None else x[:, :-1] for x in gradients],
+            )
 
 
 def _shifted(out: Tensor, logits: Tensor, peak: Tensor, temperature: float) -> Tensor:

@@ -113,7 +113,8 @@ class ShardedRows(NamedTuple):
         mixed = None if labels is None else self._mixed_labels(labels, gathered[..., 4:], q.shape[-1])
         rule = self._rule()
         if native_shards.serves(rule.kind, p, q):
-            local = native_shards.local_numbers(rule.kind, p, q, (of_p, of_q), needed, self.temperature)
+            own = native_shards.OwnClasses(rule.kind, p, q, (of_p, of_q), self.temperature)
+            local = own.local_numbers(needed)
         else:
             parts: list[Tensor] = []
             for block in row_blocks(p):
@@ -141,17 +142,8 @@ class ShardedRows(NamedTuple):
         if not any(wanted):
             return results
         if native_shards.serves(rule.kind, p, q):
-            native_shards.add_gradients(
-                rule.kind,
-                p,
-                q,
-                (state.p, state.q),
-                state.merged,
-                weights,
-                results,
-                self.temperature,
-                state.labels,
-            )
+            own = native_shards.OwnClasses(rule.kind, p, q, (state.p, state.q), self.temperature)
+            own.add_gradients(state.merged, weights, results, state.labels)
             return results
         for block in row_blocks(p):
             pair, tops = self._pair(p, q, state, block, wanted)

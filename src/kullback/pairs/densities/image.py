@@ -69,9 +69,11 @@ class _Image(Distribution):
 
 def density_on_image(d: Distribution, ends: Ends) -> Density:
     """Return the density of a transformed distribution on its image, from its own log_prob."""
-    low, high = ends
+    return black_box(_Image(d, interval_between(*ends)))
+
+
+def interval_between(low: Tensor | None, high: Tensor | None) -> constraints.Constraint:
+    """Return the support between two ends; None is infinite."""
     if low is None:
-        support = constraints.real if high is None else constraints.less_than(high)
-    else:
-        support = constraints.greater_than(low) if high is None else constraints.interval(low, high)
-    return black_box(_Image(d, support))
+        return constraints.real if high is None else constraints.less_than(high)
+    return constraints.greater_than(low) if high is None else constraints.interval(low, high)
