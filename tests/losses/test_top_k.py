@@ -30,7 +30,7 @@ from kullback import (
     errors,
 )
 from kullback.functional import distillation_loss, linear_distillation_loss
-from kullback.kernels.native import native_selected
+from kullback.kernels import selected_rows
 from kullback.losses.top_k import TopK, top_k_divergence
 from tests.oracles import truth
 
@@ -262,7 +262,7 @@ def test_a_student_far_from_0_keeps_its_digits(
     tail: Any, native: bool, shift: float, temperature: float
 ) -> None:
     """A divergence does not change when all logits do by a number that leaves them exact."""
-    if native and not native_selected.serves(torch.zeros(1)):
+    if native and not selected_rows.serves(torch.zeros(1)):
         pytest.skip("no native kernels")
     student, logits = pair(4, 9)
     student = torch.round(student.detach() * 2**12) / 2**12
@@ -283,7 +283,7 @@ def test_a_student_far_from_0_keeps_its_digits(
         (curvature,) = torch.autograd.grad(by.square().sum(), leaf)
         return [values.detach(), mixed.detach(), plain, curvature]
 
-    with nullcontext() if native else mock.patch.object(native_selected, "serves", return_value=False):
+    with nullcontext() if native else mock.patch.object(selected_rows, "serves", return_value=False):
         for got, want in zip(found(student + shift), found(student), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 

@@ -11,9 +11,15 @@ from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect_all
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import cross_entropy_gradient, cross_entropy_of_block
-from kullback.kernels.native import native_selected as native
+from kullback.kernels.native import library
+from kullback.kernels.native.native_rows import DTYPES
 from kullback.kernels.reference import origin_of
 from kullback.kernels.row_operation import Gradients, Wanted, transformable
+
+
+def serves(logits: Tensor) -> bool:
+    """Return whether the C++ kernels support the logits; they compute in float32, or in float64 for float64."""
+    return logits.is_cpu and logits.dtype in DTYPES and library.is_available()
 
 
 class SelectedClasses(NamedTuple):
@@ -56,10 +62,10 @@ class SelectedClasses(NamedTuple):
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Read the logits. Return the result, and sums that `write_gradient` needs, which may be empty."""
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
-        if can_inspect_all(tensors) and native.serves(logits):
-            selected, sums = native.statistics(
-                logits, self.indices, self.labels, self.temperature, self.leaves_out
-            )
+        if can_inspect_all(tensors) and serves(logits):
+            selected = torch.empty(self.indices.shape, dtype=torch.float64, device="cpu")
+            sums = torch.empty(len(selected), 5, dtype=torch.float64, device="cpu")  # see csrc/logits/task.h
+            torch.ops.kullback.selected_statistics.default(logits, *self._arguments(), selected, sums)
             if self.temperature != 1:  # dividing logits far from 0 loses digits: subtract the origin first
                 selected = upcast(logits.gather(-1, self.indices.clamp(min=0)))
                 selected = torch.where(self.indices < 0, -torch.inf, selected)
@@ -75,11 +81,9 @@ class SelectedClasses(NamedTuple):
         """Write the gradient by the logits to `out`, which may be the logits; `grad` is the gradient by the result."""
         if sums.numel():
             k = self.indices.shape[-1]
-            by_label = None if self.labels is None else grad[:, k + 1]
-            by = (grad[:, :k], grad[:, k], by_label)
-            native.gradient(
-                logits, self.indices, self.labels, self.temperature, self.leaves_out, sums, by, out
-            )
+            by_label = None if self.labels is None else grad[:, k + 1].contiguous()
+            by = (grad[:, :k].contiguous(), grad[:, k].contiguous(), by_label)
+            torch.ops.kullback.selected_gradient.default(logits, *self._arguments(), sums, *by, out)
             return
         for block in row_blocks(logits):
             out[block] = self._of_rows(block).gradient_of_block(logits[block], result[block], grad[block])
@@ -117,6 +121,11 @@ class SelectedClasses(NamedTuple):
         if self.labels is not None:
             columns.append(cross_entropy_of_block(logits, self.labels).unsqueeze(-1))
         return torch.cat(columns, -1)
+
+    def _arguments(self) -> tuple[Any, ...]:
+        """Return the arguments that both operators share."""
+        labels = None if self.labels is None else self.labels.contiguous()
+        return self.indices.contiguous(), labels, self.temperature, self.leaves_out
 
     def _relative(self, logits: Tensor) -> Tensor:
         accurate = upcast(logits)

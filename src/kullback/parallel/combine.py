@@ -11,7 +11,7 @@ sums of b and m over the other classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -164,16 +164,13 @@ class _LargestRatioRule(CombineRule):
         first = first_rank(numbers[..., 0], largest)
         counts = largest.isfinite() & (largest > 0)
         rest = iter(numbers[..., 1:].unbind(-1))
-        sums: list[DerivativeSums | None] = []
-        for want, sign in zip(wanted, (1.0, -1.0), strict=True):
-            if not want:
-                sums.append(None)
-                continue
+
+        def of_side(sign: float) -> DerivativeSums:
             is_top = next(rest).gather(0, first.unsqueeze(0)).squeeze(0).bool()
-            sums.append(
-                DerivativeSums(sign * (counts & ~is_top), sign * (counts & is_top), next(rest).sum(0))
-            )
-        return Merged(largest.clamp(min=0), (sums[0], sums[1]), (first, counts))
+            return DerivativeSums(sign * (counts & ~is_top), sign * (counts & is_top), next(rest).sum(0))
+
+        sums = _of_wanted(wanted, of_side, (1.0, -1.0))
+        return Merged(largest.clamp(min=0), sums, (first, counts))
 
     def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
         first, counts = (x.unsqueeze(-1) for x in merged.extra)
@@ -206,16 +203,14 @@ class _SupportRule(CombineRule):
         values = torch.where(uncovered < 0.5, -torch.log1p(-uncovered), -covered)
         uniform = covered == -torch.inf
         rest = iter(numbers[..., 2:].unbind(-1))
-        sums: list[DerivativeSums | None] = []
-        for want, is_q in zip(wanted, (False, True), strict=True):
-            if not want:
-                sums.append(None)
-                continue
+
+        def of_side(is_q: float) -> DerivativeSums:
             uncovered_top, covered_top, mass = next(rest).sum(0), next(rest).logsumexp(0), next(rest).sum(0)
             share = torch.where(uniform, 1 / self.classes, torch.exp(covered_top - _finite_peak(covered)))
             top = (uncovered_top - uncovered * share) * is_q
-            sums.append(DerivativeSums(-top, top, mass))  # the derivatives of a row sum to 0
-        return Merged(values, (sums[0], sums[1]), (uncovered, covered))
+            return DerivativeSums(-top, top, mass)  # the derivatives of a row sum to 0
+
+        return Merged(values, _of_wanted(wanted, of_side, (False, True)), (uncovered, covered))
 
     def derivatives(self, pair: FinitePair, merged: Merged) -> tuple[Tensor, Tensor]:
         total, covered = (x.unsqueeze(-1) for x in merged.extra)
@@ -267,7 +262,13 @@ def _sides(
     columns: list[Tensor], wanted: Sequence[bool]
 ) -> tuple[DerivativeSums | None, DerivativeSums | None]:
     rest = iter(columns)
-    p, q = (DerivativeSums(next(rest), next(rest), next(rest)) if want else None for want in wanted)
+    return _of_wanted(wanted, lambda _: DerivativeSums(next(rest), next(rest), next(rest)), (0, 1))
+
+
+def _of_wanted(
+    wanted: Sequence[bool], of_side: Callable[[float], DerivativeSums], sides: tuple[float, float]
+) -> tuple[DerivativeSums | None, DerivativeSums | None]:
+    p, q = (of_side(side) if want else None for side, want in zip(sides, wanted, strict=True))
     return p, q
 
 
