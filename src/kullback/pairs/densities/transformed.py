@@ -103,14 +103,20 @@ class _MappedDensity(Density):
     part: Density
     # An infinite end adds this number to the level of a tail.
     _levels: ClassVar[int] = 1
+    # The images of -inf and of +inf; None is infinite.
+    _images_of_infinity: ClassVar[tuple[float | None, float | None]] = (0.0, None)
 
     def low(self) -> Tensor | None:
         end = self.part.low()
-        return self._lowest() if end is None else self._image(end)
+        return self._image_of_infinity(0) if end is None else self._image(end)
 
     def high(self) -> Tensor | None:
         end = self.part.high()
-        return self._highest() if end is None else self._image(end)
+        return self._image_of_infinity(1) if end is None else self._image(end)
+
+    def _image_of_infinity(self, side: int) -> Tensor | None:
+        x = self._images_of_infinity[side]
+        return None if x is None else torch.full((), x, dtype=torch.float64, device="cpu")
 
     def log_density(self, at: Points) -> Tensor:
         inner = self._inverse(at)
@@ -186,14 +192,6 @@ class _MappedDensity(Density):
     def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
         """Return the logarithms of the distances of the images from the lower and the upper end."""
 
-    def _lowest(self) -> Tensor | None:
-        """Return the image of -inf."""
-        return torch.zeros((), dtype=torch.float64, device="cpu")
-
-    def _highest(self) -> Tensor | None:
-        """Return the image of +inf."""
-        return None
-
 
 @dataclass(frozen=True)
 class ExpDensity(_MappedDensity):
@@ -232,13 +230,11 @@ class LogDensity(_MappedDensity):
 
     part: Density
     _levels: ClassVar[int] = -1
+    _images_of_infinity: ClassVar[tuple[float | None, float | None]] = (None, None)
 
     def low(self) -> Tensor | None:
         end = self.part.low()
         return None if end is None or bool((end == 0).all()) else torch.log(end)
-
-    def _lowest(self) -> Tensor | None:
-        return None
 
     def _keeps_coordinate(self) -> bool:
         return self.low() is None and self.high() is None
@@ -282,9 +278,7 @@ class SigmoidDensity(_MappedDensity):
     """The density of 1 / (1 + e^-y)."""
 
     part: Density
-
-    def _highest(self) -> Tensor | None:
-        return torch.ones((), dtype=torch.float64, device="cpu")
+    _images_of_infinity: ClassVar[tuple[float | None, float | None]] = (0.0, 1.0)
 
     def _image(self, y: Tensor) -> Tensor:
         return torch.sigmoid(y)
