@@ -228,7 +228,7 @@ def test_reports_of_references_say_what_is_drawn(recorded: Path) -> None:
     found = compare_models(recorded, folders.int8())
     assert "95% CI of the sampling" in str(found).replace("\n", " ")
     page = html.render(found)
-    assert "the drawing" in page
+    assert "the sampling noise" in page
     held = json.loads(report.dumps(found))["candidates"][0]
     assert held["known"] == "reference"
     assert held["drawn"]["kl_pq"]["bounds"][1] == "Infinity"

@@ -70,7 +70,7 @@ class Candidate(ShortRepr):
             are estimated; or the ``"top classes"``, as of two references, so that the divergences of `comparison` are
             lower bounds.
         certain: for each divergence, the bounds of its mean over these tokens; None if it is known.
-        drawn: of a reference, for each divergence, its mean over these very tokens with the error of the drawing; or
+        drawn: for a reference, each divergence's mean over exactly these tokens, with the error of the sampling; or
             None.
     """
 

@@ -26,8 +26,8 @@ LEAST_EXPLAINED = 0.9
 # And its mean has to lie within so many standard errors of 0, of all rows and of a stratum: it does not where the draws
 # miss what matters.
 FARTHEST_MEAN, FARTHEST_OF_STRATUM = 3.0, 5.0
-# Beyond these skewnesses of the drawing of the mean, Student's t falls short on that side (measured). To the left they
-# come of classes that are seldom drawn and lower the mean, whose skewness the draws show in part.
+# Beyond these skewnesses of the mean's sampling distribution, Student's t falls short on that side (measured). To the
+# left they come of classes that are seldom drawn and lower the mean, whose skewness the draws show in part.
 LEAST_SKEWNESS, LARGEST_SKEWNESS = -0.1, 0.2
 # Student's t is approximated from so many degrees of freedom on.
 FEWEST_DEGREES = 9
@@ -39,9 +39,9 @@ class DrawnMean(Value[float]):
 
     Attributes:
         value: its estimate, moved to the nearer bound where it lies outside both.
-        standard_error: of the drawing; 0 where no row has a tail, +inf where a row is infinite, NaN where the draws do
-            not tell: without two in each row, or if all agree.
-        interval: the 95 % interval of the mean that all classes would give: it includes the drawing and no other rows.
+        standard_error: the standard error of the sampling; 0 where no row has a tail, +inf where a row is infinite, NaN
+            where the draws do not tell: without two in each row, or if all agree.
+        interval: the 95 % interval of the mean that all classes would give: it includes the sampling and no other rows.
             Its ends are the ends of `bounds` if the draws do not determine them.
         bounds: the mean of the rows' bounds, and of the largest values that these allow: certain.
     """
@@ -62,8 +62,8 @@ def row_estimates(rows: ReferenceRows, name: str) -> tuple[Tensor, Tensor, Tenso
     base, in rows of a spread above 1, and if fewer than 32 rows are left.
 
     Returns:
-        the estimates, the variances and third central moments of their drawing, and a mask of the rows whose ratios
-        q/p were found light-tailed, each of shape (rows,).
+        the estimates, the variances and third central moments of their sampling errors, and a mask of the rows whose
+        ratios q/p were found light-tailed, each of shape (rows,).
     """
     drawn = rows.divergences[name]
     factor, light = _factors(rows, name)

@@ -39,9 +39,10 @@ class DrawnDivergence(NamedTuple):
         upper: the largest value that the bound's knowledge allows; +inf if there is none.
         tail_term: e, the mean over the draws of what the tail adds to the bound; NaN without draws.
         control: g, the mean over the draws of a quantity of expectation 0: the tail's tangent.
-        variances: of the drawing of e, its covariance with g, and the variance of g, shape (rows, 3); NaN for one draw.
-        thirds: the third central moments of the drawing, of e e e, e e g, e g g and g g g, shape (rows, 4); NaN for two
-            draws.
+        variances: the sampling variance of e, its covariance with g, and the variance of g, shape (rows, 3); NaN for
+            one draw.
+        thirds: the third central moments of the sampling errors, of e e e, e e g, e g g and g g g, shape (rows, 4); NaN
+            for two draws.
     """
 
     bound: Tensor

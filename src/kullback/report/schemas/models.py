@@ -8,7 +8,7 @@ The document is one object with ``"schema": "kullback.models/1"`` and ``"unit": 
   ``comparison`` (as `kullback.report.schemas.predictions` writes it, without ``schema`` and ``unit``),
   ``shared_classes`` (integer or null), ``known`` (``"all classes"``, ``"reference"`` or ``"top classes"``),
   ``certain`` (null, or for each divergence the least and the most that its mean over these tokens can be), ``drawn``
-  (null, or for each divergence ``mean``, ``standard_error``, ``interval`` and ``bounds`` of the drawing), and
+  (null, or for each divergence ``mean``, ``standard_error``, ``interval`` and ``bounds`` of the sampling), and
   ``passages``: objects ``window``,
   ``first``, ``text_before``, ``tokens`` (objects ``index``, ``text``, ``kl``, ``p``, ``q``, ``top``: objects
   ``index``, ``text``, ``p``, ``q``). Where ``known`` is ``"top classes"``, the divergences of ``comparison`` are lower
