@@ -9,84 +9,65 @@ from kullback.diagnosis.reading import Reading, interval, number
 from kullback.diagnosis.values import largest_cut
 from kullback.results.finding import Finding, Level
 
-# Level and advice of findings that do not depend on the call. `{name}` is the argument, input or target.
-_CATALOG: dict[str, tuple[Level, str]] = {
-    "call-raises": ("error", "Fix the error in the message."),
-    "empty-tensor": ("warning", "Skip empty batches before the loss."),
-    "no-classes": (
-        "error",
-        "Pass a dimension that holds the classes; for a yes-or-no probability p, torch.stack([1 - p, p], -1).",
-    ),
-    "device-mismatch": ("error", "Move one: target.to(input.device)."),
-    "{name}-is-integer": (
-        "error",
-        "Convert it: {name}.float(). If it has counts, normalize it too.",
-    ),
-    "dtype-mismatch": (
-        "note",
-        "This does not harm the value; the narrower tensor keeps its rounding errors.",
-    ),
-    "target-is-class-indices": (
-        "error",
-        "The KL divergence from a certain class is the cross-entropy: F.cross_entropy takes class indices.",
-    ),
-    "single-class": (
-        "warning",
-        "For yes-or-no probabilities compare Bernoulli distributions, or write out both classes: [1 - p, p].",
-    ),
-    "arguments-reversed": (
-        "error",
-        "torch takes the logarithms of Q first and P second: F.kl_div(log_q, p) is KL(p || q).",
-    ),
-    "input-is-probabilities": (
-        "error",
-        "Pass the logarithms: log_softmax of the scores, more exact than the log of a softmax.",
-    ),
-    "target-is-probabilities": ("error", "Leave log_target=True out."),
-    "target-is-log-probabilities": ("error", "Say so: log_target=True."),
-    "{name}-nearly-normalized": (
-        "warning",
-        "Rounding in half precision does this: take the softmax in float32.",
-    ),
-    "{name}-rows-not-normalized": (
-        "error",
-        "Look at these rows: are they padding, a slice of the classes, or masked after the softmax?",
-    ),
-    "{name}-softmaxed-twice": (
-        "warning",
-        "Apply softmax to scores only, once. (A second log_softmax on log-probabilities changes nothing.)",
-    ),
-    "{name}-nan": ("error", "Find where it arises; the code below only leaves those rows out."),
-    "{name}-plus-infinity": ("error", "Find where it arises; the code below only leaves those rows out."),
-    "{name}-negative": ("error", "Find where they arise; clamp(min=0) is right only if it is rounding."),
-    "{name}-rows-without-mass": (
-        "error",
-        "They are not distributions. Leave padding out before the mean, or it counts as rows.",
-    ),
-    "masked-on-both-sides": (
-        "error",
-        "kullback gives the limit, 0, in value and gradient; kullback.functional.kl_div is a drop-in.",
-    ),
-    "infinite-divergence": (
-        "warning",
-        (
+# The advice of findings that do not depend on the call, by level. `{name}` is the argument, input or target.
+_ADVICE: dict[Level, dict[str, str]] = {
+    "error": {
+        "call-raises": "Fix the error in the message.",
+        "no-classes": (
+            "Pass a dimension that holds the classes; for a yes-or-no probability p, torch.stack([1 - p, p], -1)."
+        ),
+        "device-mismatch": "Move one: target.to(input.device).",
+        "{name}-is-integer": "Convert it: {name}.float(). If it has counts, normalize it too.",
+        "target-is-class-indices": (
+            "The KL divergence from a certain class is the cross-entropy: F.cross_entropy takes class indices."
+        ),
+        "arguments-reversed": "torch takes the logarithms of Q first and P second: F.kl_div(log_q, p) is KL(p || q).",
+        "input-is-probabilities": (
+            "Pass the logarithms: log_softmax of the scores, more exact than the log of a softmax."
+        ),
+        "target-is-probabilities": "Leave log_target=True out.",
+        "target-is-log-probabilities": "Say so: log_target=True.",
+        "{name}-rows-not-normalized": (
+            "Look at these rows: are they padding, a slice of the classes, or masked after the softmax?"
+        ),
+        "{name}-nan": "Find where it arises; the code below only leaves those rows out.",
+        "{name}-plus-infinity": "Find where it arises; the code below only leaves those rows out.",
+        "{name}-negative": "Find where they arise; clamp(min=0) is right only if it is rounding.",
+        "{name}-rows-without-mass": (
+            "They are not distributions. Leave padding out before the mean, or it counts as rows."
+        ),
+        "masked-on-both-sides": (
+            "kullback gives the limit, 0, in value and gradient; kullback.functional.kl_div is a drop-in."
+        ),
+        "log-target-of-zero": "Pass target.exp() without log_target, or use kullback.functional.kl_div.",
+    },
+    "warning": {
+        "empty-tensor": "Skip empty batches before the loss.",
+        "single-class": (
+            "For yes-or-no probabilities compare Bernoulli distributions, or write out both classes: [1 - p, p]."
+        ),
+        "{name}-nearly-normalized": "Rounding in half precision does this: take the softmax in float32.",
+        "{name}-softmaxed-twice": (
+            "Apply softmax to scores only, once. (A second log_softmax on log-probabilities changes nothing.)"
+        ),
+        "infinite-divergence": (
             "If the zeros come from underflow, use log_softmax instead of the log of a softmax. Otherwise compare "
             "with JensenShannon(), which stays finite, or smooth counts with Counts(x, prior=0.5)."
         ),
-    ),
-    "log-target-of-zero": (
-        "error",
-        "Pass target.exp() without log_target, or use kullback.functional.kl_div.",
-    ),
-    "target-zeros": ("note", "They contribute 0, because 0 log 0 = 0. Only KL(input || target) is infinite."),
-    "batchmean-is-not-per-row": (
-        "warning",
-        'Flatten to (rows, classes) first, or reduction="none" and .sum over the classes, then .mean().',
-    ),
-    "identical": (
-        "note",
-        "This can be right at the start of a training. Otherwise check whether the same tensor was passed twice.",
-    ),
+        "batchmean-is-not-per-row": (
+            'Flatten to (rows, classes) first, or reduction="none" and .sum over the classes, then .mean().'
+        ),
+    },
+    "note": {
+        "dtype-mismatch": "This does not harm the value; the narrower tensor keeps its rounding errors.",
+        "target-zeros": "They contribute 0, because 0 log 0 = 0. Only KL(input || target) is infinite.",
+        "identical": (
+            "This can be right at the start of a training. Otherwise check whether the same tensor was passed twice."
+        ),
+    },
+}
+_CATALOG: dict[str, tuple[Level, str]] = {
+    code: (level, text) for level, texts in _ADVICE.items() for code, text in texts.items()
 }
 
 

@@ -21,7 +21,7 @@ from kullback.errors import (
     safe_repr,
 )
 from kullback.estimators.density_ratio.classifier_estimate import density_ratio
-from kullback.estimators.dependence import Grouped, grouped
+from kullback.estimators.dependence import grouped
 from kullback.estimators.directions import added, exchanged
 from kullback.estimators.discrete.categorical_estimators import (
     augmented_plugin,
@@ -89,7 +89,7 @@ def estimate_from_samples(
 
 def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
     """Estimate from draws in the groups that their order shows; without an error if there are too few groups."""
-    first, second = _grouped(p, "P"), _grouped(q, "Q")
+    first, second = grouped(p, "P"), grouped(q, "Q")
     notes = (*first.notes, *second.notes)
     if not notes:
         return _by_kind(settings, p, q, kind)
@@ -104,10 +104,6 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
     wider = math.sqrt(max(first.correction, second.correction))
     estimate = _widened(estimate, wider, largest_of(kind))
     return replace(estimate, notes=(*notes, *estimate.notes))
-
-
-def _grouped(side: Any, name: str) -> Grouped:
-    return grouped(side, name) if isinstance(side, Samples) else Grouped(side)
 
 
 def _widened(estimate: Estimate, factor: float, largest: float) -> Estimate:
@@ -238,21 +234,19 @@ def _between_samples(settings: _Settings, p: Samples, q: Samples) -> Estimate:
     except RepeatedDrawsError as refusal:
         estimate = density_ratio(p, q, **settings.options)
         return replace(estimate, notes=(*estimate.notes, f"Not by nearest neighbors: {refusal}"))
-    if min(len(p), len(q)) < FEWEST_FOR_CLASSIFIER or _is_bounded(estimate):
+    is_bounded = estimate.interval is not None and bool(estimate.interval[1].isfinite())
+    if min(len(p), len(q)) < FEWEST_FOR_CLASSIFIER or is_bounded or bool(estimate.value.isinf()):
         return estimate
     return density_ratio(p, q, **settings.options)
 
 
-def _is_bounded(estimate: Estimate) -> bool:
-    """Return whether neighbors sufficed for an interval, or the value is infinite."""
-    if bool(estimate.value.isinf()):
-        return True
-    return estimate.interval is not None and bool(estimate.interval[1].isfinite())
-
-
 def _estimator(settings: _Settings, p: Samples) -> Estimator:
     candidates = CATEGORICAL if p.discrete else CONTINUOUS
-    name = _suited(p) if settings.method == "auto" else settings.method
+    name = settings.method
+    if name == "auto":  # the best estimator for such draws in the benchmarks
+        d = p.tensor.shape[1]
+        name = "nearest_neighbors" if d <= MOST_DIMENSIONS_FOR_NEIGHBORS else "density_ratio"
+        name = "coverage_adjusted" if p.discrete else "histogram" if d == 1 else name
     if name not in candidates:
         raise invalid_value(
             settings.call,
@@ -309,13 +303,3 @@ def _categorical(call: str, p: Samples, q: Representation) -> Distribution:
     if q.in_logs:
         return Categorical(logits=probabilities, validate_args=False)
     return Categorical(probs=probabilities, validate_args=False)
-
-
-def _suited(p: Samples) -> str:
-    """Return the name of the best estimator for such draws in the benchmarks."""
-    dimensions = p.tensor.shape[1]
-    if p.discrete:
-        return "coverage_adjusted"
-    if dimensions == 1:
-        return "histogram"
-    return "nearest_neighbors" if dimensions <= MOST_DIMENSIONS_FOR_NEIGHBORS else "density_ratio"

@@ -48,15 +48,22 @@ class Grouped(NamedTuple):
     correction: float = 1.0
 
 
-def grouped(samples: Samples, name: str) -> Grouped:
-    """Return draws with the groups that their order shows; unchanged if the user has specified the dependence.
+def grouped(side: Any, name: str) -> Grouped:
+    """Return draws, called `name` in notes, with the groups that their order shows.
 
-    Arguments:
-        samples: the draws.
-        name: their name in notes.
+    Draws whose dependence the user has specified, and sides that are no draws, are unchanged.
     """
-    dependence = dependence_of(samples)
-    return Grouped(samples) if dependence is None else with_groups(samples, dependence, name)
+    dependence = dependence_of(side) if isinstance(side, Samples) else None
+    if dependence is None:
+        return Grouped(side)
+    noticed = _noticed(dependence, name)
+    if dependence.is_open:
+        # Cross-validation needs blocks, even if they are too few for an error.
+        labels = block_labels(len(side), FEWEST_BLOCKS)
+        return Grouped(_with_cluster(side, labels), (noticed, _no_error(dependence)), True)
+    if dependence.labels is None:
+        return Grouped(side, (noticed,))
+    return Grouped(_with_cluster(side, dependence.labels), (noticed,), correction=dependence.correction)
 
 
 class GroupedAlike(NamedTuple):
@@ -142,23 +149,6 @@ def _in_blocks(side: Samples, blocks: int, rows: int) -> Samples:
     if rows < len(side):
         used.tensor = side.tensor[torch.arange(rows, device=side.tensor.device) * len(side) // rows]
     return _with_cluster(used, block_labels(len(used.tensor), blocks))
-
-
-def with_groups(samples: Samples, dependence: SerialDependence, name: str) -> Grouped:
-    """Return draws in the groups of a measured dependence."""
-    if dependence.is_open:
-        # Cross-validation needs blocks, even if they are too few for an error.
-        labels = block_labels(len(samples), FEWEST_BLOCKS)
-        return Grouped(
-            _with_cluster(samples, labels), (_noticed(dependence, name), _no_error(dependence)), True
-        )
-    if dependence.labels is None:
-        return Grouped(samples, (_noticed(dependence, name),))
-    return Grouped(
-        _with_cluster(samples, dependence.labels),
-        (_noticed(dependence, name),),
-        correction=dependence.correction,
-    )
 
 
 def dependence_of(samples: Samples) -> SerialDependence | None:

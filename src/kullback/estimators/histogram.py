@@ -103,6 +103,25 @@ class _Sorted:
         return float(self.below[stop] - self.below[start])
 
 
+@dataclass(frozen=True)
+class _Sides:
+    """The draws of both sides, also in ascending order."""
+
+    p: Samples
+    q: Samples
+    first: _Sorted
+    second: _Sorted
+
+    def count(self, edges: Array) -> CategoryCounts:
+        """Count the draws at or below the first edge, above it and at or below the second, and so on."""
+        p, q = self.p, self.q
+        if p.weights is p.cluster is q.weights is q.cluster is None:
+            a, b = self.first.counts(edges), self.second.counts(edges)
+            return CategoryCounts(a, b, (1.0, 1.0), 1.0, (len(p), len(q)))
+        codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, numpy_of(s)[:, 0])) for s in (p, q))
+        return tabulate(codes_p, codes_q, len(edges) + 1, p, q)
+
+
 def histogram(
     p: Samples,
     q: Samples,
@@ -175,12 +194,14 @@ def histogram(
             "does not change the divergence of rounded numbers."
         )
     first, second = _sorted(p), _sorted(q)
+    sides = _Sides(p, q, first, second)
     if bins is None:
-        bins = _number_of_bins(_independent_draws(p, q, first, second))
+        n = _independent_draws(sides) * (1 + 1e-12)  # rounded weights must not cost a bin
+        bins = max(2, int(min(5 * n**0.4, 2 * n / _DRAWS_IN_A_BIN)))
     edges = _with_gaps(first, second, _edges(first, second, bins))
-    table = _count(p, q, first, second, edges)
     if not isinstance(kind, KL):
-        return _of_kind(kind, p, q, first, second, edges, confidence, rounding)
+        return _of_kind(kind, sides, edges, confidence, rounding)
+    table = sides.count(edges)
     estimate = point.zhang_grabchak(table.a, table.b)
     corrected = point.coverage_correction(table.a, table.b).shrunken
     more = corrected.clamp(min=_beyond(first, second, edges))
@@ -188,17 +209,14 @@ def histogram(
     value = raw.clamp(min=0)
     error, interval, notes = describe(table, value, confidence, "histogram", "bins")
     if interval is not None:
-        coarse = _count(p, q, first, second, edges[1::2])
-        tails = _count(p, q, first, second, _with_tails(first.values, edges))
+        coarse, tails = sides.count(edges[1::2]), sides.count(_with_tails(first.values, edges))
         lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + more - corrected
         in_tails = (point.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
-        high = (
-            kl_interval(tails.a, tails.b, confidence, tails.inflation, spread=tails.spread, bins=True)[1]
-            + 2 * in_tails
-        )
+        high = kl_interval(tails.a, tails.b, confidence, tails.inflation, spread=tails.spread, bins=True)[1]
+        high = high + 2 * in_tails
         # A few draws of P alone in a tail do not make the upper limit infinite.
         high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1]) + lost
-        verdict = _beyond_q(p, first, second, float(table.a.sum()), float(high - interval[0]) / 2)
+        verdict = _beyond_q(sides, float(table.a.sum()), float(high - interval[0]) / 2)
         if verdict.note and bool(high.isfinite()):
             notes.append(verdict.note)
         interval = interval[0], high + verdict.reach
@@ -209,37 +227,18 @@ def histogram(
         *_notes_on_ties(first, second),
         *table.notes,
     ]
-    return _estimate(value, interval, error, table, notes, p.tensor.device)
-
-
-def _estimate(
-    value: torch.Tensor,
-    interval: tuple[torch.Tensor, torch.Tensor] | None,
-    error: torch.Tensor | None,
-    table: CategoryCounts,
-    notes: list[str],
-    device: torch.device,
-) -> Estimate:
+    device = p.tensor.device
     limits = None if interval is None else (interval[0].to(device), interval[1].to(device))
-    spread = None if error is None else error.to(device)
-    return Estimate(value.to(device), None, "histogram", limits, table.n, tuple(notes), spread)
+    error = None if error is None else error.to(device)
+    return Estimate(value.to(device), None, "histogram", limits, table.n, tuple(notes), error)
 
 
-def _of_kind(
-    kind: Divergence,
-    p: Samples,
-    q: Samples,
-    first: _Sorted,
-    second: _Sorted,
-    edges: Array,
-    confidence: float,
-    notes: list[str],
-) -> Estimate:
+def _of_kind(kind: Divergence, sides: _Sides, edges: Array, confidence: float, notes: list[str]) -> Estimate:
     """Return the estimate of a kind; its upper limit allows for the bins' width and for finer bins in the tails."""
-    table = _count(p, q, first, second, edges)
+    first, second, table = sides.first, sides.second, sides.count(edges)
     result, said = describe_kind(table, kind, confidence, bins=True)
-    coarse = _count(p, q, first, second, edges[1::2])
-    fine = _count(p, q, first, second, _with_tails(second.values, _with_tails(first.values, edges)))
+    coarse = sides.count(edges[1::2])
+    fine = sides.count(_with_tails(second.values, _with_tails(first.values, edges)))
     tails = measured(kind, fine.a, fine.b, confidence, fine.inflation, spread=fine.spread, bins=True)
     wide = measured(kind, coarse.a, coarse.b, confidence, coarse.inflation, spread=coarse.spread, bins=True)
     lost = (result.value - wide.value).clamp(min=0) + 2 * (tails.value - result.value).clamp(min=0)
@@ -248,10 +247,11 @@ def _of_kind(
     if order is not None and not 0 < order < 1:
         high = torch.full_like(high, math.inf)
         said = (*said, _TAILS_DECIDE)
-    high = high.clamp(max=largest_of(kind))
-    interval = result.interval[0], high
-    notes = [*notes, *said, *_notes_on_ties(first, second)]
-    return _estimate(result.value, interval, result.standard_error, table, notes, p.tensor.device)
+    low, high = result.interval[0], high.clamp(max=largest_of(kind))
+    said = (*notes, *said, *_notes_on_ties(first, second))
+    numbers = (result.value, low, high, result.standard_error)
+    value, low, high, error = (x.to(sides.p.tensor.device) for x in numbers)
+    return Estimate(value, None, "histogram", (low, high), table.n, said, error)
 
 
 def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | None) -> int | None:
@@ -290,17 +290,13 @@ def _sorted(samples: Samples) -> _Sorted:
     return _Sorted(values[order], below / below[-1])
 
 
-def _number_of_bins(n: float) -> int:
-    n *= 1 + 1e-12  # rounded weights must not cost a bin
-    return max(2, int(min(5 * n**0.4, 2 * n / _DRAWS_IN_A_BIN)))
-
-
-def _independent_draws(p: Samples, q: Samples, first: _Sorted, second: _Sorted) -> float:
+def _independent_draws(sides: _Sides) -> float:
     """Return the harmonic mean of the effective numbers of draws; for clusters, from counts in ten bins."""
+    p, q = sides.p, sides.q
     if p.cluster is None and q.cluster is None:
         n, m = effective_number(p.weights, len(p)), effective_number(q.weights, len(q))
     else:
-        table = _count(p, q, first, second, _edges(first, second, 10))
+        table = sides.count(_edges(sides.first, sides.second, 10))
         n, m = float(table.a.sum()), float(table.b.sum())
     return 2 / (1 / n + 1 / m)
 
@@ -343,14 +339,6 @@ def _halves(k: int) -> list[int]:
     return halves
 
 
-def _count(p: Samples, q: Samples, first: _Sorted, second: _Sorted, edges: Array) -> CategoryCounts:
-    """Count the draws at or below the first edge, above it and at or below the second, and so on."""
-    if p.weights is p.cluster is q.weights is q.cluster is None:
-        return CategoryCounts(first.counts(edges), second.counts(edges), (1.0, 1.0), 1.0, (len(p), len(q)))
-    codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, numpy_of(s)[:, 0])) for s in (p, q))
-    return tabulate(codes_p, codes_q, len(edges) + 1, p, q)
-
-
 def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
     """Return the term of bins with draws of P only, from the distances to Q's nearest draws."""
     ends = np.concatenate([[0], first.places(edges), [len(first.values)]])
@@ -366,9 +354,10 @@ def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
     return total
 
 
-def _beyond_q(p: Samples, first: _Sorted, second: _Sorted, number: float, half_width: float) -> UpperEndShift:
+def _beyond_q(sides: _Sides, number: float, half_width: float) -> UpperEndShift:
     """Return the change of the upper limit for P's draws where Q has none, and a note."""
-    atoms = _atoms_of_p_alone(p, first, second)
+    first, second = sides.first, sides.second
+    atoms = _atoms_of_p_alone(sides.p, first, second)
     if atoms > 0:
         return UpperEndShift(
             math.inf,
@@ -383,7 +372,9 @@ def _atoms_of_p_alone(p: Samples, first: _Sorted, second: _Sorted) -> float:
 
     Equal draws of one cluster count as one.
     """
-    of_p = numpy_of(p)[:, 0] if p.cluster is None else _once_in_a_cluster(p)
+    of_p = numpy_of(p)[:, 0]
+    if p.cluster is not None:
+        of_p = np.unique(np.stack([of_p, np.asarray(p.cluster, dtype=np.float64)], axis=1), axis=0)[:, 0]
     values, count = np.unique(of_p, return_counts=True)
     several = count >= _FEWEST_AT_AN_ATOM
     if not several.any():
@@ -396,12 +387,6 @@ def _atoms_of_p_alone(p: Samples, first: _Sorted, second: _Sorted) -> float:
         return 0.0
     start, stop = (np.searchsorted(first.values, values[alone], side) for side in ("left", "right"))
     return sum(first.share_between(i, j) for i, j in zip(start, stop, strict=True))
-
-
-def _once_in_a_cluster(p: Samples) -> Array:
-    """Return the values of each cluster once."""
-    pairs = np.stack([numpy_of(p)[:, 0], np.asarray(p.cluster, dtype=np.float64)], axis=1)
-    return np.unique(pairs, axis=0)[:, 0]
 
 
 def _distances(x: Array, y: Array) -> Array:

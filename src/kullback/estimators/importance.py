@@ -18,7 +18,7 @@ from kullback.common.control_variate import LARGEST_TAIL_INDEX, coefficient, rat
 from kullback.common.inputs import as_tensor, check_confidence, first_of
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimators.draws import effective_number, shares_of, variance_of_sum
-from kullback.estimators.normal_interval import note_on_sign, quantile_of
+from kullback.estimators.normal_interval import infinite_estimate, note_on_sign, quantile_of
 from kullback.estimators.tails import note_on_heavy_tail, tail_allowance
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
@@ -112,7 +112,9 @@ def log_ratio(
     used = weights > 0
     _check_possible(call, of_p, used)
     if bool((used & (of_q == -torch.inf)).any()):
-        return _infinite(of_q, used, len(x))
+        outside = first_of(used & (of_q == -torch.inf))
+        note = f"Q has density 0 at draws of P ({outside}): KL is infinite."
+        return infinite_estimate("log_ratio", (len(x), 0), note, of_q.device)
     d = torch.where(used, of_p - of_q, 0)
     units = torch.arange(len(d), device=d.device) if x.cluster is None else x.cluster.to(d.device)
     value, error, terms = _mean(d, weights, units)
@@ -218,13 +220,6 @@ def _check_possible(call: str, values: Tensor, used: Tensor, name: str = "log_p"
             got=f"log-density -inf ({first_of(impossible)})",
             instead="log_r=... with the log-density of the distribution of the draws",
         )
-
-
-def _infinite(of_q: Tensor, used: Tensor, n: int) -> Estimate:
-    outside = used & (of_q == -torch.inf)
-    note = f"Q has density 0 at draws of P ({first_of(outside)}): KL is infinite."
-    infinity = of_q.new_tensor(torch.inf)
-    return Estimate(infinity, None, "log_ratio", (infinity, infinity), (n, 0), (note,), of_q.new_zeros(()))
 
 
 def _mean(d: Tensor, weights: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -540,21 +540,15 @@ def _check_sides(call: str, p: object, q: object) -> None:
             got=f"{type(p).__name__} and {type(q).__name__}",
             instead="from_density(Samples(x), Normal(0.0, 1.0))",
         )
-    if q.batch_shape or tuple(q.event_shape) not in ((), (p.tensor.shape[1],)):
-        _check_shapes(call, p, q)
-    if not q.event_shape and p.tensor.shape[1] != 1:
-        _check_shapes(call, p, q)
-
-
-def _check_shapes(call: str, p: Samples, q: Distribution) -> None:
-    raise invalid_value(
-        call,
-        "p, q",
-        wanted="a q of one event, with as many components as the draws",
-        got=f"{type(q).__name__} of batch_shape {tuple(q.batch_shape)} and event_shape {tuple(q.event_shape)} for "
-        f"{p!r}",
-        instead="Independent(q, 1) for a product over the components, or q of a single element of the batch",
-    )
+    if q.batch_shape or (tuple(q.event_shape) or (1,)) != (p.tensor.shape[1],):
+        raise invalid_value(
+            call,
+            "p, q",
+            wanted="a q of one event, with as many components as the draws",
+            got=f"{type(q).__name__} of batch_shape {tuple(q.batch_shape)} and event_shape {tuple(q.event_shape)} for "
+            f"{p!r}",
+            instead="Independent(q, 1) for a product over the components, or q of a single element of the batch",
+        )
 
 
 def _check_draws(call: str, p: Samples, *, discrete: bool) -> None:

@@ -414,10 +414,11 @@ def _of_vectors(points: Array, rng: np.random.Generator) -> QuadraticForms:
         return QuadraticForms(matrices, moments, {"shift": scores})
     # A Gaussian kernel is the mean of products of random features (Rahimi and Recht, 2007); a wide one is like energy.
     count = int(min(max(FEATURE_NUMBERS / n, FEWEST_FEATURES), MOST_FEATURES))
-    features = {
-        name: _features((scaled / (width * median)).astype(np.float32), count, rng)
-        for name, width in (("energy", 3.0), ("kernel", 1.0))
-    }
+    features: dict[str, Float32s] = {}
+    for name, width in (("energy", 3.0), ("kernel", 1.0)):
+        directions = rng.standard_normal((points.shape[1], count), dtype=np.float32)
+        angles = (scaled / (width * median)).astype(np.float32) @ directions
+        features[name] = _centered(np.concatenate([np.cos(angles), np.sin(angles)], axis=1))
     return QuadraticForms({"nearest_neighbors": graph}, features | moments, {"shift": scores})
 
 
@@ -438,11 +439,6 @@ def _moments(points: Array, scores: Float32s) -> dict[str, Float32s]:
         first, second = np.triu_indices(d, 1)
         moments["products"] = _centered(scores[:, first] * scores[:, second])
     return moments
-
-
-def _features(points: Float32s, count: int, rng: np.random.Generator) -> Float32s:
-    angles = points @ rng.standard_normal((points.shape[1], count), dtype=np.float32)
-    return _centered(np.concatenate([np.cos(angles), np.sin(angles)], axis=1))
 
 
 def _centered(features: Array | Float32s) -> Float32s:

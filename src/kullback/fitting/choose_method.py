@@ -134,7 +134,7 @@ def fit(
     is_nearest = None
     if isinstance(q, type):
         q, is_nearest = start_of(q, target)
-    form = type(q) if isinstance(q, Representation) else None
+    form: Any = type(q) if isinstance(q, Representation) else None
     q = _family_of(q)
     shape = q.batch_shape if not isinstance(target, Distribution) else _common_shape(q, target)
     q = q if q.batch_shape == shape else q.expand(shape)
@@ -146,7 +146,7 @@ def fit(
     result = _fitted(problem, None if names else is_nearest)
     if form is not None:
         own = getattr(result.distribution, "_categorical", result.distribution)
-        result = result._replace(distribution=_as_representation(form, own))
+        result = result._replace(distribution=form(own.probs if form is Probs else own.logits))
     return _finish(result, kind, objective, to, began)
 
 
@@ -239,12 +239,6 @@ def _as_categorical(x: Representation) -> Categorical:
         return Categorical(logits=x.tensor.movedim(x.dim, -1).double(), validate_args=False)
     weights = x.weights().double()
     return Categorical(probs=weights / weights.sum(-1, keepdim=True), validate_args=False)
-
-
-def _as_representation(form: type[Representation], d: Categorical) -> Representation:
-    if form is Logits:
-        return Logits(d.logits)
-    return LogProbs(d.logits) if form is LogProbs else Probs(d.probs)
 
 
 def _family_of(q: Any) -> Distribution:

@@ -6,7 +6,6 @@ import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributions import Distribution, Uniform, constraints
 
 from kullback.errors import invalid_type, invalid_value
@@ -58,13 +57,9 @@ def _standard(family: Any, to: Any) -> Distribution:
             got=family.__name__,
             instead=f"q={family.__name__}(...) with the parameters to start from",
         )
-    return family(**{name: _number(ranges[name]).expand(shape) for name in names}, validate_args=False)
-
-
-def _number(constraint: Any) -> Tensor:
-    value = 0.0
-    if constraint in (constraints.positive, constraints.nonnegative):
-        value = 1.0
-    elif constraint is constraints.unit_interval:
-        value = 0.5
-    return torch.tensor(value, dtype=torch.float64, device="cpu")
+    standard = {constraints.positive: 1.0, constraints.nonnegative: 1.0, constraints.unit_interval: 0.5}
+    numbers = {name: standard.get(ranges[name], 0.0) for name in names}
+    parameters = {
+        name: torch.full(shape, x, dtype=torch.float64, device="cpu") for name, x in numbers.items()
+    }
+    return family(**parameters, validate_args=False)

@@ -137,11 +137,11 @@ def _log_normal(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> 
 
 
 def _deviation(target: FitTarget, of: Callable[[Points], Tensor], about: Tensor) -> Tensor:
-    return target.mean_of(lambda at, center: (of(at) - center) ** 2, about).value.sqrt()
+    return target.mean_of(lambda at, center: (of(at) - center) ** 2, about).sqrt()
 
 
 def _mean_log(target: FitTarget) -> Tensor:
-    return target.mean_of(_log_x).value
+    return target.mean_of(_log_x)
 
 
 @_rule(Laplace)
@@ -149,7 +149,7 @@ def _laplace(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Par
     loc = start["loc"] if "loc" in fixed else _median(target)
     if "scale" in fixed:
         return {"loc": loc, "scale": start["scale"]}
-    scale = target.mean_of(lambda at, center: (at.x - center).abs(), loc, corner=loc).value
+    scale = target.mean_of(lambda at, center: (at.x - center).abs(), loc, corner=loc)
     return {"loc": loc, "scale": scale}
 
 
@@ -166,7 +166,7 @@ def _median(target: FitTarget) -> Tensor:
     low, high = center - width, center + width
 
     def above(m: Tensor) -> Tensor:
-        return target.mean_of(lambda at, m: torch.sign(m - at.x), m, corner=m).value
+        return target.mean_of(lambda at, m: torch.sign(m - at.x), m, corner=m)
 
     for _ in range(1000):
         short, long = above(low) > 0, above(high) < 0
@@ -210,12 +210,12 @@ def _extreme(target: FitTarget, side: int) -> Tensor | None:
 def _von_mises(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
     loc = start["loc"]
     if "loc" not in fixed:
-        sine, cosine = (target.mean_of(lambda at, f=f: f(at.x)).value for f in (torch.sin, torch.cos))
+        sine, cosine = (target.mean_of(lambda at, f=f: f(at.x)) for f in (torch.sin, torch.cos))
         loc = torch.atan2(sine, cosine)
     if "concentration" in fixed:
         return {"loc": loc, "concentration": start["concentration"]}
     # 1 - E cos(x - loc) = 2 E sin^2((x - loc) / 2), which is accurate for a large concentration.
-    rest = target.mean_of(lambda at, loc: 2 * torch.sin((at.x - loc) / 2) ** 2, loc).value
+    rest = target.mean_of(lambda at, loc: 2 * torch.sin((at.x - loc) / 2) ** 2, loc)
 
     def excess(k: Tensor) -> Tensor:
         i0, i1 = torch.special.i0e(k), torch.special.i1e(k)
@@ -244,7 +244,7 @@ def _gamma(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Param
 
 @_rule(InverseGamma)
 def _inverse_gamma(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    mean = target.mean_of(lambda at: torch.exp(-_log_x(at))).value
+    mean = target.mean_of(lambda at: torch.exp(-_log_x(at)))
     return _gamma_of(target, start, fixed, log_x=lambda at: -_log_x(at), mean=mean)
 
 
@@ -257,7 +257,7 @@ def _gamma_of(
 ) -> Parameters:
     """Match the mean and the mean logarithm of a variable with this logarithm."""
     if "rate" in fixed:
-        mean_log = target.mean_of(log_x).value + start["rate"].log()
+        mean_log = target.mean_of(log_x) + start["rate"].log()
         a = start["concentration"]
         if "concentration" not in fixed:
             a = _log_root(lambda a: digamma(a) - mean_log, mean_log)
@@ -269,7 +269,7 @@ def _gamma_of(
         d = log_x(at) - log_mean
         return torch.expm1(d) - d  # log E x - E log x, in small non-negative terms
 
-    s = target.mean_of(gap, mean.log()).value
+    s = target.mean_of(gap, mean.log())
     a = _log_root(lambda a: s + digamma_minus_log(a), s)
     return {"concentration": a, "rate": a / mean}
 
@@ -285,7 +285,7 @@ def _weibull(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Par
     if "scale" in fixed or "concentration" not in fixed:
         return None
     k, middle = start["concentration"], _mean_log(target)
-    power = target.mean_of(lambda at, k, m: torch.expm1(k * (_log_x(at) - m)), k, middle).value
+    power = target.mean_of(lambda at, k, m: torch.expm1(k * (_log_x(at) - m)), k, middle)
     return {"scale": torch.exp(middle + torch.log1p(power) / k), "concentration": k}
 
 
@@ -296,7 +296,7 @@ def _pareto(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Para
         return None
     if "alpha" in fixed:
         return {"scale": scale, "alpha": start["alpha"]}
-    mean = target.mean_of(lambda at, scale: _log_x(at) - scale.log(), scale).value
+    mean = target.mean_of(lambda at, scale: _log_x(at) - scale.log(), scale)
     return {"scale": scale, "alpha": 1 / mean}
 
 
@@ -306,7 +306,7 @@ def _pareto(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Para
 @_rule(Beta)
 def _beta(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
     g1 = _mean_log(target)
-    g0 = target.mean_of(lambda at: at.log_below(1.0)).value
+    g0 = target.mean_of(lambda at: at.log_below(1.0))
     a, b = start["concentration1"], start["concentration0"]
     if {"concentration1", "concentration0"} <= fixed:
         return {"concentration1": a, "concentration0": b}
@@ -343,7 +343,7 @@ def dirichlet_from_mean_logs(mean_logs: Tensor) -> Tensor:
 @_rule(ContinuousBernoulli)
 def _continuous_bernoulli(target: FitTarget, start: Parameters, fixed: frozenset[str]) -> Parameters:
     mean = target.mean()
-    rest = target.mean_of(lambda at: torch.exp(at.log_below(1.0))).value
+    rest = target.mean_of(lambda at: torch.exp(at.log_below(1.0)))
     smaller = torch.minimum(mean, rest)
     middle = (rest - mean) / 2  # 1/2 - smaller, up to the sign
 

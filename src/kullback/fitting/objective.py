@@ -191,9 +191,8 @@ class _Unnormalized(Density):
         return upcast(self.function(x.movedim(-1, 0))).movedim(0, -1).expand(x.shape)
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
-        return torch.zeros((), dtype=torch.float64, device="cpu"), torch.ones(
-            (), dtype=torch.float64, device="cpu"
-        )
+        zero = torch.zeros((), dtype=torch.float64, device="cpu")
+        return zero, torch.ones_like(zero)
 
     def breakpoints(self, steps: Tensor) -> list[Tensor]:
         return []

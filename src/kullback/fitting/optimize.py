@@ -143,11 +143,8 @@ def _descended(
         history.append(f)
         if update:
             update(len(history), None)
-    return u, f, g, _decrement(inverse, g), taken
-
-
-def _decrement(inverse: Tensor, g: Tensor) -> Tensor:
-    return (g.unsqueeze(-2) @ inverse @ g.unsqueeze(-1)).squeeze(-1).squeeze(-1).abs() / 2
+    decrement = (g.unsqueeze(-2) @ inverse @ g.unsqueeze(-1)).squeeze(-1).squeeze(-1).abs() / 2
+    return u, f, g, decrement, taken
 
 
 def _line_search(

@@ -45,14 +45,6 @@ _UNDERFLOW, _FAR_OUT = -745.0, -600.0
 Statistic = Callable[..., Tensor]
 
 
-@dataclass(frozen=True)
-class StatisticMean:
-    """The mean of a statistic, and a bound on its error."""
-
-    value: Tensor
-    error: Tensor
-
-
 class MeanTarget(ABC):
     """A distribution of numbers with a mean, one for each element of the batch."""
 
@@ -67,9 +59,7 @@ class FitTarget(MeanTarget):
     """A target that also has the means of functions."""
 
     @abstractmethod
-    def mean_of(
-        self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None
-    ) -> StatisticMean:
+    def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
         """Return E[statistic(x, *parameters)].
 
         Arguments:
@@ -88,48 +78,42 @@ class DensityTarget(FitTarget):
 
     def mean(self) -> Tensor:
         about = self._center()
-        return about + self.mean_of(lambda at, about: at.x - about, about).value
+        return about + self.mean_of(lambda at, about: at.x - about, about)
 
     def mean_and_deviation(self) -> tuple[Tensor, Tensor]:
         """Return the mean and the standard deviation, from one integral unless the variance cancels in it."""
         about = self._center()
         first, second = self.mean_of(
             lambda at, about: torch.stack([at.x - about, (at.x - about) ** 2]), about
-        ).value
+        )
         mean, variance = about + first, second - first**2
         if bool((first**2 > variance).any()):
-            variance = self.mean_of(lambda at, mean: (at.x - mean) ** 2, mean).value
+            variance = self.mean_of(lambda at, mean: (at.x - mean) ** 2, mean)
         return mean, variance.sqrt()
 
     def _center(self) -> Tensor:
         center = self.density.center_and_width()[0].expand(self.shape)
         return self.density.coordinate().points(center).x
 
-    def mean_of(
-        self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None
-    ) -> StatisticMean:
+    def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
         if not self.shape.numel():
-            nothing = torch.zeros(self.shape, dtype=torch.float64, device="cpu")
-            return StatisticMean(nothing, nothing)
+            return torch.zeros(self.shape, dtype=torch.float64, device="cpu")
         given = [*parameters, *([] if corner is None else [corner])]
         if not self.density.is_splittable():
             p = self.density.mapped(lambda x: x.unsqueeze(-1))
             columns = [x.unsqueeze(-1) for x in given]
-            return StatisticMean(*_integrated(p, statistic, self.shape, columns, corner is not None))
+            return _integrated(p, statistic, self.shape, columns, corner is not None)
         p = self.density.mapped(lambda x: x.expand(self.shape).reshape(-1, 1))
         given = [x.expand(self.shape).reshape(-1, 1) for x in given]
-        parts: list[tuple[Tensor, Tensor]] = []
+        parts: list[Tensor] = []
         for start in range(0, self.shape.numel(), _BLOCK):
             block = slice(start, start + _BLOCK)
             part = p if self.shape.numel() <= _BLOCK else p.mapped(lambda x, block=block: x[block])
             own = [x[block] for x in given]
             shape = torch.Size([min(_BLOCK, self.shape.numel() - start)])
             parts.append(_integrated(part, statistic, shape, own, corner is not None))
-        values, errors = parts[0]
-        if len(parts) > 1:
-            values, errors = (torch.cat(column, -1) for column in zip(*parts, strict=True))
-        shape = torch.Size([*values.shape[:-1], *self.shape])
-        return StatisticMean(values.reshape(shape), errors.reshape(shape))
+        values = torch.cat(parts, -1)
+        return values.reshape([*values.shape[:-1], *self.shape])
 
 
 @dataclass(frozen=True)
@@ -169,16 +153,13 @@ class DrawsTarget(FitTarget):
         return self.weights.reshape(*self.weights.shape, *[1] * (values.ndim - self.weights.ndim))
 
     def mean(self) -> Tensor:
-        rough = self.mean_of(lambda at: at.x).value
-        return rough + self.mean_of(lambda at, about: at.x - about, rough).value
+        rough = self.mean_of(lambda at: at.x)
+        return rough + self.mean_of(lambda at, about: at.x - about, rough)
 
-    def mean_of(
-        self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None
-    ) -> StatisticMean:
+    def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
         values = statistic(Points(self.draws), *parameters)
         weights = self.weights_beside(values)
-        value = torch.where(weights > 0, weights * values, 0).sum(0)
-        return StatisticMean(value, torch.zeros_like(value))
+        return torch.where(weights > 0, weights * values, 0).sum(0)
 
 
 @dataclass(frozen=True)
@@ -195,13 +176,11 @@ class MixedTarget(FitTarget):
     def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
         return torch.Size([*self.inner.shape[:-2], self.inner.shape[-1]])
 
-    def mean_of(
-        self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None
-    ) -> StatisticMean:
+    def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
         given = [x.unsqueeze(-2).expand(self.inner.shape) for x in parameters]
         at = None if corner is None else corner.unsqueeze(-2).expand(self.inner.shape)
         each = cast("FitTarget", self.inner).mean_of(statistic, *given, corner=at)
-        return StatisticMean(*((self.weights.unsqueeze(-1) * x).sum(-2) for x in (each.value, each.error)))
+        return (self.weights.unsqueeze(-1) * each).sum(-2)
 
     def mean(self) -> Tensor:
         return (self.weights.unsqueeze(-1) * self.inner.mean()).sum(-2)
@@ -239,8 +218,8 @@ def _integrated(
     parameters: list[Tensor],
     has_corner: bool,
     nodes: list[Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the integral of p times each statistic and its error; NaN if the nodes miss a part of the mass."""
+) -> Tensor:
+    """Return the integral of p times each statistic; NaN if the nodes miss a part of the mass."""
     center, width = p.center_and_width()
     line = Line(p.coordinate(), center.expand(*shape, 1), width.expand(*shape, 1))
     corners = [parameters.pop()] if has_corner else []
@@ -285,12 +264,10 @@ def _integrated(
         v, half = panel_nodes(parts[0].lower, parts[0].upper)
         log_p, _ = weighed(v.flatten(-2))
         nodes += [line.points(v.flatten(-2))[0].x, torch.exp(log_p) * (WEIGHTS_KRONROD * half).flatten(-2)]
-    values, errors, size, mass, mass_errors = (x.sum(-1) for x in parts[0].columns)
-    missing = (mass - 1).abs()
-    lost = (missing > _MASS_ERROR + SAFETY * mass_errors) | is_heavy
-    error = SAFETY * errors + (missing + 1e-15) * size
-    values, error = torch.where(lost, torch.nan, values / mass), torch.where(lost, torch.inf, error)
-    return (values[0], error[0]) if len(f) == 1 else (values, error)
+    values, _, _, mass, mass_errors = (x.sum(-1) for x in parts[0].columns)
+    lost = ((mass - 1).abs() > _MASS_ERROR + SAFETY * mass_errors) | is_heavy
+    values = torch.where(lost, torch.nan, values / mass)
+    return values[0] if len(f) == 1 else values
 
 
 def _is_heavy(log_p: Tensor, f: Tensor) -> Tensor:

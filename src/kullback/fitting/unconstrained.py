@@ -69,7 +69,13 @@ class Family:
                 x = leaf.sign * (x - self._other_end(leaf.beyond, values or {}))
             u = bijection_to(leaf.constraint).inv(x)
             if not bool(u.isfinite().all()):
-                raise _at_the_edge(name, leaf)
+                raise invalid_value(
+                    "fit",
+                    "q",
+                    wanted=f"a start strictly inside the range of {name}",
+                    got=f"{name} = {leaf.value.flatten()[:8].tolist()}, at the edge of {leaf.constraint}",
+                    instead=f"q with another {name}",
+                )
             rows.append(u.reshape(self.shape.numel(), -1))
         return torch.cat(rows, -1)
 
@@ -111,16 +117,6 @@ def bijection_to(constraint: Any) -> Any:
         return biject_to(constraint)
     except NotImplementedError:
         return transform_to(constraint)
-
-
-def _at_the_edge(name: str, leaf: Leaf) -> Exception:
-    return invalid_value(
-        "fit",
-        "q",
-        wanted=f"a start strictly inside the range of {name}",
-        got=f"{name} = {leaf.value.flatten()[:8].tolist()}, at the edge of {leaf.constraint}",
-        instead=f"q with another {name}",
-    )
 
 
 def read_family(q: Distribution, fixed: frozenset[str]) -> Family:

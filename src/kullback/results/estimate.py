@@ -101,7 +101,9 @@ class Estimate(ShortRepr, Shown):
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks, with one row per element of the batch and at most 20 rows."""
-        return _render_table(self)
+        headings, rows, sentences = table_of(self)
+        lines = [f"<p>{escape(line)}</p>" for line in (*sentences, *self.notes)]
+        return "\n".join([html_table(headings, rows), *lines])
 
     def plot(self, ax: Any = None) -> Any:
         """Plot the value of each element of the batch, with its interval, standard error or bound.
@@ -170,9 +172,16 @@ def _doubt(estimate: Estimate) -> str:
 def _sizes(n: tuple[int | Tensor, int | Tensor] | None) -> list[str]:
     if n is None:
         return []
-    shown = [f"{int(x.min())} to {int(x.max())}" if isinstance(x, Tensor) else str(x) for x in n]
-    known = [name for name, x in zip("PQ", n, strict=True) if isinstance(x, int) and x == 0]
-    return [f"n = {' + '.join(x for x in shown if x != '0')}", *(f"{name} known" for name in known)]
+    shown = _ranges(n)
+    known = [f"{name} known" for name, x in zip("PQ", shown, strict=True) if x == "0"]
+    return [f"n = {' + '.join(x for x in shown if x != '0')}", *known]
+
+
+def _ranges(n: tuple[int | Tensor, int | Tensor], spec: str = "") -> list[str]:
+    return [
+        f"{int(x.min()):{spec}} to {int(x.max()):{spec}}" if isinstance(x, Tensor) else f"{x:{spec}}"
+        for x in n
+    ]
 
 
 _MOST_ROWS = 20
@@ -199,12 +208,6 @@ def table_of(estimate: Estimate) -> tuple[list[str], list[list[str]], list[str]]
     return list(columns), [list(row) for row in zip(*columns.values(), strict=True)], sentences
 
 
-def _render_table(estimate: Estimate) -> str:
-    headings, rows, sentences = table_of(estimate)
-    lines = [f"<p>{escape(line)}</p>" for line in (*sentences, *estimate.notes)]
-    return "\n".join([html_table(headings, rows), *lines])
-
-
 def _numbers(x: Tensor) -> list[str]:
     return [f"{number:.6g}" for number in x.detach().double().flatten()[:_MOST_ROWS].tolist()]
 
@@ -215,13 +218,8 @@ def _element(place: int, shape: torch.Size) -> str:
 
 
 def _origin(estimate: Estimate) -> str:
-    origin = f"by {estimate.method}"
-    if estimate.n is None:
-        return origin
-    first, second = (
-        f"{int(x.min()):,} to {int(x.max()):,}" if isinstance(x, Tensor) else f"{x:,}" for x in estimate.n
-    )
-    return f"{origin}, from {first} and {second} draws"
+    draws = "" if estimate.n is None else f", from {' and '.join(_ranges(estimate.n, ','))} draws"
+    return f"by {estimate.method}{draws}"
 
 
 def _plot(estimate: Estimate, ax: Any = None) -> Any:

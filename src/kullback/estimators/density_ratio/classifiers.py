@@ -76,21 +76,27 @@ def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
     d = draws.x.shape[1]
     fewest = min(int(draws.from_p.sum()), int((~draws.from_p).sum()))
     most = min(_MOST_FEATURES, fewest)
-    candidates = [_regressions("linear logistic regression", _linear)]
-    if 2 * d + 4 < fewest:
-        candidates.append(NamedClassifier(GAUSSIAN, (_gaussian,)))
-    if d * (d + 3) // 2 < most:
-        candidates.append(_regressions("quadratic logistic regression", _quadratic))
-    if d <= _MOST_ASINH and d * (d + 3) // 2 < most:
-        candidates.append(
-            _regressions("quadratic logistic regression of asinh-scaled coordinates", _asinh_quadratic)
-        )
-    if d * (_KNOTS + 1) < most:
-        candidates.append(_regressions("additive spline regression", _additive))
-    if d > 1 and d * (_KNOTS + 1) + d * (d - 1) // 2 < most:
-        candidates.append(_regressions("spline regression with products", _spline_with_products))
-    candidates.append(NamedClassifier("gradient-boosted trees", (_trees(seed),)))
-    return candidates
+    squares, splines = d * (d + 3) // 2 < most, d * (_KNOTS + 1)
+    asinh = "quadratic logistic regression of asinh-scaled coordinates"  # a line for the log-ratio of Pareto tails
+    regressions: list[tuple[bool, str, Callable[[], list[Any]]]] = [
+        (squares, "quadratic logistic regression", lambda: [*_scaled(), _products(interaction_only=False)]),
+        (squares and d <= _MOST_ASINH, asinh, lambda: [*_asinh_scaled(), _products(interaction_only=False)]),
+        (splines < most, "additive spline regression", lambda: [*_asinh_scaled(), _splines()]),
+        (
+            d > 1 and splines + d * (d - 1) // 2 < most,
+            "spline regression with products",
+            lambda: [
+                *_asinh_scaled(),
+                _sklearn("pipeline").make_union(_splines(), _products(interaction_only=True)),
+            ],
+        ),
+    ]
+    return [
+        _regressions("linear logistic regression", list),
+        *[NamedClassifier(GAUSSIAN, (_gaussian,))] * (2 * d + 4 < fewest),
+        *(_regressions(name, features) for has_enough, name, features in regressions if has_enough),
+        NamedClassifier("gradient-boosted trees", (_trees(seed),)),
+    ]
 
 
 def check_classifier(call: str, classifier: object) -> None:
@@ -177,7 +183,7 @@ def _regressions(name: str, features: Callable[[], list[Any]]) -> NamedClassifie
 
 def _regression(features: Callable[[], list[Any]], penalty: float) -> FitClassifier:
     def fit(draws: Labeled) -> LogOdds:
-        transform = _pipeline(*features(), _sklearn("preprocessing").StandardScaler())
+        transform = _sklearn("pipeline").make_pipeline(*features(), *_scaled())
         matrix = transform.fit_transform(draws.x)
         basis = None
         if matrix.shape[1] > len(matrix):  # use the coordinates of the draws' own span, which are fewer
@@ -228,30 +234,8 @@ def _sklearn(module: str) -> Any:
     return load(f"sklearn.{module}", "density_ratio")
 
 
-def _pipeline(*steps: Any) -> Any:
-    return _sklearn("pipeline").make_pipeline(*steps)
-
-
-def _linear() -> list[Any]:
-    return []
-
-
-def _quadratic() -> list[Any]:
-    return [_sklearn("preprocessing").StandardScaler(), _products(interaction_only=False)]
-
-
-def _asinh_quadratic() -> list[Any]:
-    """Features for Pareto tails, whose log-ratio is a line in these coordinates."""
-    return [*_asinh_scaled(), _products(interaction_only=False)]
-
-
-def _additive() -> list[Any]:
-    return [*_asinh_scaled(), _splines()]
-
-
-def _spline_with_products() -> list[Any]:
-    union = _sklearn("pipeline").make_union(_splines(), _products(interaction_only=True))
-    return [*_asinh_scaled(), union]
+def _scaled() -> list[Any]:
+    return [_sklearn("preprocessing").StandardScaler()]
 
 
 def _products(*, interaction_only: bool) -> Any:

@@ -171,7 +171,8 @@ def _ends(
     only_p, only_q = (a > 0) & (b == 0), (a == 0) & (b > 0)
     for only, with_half, other in ((only_q, a, b), (only_p, b, a)):
         if bool(only.any()):
-            sides = _and_half(with_half.masked_fill(only, 0), only), _merged(other, only)
+            half = 0.5 * only.any(-1, keepdim=True)
+            sides = torch.cat([with_half.masked_fill(only, 0), half], -1), _merged(other, only)
             x, y = sides if only is only_q else sides[::-1]
             low = torch.minimum(low, bounds(measure.estimate(x, y) + change.shrunken, x, y)[0])
     return low, high
@@ -278,7 +279,3 @@ def coarser(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _merged(x: Tensor, rare: Tensor) -> Tensor:
     return torch.cat([x.masked_fill(rare, 0), x.masked_fill(~rare, 0).sum(-1, keepdim=True)], -1)
-
-
-def _and_half(x: Tensor, where: Tensor) -> Tensor:
-    return torch.cat([x, 0.5 * where.any(-1, keepdim=True)], -1)

@@ -34,7 +34,15 @@ def check_points(p: Samples, q: Samples) -> None:
     """Refuse draws of different spaces, and draws without distances."""
     check_samples(_CALL, p, q)
     for name, samples in (("p", p), ("q", q)):
-        _check_points(name, samples)
+        if samples.discrete:
+            raise invalid_type(
+                _CALL,
+                name,
+                wanted="floating-point draws",
+                got=f"{samples!r}, which are categories",
+                instead="method='coverage_adjusted' for categories, Samples(x.double()) to read integers as numbers",
+            )
+        check_finite(_CALL, name, samples)
 
 
 def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
@@ -43,7 +51,7 @@ def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
     notes: list[str] = []
     first, second = _varying(first, second, notes)
     _check_numbers(first, second)
-    first, second = _ordered(first), _ordered(second) if second.x.shape[1] == 1 else second
+    first, second = _in_order(first, second)
     _check_ties(first, second, notes)
     return first, second, notes
 
@@ -58,8 +66,11 @@ def charted(p: Draws, q: Draws, dtypes: tuple[torch.dtype, ...], notes: list[str
         f"All draws are on {surface.name}, which has one dimension less than the draws. Neighbors are searched in "
         "coordinates on it; KL is the same."
     )
-    first, second = replace(p, x=x), replace(q, x=y)
-    return _ordered(first), _ordered(second) if second.x.shape[1] == 1 else second
+    return _in_order(replace(p, x=x), replace(q, x=y))
+
+
+def _in_order(p: Draws, q: Draws) -> tuple[Draws, Draws]:
+    return _ordered(p), _ordered(q) if q.x.shape[1] == 1 else q
 
 
 def _ordered(draws: Draws) -> Draws:
@@ -69,18 +80,6 @@ def _ordered(draws: Draws) -> Draws:
     if draws.weights is None and draws.cluster is None:
         return replace(draws, x=np.sort(draws.x, axis=0))
     return draws.taken(np.argsort(draws.x[:, 0]))
-
-
-def _check_points(name: str, samples: Samples) -> None:
-    if samples.discrete:
-        raise invalid_type(
-            _CALL,
-            name,
-            wanted="floating-point draws",
-            got=f"{samples!r}, which are categories",
-            instead="method='coverage_adjusted' for categories, Samples(x.double()) to read integers as numbers",
-        )
-    check_finite(_CALL, name, samples)
 
 
 def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:

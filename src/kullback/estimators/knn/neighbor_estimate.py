@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,10 +53,10 @@ class _NeighborTerms:
     smoothing: Array  # the part of log_ratio that is the pilot's
     occurrence_p: list[Array]
     occurrence_q: list[Array]
-    overfit: float  # the expected overfit of the pilot to its own draws
-    flat: str  # the sides whose draws fill fewer dimensions than they have, and how many
     radii: tuple[Array, Array]  # of P's and Q's draws, in the coordinates of the search in Q
     wide: Array | None = None  # the log-ratio with four times the largest number of neighbors
+    overfit: float = 0.0  # the expected overfit of the pilot to its own draws
+    flat: str = ""  # the sides whose draws fill fewer dimensions than they have, and how many
     ball: float = 0.0  # the median radius of P's smallest balls, in standard deviations
 
 
@@ -233,7 +234,7 @@ def _searched(
         def on_a_line(ks: tuple[int, ...]) -> _NeighborTerms:
             own = search_line(x, x, ks, own=True, weights=p.weights, query_weights=p.weights)
             cross = search_line(y, x, ks, own=False, weights=q.weights, query_weights=p.weights)
-            return _terms(p, q, ks, None, own, cross, np.zeros((len(ks), 1)), (x, y))
+            return _terms((p, q), ks, (own, cross), np.zeros((len(ks), 1)), radii=(x, y))
 
         return on_a_line
     pilot = whiten and d > 1 and min(p.effective, q.effective) >= max(_PILOT_DRAWS, 10 * d)
@@ -267,42 +268,29 @@ def _searched(
             overfit = parameters * (1 / p.effective + 1 / q.effective) / 2 * d / (d + 2)
         flat = _flat((p.x, at_p), (q.x, draws_q), ks[-1]) if 1 < d <= _MOST_DIMENSIONS else ""
         stretch = whitening_q.log_volume - whitening_p.log_volume
-        return _terms(p, q, ks, wide, own, cross, smoothing, radii, stretch, overfit, flat, ball)
+        measured: dict[str, Any] = {"overfit": overfit, "flat": flat, "ball": ball}
+        return _terms((p, q), ks, (own, cross), smoothing, stretch, radii=radii, **measured)
 
     return in_space
 
 
 def _terms(
-    p: Draws,
-    q: Draws,
+    sides: tuple[Draws, Draws],
     ks: tuple[int, ...],
-    wide: int | None,
-    own: list[KNearest],
-    cross: list[KNearest],
+    nearest: tuple[list[KNearest], list[KNearest]],
     smoothing: Array,
-    radii: tuple[Array, Array],
     stretch: float = 0.0,
-    overfit: float = 0.0,
-    flat: str = "",
-    ball: float = 0.0,
+    **measured: Any,
 ) -> _NeighborTerms:
-    log_ratio = np.stack([_log_ratio(a, b, p.x.shape[1]) for a, b in zip(own, cross, strict=True)])
+    """Return the terms from the searches in P's and in Q's draws; one search more than `ks` is the wide one."""
+    p, q = sides
+    log_ratio = np.stack([_log_ratio(a, b, p.x.shape[1]) for a, b in zip(*nearest, strict=True)])
     log_ratio += smoothing + (math.log(len(q) / (len(p) - 1)) + stretch)
     used = len(ks)
-    occurrence_p, occurrence_q = ([nearest.occurrence for nearest in side[:used]] for side in (own, cross))
-    smoothing = np.broadcast_to(smoothing, log_ratio.shape)
-    return _NeighborTerms(
-        ks,
-        log_ratio[:used],
-        smoothing[:used],
-        occurrence_p,
-        occurrence_q,
-        overfit,
-        flat,
-        radii,
-        None if wide is None else log_ratio[used],
-        ball,
-    )
+    smoothing = np.broadcast_to(smoothing, log_ratio.shape)[:used]
+    in_p, in_q = ([each.occurrence for each in side[:used]] for side in nearest)
+    wide = log_ratio[used] if len(log_ratio) > used else None
+    return _NeighborTerms(ks, log_ratio[:used], smoothing, in_p, in_q, wide=wide, **measured)
 
 
 def _wide(ks: tuple[int, ...], p: Draws, q: Draws) -> int | None:
@@ -492,7 +480,6 @@ def _judged(
 ) -> tuple[tuple[float, float] | None, list[str]]:
     """Remove the interval, or make its upper limit infinite, where it would be invalid, with notes."""
     notes: list[str] = []
-    d = p.x.shape[1]
     if mean.value < 0:
         notes.append(f"The estimate was {mean.value:.3g}; it is reported as 0, because KL is never negative.")
     limit = math.log(len(q))
@@ -513,26 +500,32 @@ def _judged(
             f"{mean.smoothing:+.3g} (density changes within the balls around a draw). The interval includes the "
             "errors of both."
         )
-    if d > _MOST_DIMENSIONS:
-        notes.append(
-            f"In {d} dimensions, estimates from neighbors can be wrong by a large factor, however many draws there "
-            "are: there is no interval. Use method='density_ratio' for more than ten dimensions."
-        )
-        return None, notes
-    if terms.flat:
-        notes.append(
-            f"The draws have {d} components but fill fewer dimensions at the distance of their neighbors: "
-            f"{terms.flat}. On such a surface there is no density, and no interval: use method='density_ratio'."
-        )
-        return None, notes
-    if min(p.groups, q.groups) < _FEWEST_FOR_INTERVAL:
-        notes.append(
-            f"There is no interval: it needs {_FEWEST_FOR_INTERVAL} independent draws (or clusters) of each side, but "
-            f"there are {p.groups} of p and {q.groups} of q."
-        )
-        return None, notes
+    refusal = _refusal(terms, p, q)
+    if refusal:
+        return None, [*notes, refusal]
     if p.cluster is not None or q.cluster is not None:
         notes.append(
             "The interval assumes independent clusters. Neighbors in a draw's own cluster raise the estimate."
         )
     return (low, high), notes
+
+
+def _refusal(terms: _NeighborTerms, p: Draws, q: Draws) -> str:
+    """Return why there is no interval, if there is none."""
+    d = p.x.shape[1]
+    if d > _MOST_DIMENSIONS:
+        return (
+            f"In {d} dimensions, estimates from neighbors can be wrong by a large factor, however many draws there "
+            "are: there is no interval. Use method='density_ratio' for more than ten dimensions."
+        )
+    if terms.flat:
+        return (
+            f"The draws have {d} components but fill fewer dimensions at the distance of their neighbors: "
+            f"{terms.flat}. On such a surface there is no density, and no interval: use method='density_ratio'."
+        )
+    if min(p.groups, q.groups) < _FEWEST_FOR_INTERVAL:
+        return (
+            f"There is no interval: it needs {_FEWEST_FOR_INTERVAL} independent draws (or clusters) of each side, but "
+            f"there are {p.groups} of p and {q.groups} of q."
+        )
+    return ""
