@@ -135,12 +135,7 @@ class Diagnosis:
             parts.append(html_table(["reduction", "torch gives", "which is"], chosen))
         if self.raises:
             parts.append(f"<p>torch raises: {escape(self.raises)}</p>")
-        for name, kl in (
-            ("target || input", self.kl_target_input),
-            ("input || target", self.kl_input_target),
-        ):
-            if kl:
-                parts.append(f"<p>KL({name}), by kullback: {escape(_described(kl))}</p>")
+        parts += [f"<p>{name}, by kullback: {escape(_described(kl))}</p>" for name, kl in self._divergences()]
         for finding in self.findings:
             advice = f"<br>&rarr; {escape(finding.advice)}" if finding.advice else ""
             said = f"<b>{finding.level}: {escape(finding.code)}</b><br>{escape(finding.message)}"
@@ -175,10 +170,13 @@ class Diagnosis:
             lines += _wrapped(f"torch raises: {self.raises}", "  ")
         if self.kl_target_input:
             lines += ["", "  kullback's values, for the contents that the tensors seem to hold:"]
-            lines += _wrapped(f"KL(target || input)  {_described(self.kl_target_input)}", "    ")
-        if self.kl_input_target:
-            lines += _wrapped(f"KL(input || target)  {_described(self.kl_input_target)}", "    ")
+        for name, kl in self._divergences():
+            lines += _wrapped(f"{name}  {_described(kl)}", "    ")
         return lines
+
+    def _divergences(self) -> list[tuple[str, RowValues]]:
+        both = (("KL(target || input)", self.kl_target_input), ("KL(input || target)", self.kl_input_target))
+        return [(name, kl) for name, kl in both if kl]
 
     def _findings(self) -> list[str]:
         if not self.findings:

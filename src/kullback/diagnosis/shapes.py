@@ -15,8 +15,6 @@ from torch import Tensor
 from kullback.common.words import NO_LABEL
 from kullback.diagnosis.scan import Index
 
-# The class index that `F.cross_entropy` leaves out.
-
 How: TypeAlias = Literal[
     "same", "expand", "reshape", "move", "cut-classes", "cut-rows", "unsqueeze", "binary"
 ]

@@ -155,7 +155,14 @@ def variational_estimate(
     check_confidence(call, confidence)
     p, q = with_weight(p), with_weight(q)
     for name, side in (("p", p), ("q", q)):
-        _check_number(call, name, side)
+        if (clusters_in(side) or len(side)) < 2:
+            raise invalid_value(
+                call,
+                name,
+                wanted="at least two draws, or two clusters, for a standard error",
+                got=safe_repr(side),
+                instead="variational_bound(p, q, critic), which has no standard error",
+            )
     with torch.no_grad():
         at_p, at_q = (_values(call, critic, side).double() for side in (p, q))
     shares_p, shares_q = shares_of(p, at_p), shares_of(q, at_q)
@@ -243,18 +250,6 @@ def _check(call: str, p: Samples, q: Samples, critic: object, bound: str) -> Non
             wanted=f"one of {', '.join(map(repr, get_args(Bound)))}",
             got=safe_repr(bound),
             instead="bound='donsker_varadhan'",
-        )
-
-
-def _check_number(call: str, name: str, side: Samples) -> None:
-    number = clusters_in(side) or len(side)
-    if number < 2:
-        raise invalid_value(
-            call,
-            name,
-            wanted="at least two draws, or two clusters, for a standard error",
-            got=safe_repr(side),
-            instead="variational_bound(p, q, critic), which has no standard error",
         )
 
 

@@ -76,21 +76,15 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSetti
         if u.numel() > _MOST_DENSE:
             result = result._replace(notes=("`above` assumes a curvature of at least 1 in every direction.",))
     with torch.no_grad():
-        _write(module, free, best.reshape(-1))
+        parameters = dict(module.named_parameters())
+        for name, part in zip(free, best.reshape(-1).split([x.numel() for x in free.values()]), strict=True):
+            parameters[name].copy_(part.reshape(parameters[name].shape))
         distribution = module()
         if before is not None:
             after = _summed(objective.try_measure(upcast_copy(distribution)))
             small = after.error is None or after.error <= 1e-6 * (1 + after.value.abs())
             result = result._replace(after=after, converged=result.converged & small)
         return result._replace(distribution=distribution)
-
-
-def _write(module: torch.nn.Module, free: dict[str, Tensor], numbers: Tensor) -> None:
-    """Set the free parameters of a module, in its own dtype."""
-    parts = numbers.split([x.numel() for x in free.values()])
-    parameters = dict(module.named_parameters())
-    for name, part in zip(free, parts, strict=True):
-        parameters[name].copy_(part.reshape(parameters[name].shape))
 
 
 def _summed(estimate: Any) -> Any:

@@ -140,7 +140,7 @@ def _terms_of(objective: Objective, q: Distribution) -> _Terms:
     if isinstance(objective, DivergenceObjective):
         to = objective.to
         if isinstance(objective.kind, ReverseKL):
-            return lambda q, n: _reverse_terms(q, lambda x: _log_prob(to, x), n)
+            return lambda q, n: _reverse_terms(q, lambda x: upcast(to.log_prob(x)), n)
         if isinstance(objective.kind, KL):
             return lambda q, n: _forward_terms(q, to, n)
     raise NoRuleError(
@@ -169,9 +169,5 @@ def _reverse_terms(q: Any, log_p: Callable[[Tensor], Tensor], n: int) -> Tensor:
 def _forward_terms(q: Any, to: Distribution, n: int) -> Tensor:
     with torch.no_grad():
         x = to.sample(torch.Size([n]))
-        log_p = _log_prob(to, x)
-    return log_p - _log_prob(q, x)
-
-
-def _log_prob(d: Distribution, x: Tensor) -> Tensor:
-    return upcast(d.log_prob(x))
+        log_p = upcast(to.log_prob(x))
+    return log_p - upcast(q.log_prob(x))

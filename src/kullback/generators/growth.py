@@ -222,7 +222,8 @@ def _check_derivatives(kind: Divergence) -> None:
     for side, mass in enumerate((torch.exp(log_p), torch.exp(log_q))):
         step = _STEP * (1 - 2 * side)
         higher, lower = (
-            kind.terms(pair_of_ratio(d + move)) * _larger(log_p + (1 - side) * size, log_q + side * size)
+            kind.terms(pair_of_ratio(d + move))
+            * torch.exp(torch.maximum(log_p + (1 - side) * size, log_q + side * size))
             for move, size in ((step, _STEP), (-step, -_STEP))
         )
         difference, derivative = (higher - lower) / (2 * _STEP), kind.derivatives(pair_of_ratio(d))[side]
@@ -240,10 +241,6 @@ def _check_derivatives(kind: Divergence) -> None:
                 f"change by {difference[0].item():.4g}",
                 instead="derivatives that match the terms, or FDivergence(f), which computes both from f",
             )
-
-
-def _larger(log_p: Tensor, log_q: Tensor) -> Tensor:
-    return torch.exp(torch.maximum(log_p, log_q))
 
 
 def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:

@@ -126,7 +126,39 @@ class Estimate(ShortRepr, Shown):
             >>> axis.get_ylabel()
             'divergence'
         """
-        return _plot(self, ax)
+        pyplot = load("matplotlib.pyplot", "Estimate.plot")
+        if ax is None:
+            _, ax = pyplot.subplots()
+        values = _floats(self.value)
+        ends = _ends(self, values)
+        places = range(len(values))
+        finite = [i for i in places if math.isfinite(values[i])]
+        ax.plot(finite, [values[i] for i in finite], "o", color="C0")
+        for i in finite:
+            low, high = (end[i] for end in ends)
+            if math.isfinite(high) and math.isfinite(low):
+                ax.plot([i, i], [low, high], color="C0")
+            elif math.isfinite(low):
+                ax.errorbar(
+                    [i], [low], yerr=[max(values[i] - low, 0.1 * abs(values[i]))], lolims=True, color="C0"
+                )
+        for i in set(places) - set(finite):
+            ax.text(
+                i,
+                0.98,
+                f"{values[i]:g}",
+                transform=ax.get_xaxis_transform(),
+                ha="center",
+                va="top",
+                color="C0",
+            )
+        ax.set(
+            xlabel="element",
+            ylabel="divergence",
+            xticks=places if len(values) <= _MOST_ROWS else ax.get_xticks(),
+        )
+        ax.set_xlim(-0.5, len(values) - 0.5)
+        return ax.figure, ax
 
 
 def sentence_of(estimate: Estimate) -> str:
@@ -220,35 +252,6 @@ def _element(place: int, shape: torch.Size) -> str:
 def _origin(estimate: Estimate) -> str:
     draws = "" if estimate.n is None else f", from {' and '.join(_ranges(estimate.n, ','))} draws"
     return f"by {estimate.method}{draws}"
-
-
-def _plot(estimate: Estimate, ax: Any = None) -> Any:
-    """Draw the values over their places in the batch, with what is known of their errors."""
-    pyplot = load("matplotlib.pyplot", "Estimate.plot")
-    if ax is None:
-        _, ax = pyplot.subplots()
-    values = _floats(estimate.value)
-    ends = _ends(estimate, values)
-    places = range(len(values))
-    finite = [i for i in places if math.isfinite(values[i])]
-    ax.plot(finite, [values[i] for i in finite], "o", color="C0")
-    for i in finite:
-        low, high = (end[i] for end in ends)
-        if math.isfinite(high) and math.isfinite(low):
-            ax.plot([i, i], [low, high], color="C0")
-        elif math.isfinite(low):
-            ax.errorbar(
-                [i], [low], yerr=[max(values[i] - low, 0.1 * abs(values[i]))], lolims=True, color="C0"
-            )
-    for i in set(places) - set(finite):
-        ax.text(
-            i, 0.98, f"{values[i]:g}", transform=ax.get_xaxis_transform(), ha="center", va="top", color="C0"
-        )
-    ax.set(
-        xlabel="element", ylabel="divergence", xticks=places if len(values) <= _MOST_ROWS else ax.get_xticks()
-    )
-    ax.set_xlim(-0.5, len(values) - 0.5)
-    return ax.figure, ax
 
 
 def _floats(x: Tensor) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,13 +115,13 @@ def kl_interval(
     if measure is not KL_MEASURE:
         rare = torch.maximum(rare, torch.maximum(*unseen_shares(b, a)))
     change = measure.correction(a, b)
-    limits = measure, z, inflation, spread
-    low, high = _ends(a, b, *limits, change)
+    settings = _Settings(measure, z, inflation, spread)
+    low, high = _ends(a, b, settings, change)
     low = low + change.predicted.clamp(max=0)
     high = high + _CAUTION * change.predicted.clamp(min=0)
     is_coarse = rare > MOST_UNSEEN
     if bool(is_coarse.any()):
-        low = torch.where(is_coarse, _ends(*coarser(a, b), *limits, no_correction(a, b))[0], low)
+        low = torch.where(is_coarse, _ends(*coarser(a, b), settings, no_correction(a, b))[0], low)
     low = low.clamp(min=0)
     closed = _is_closed(measure, a, b, (high - low) / 2, bins=bins)
     # A difference of two infinite divergences gives no limit.
@@ -142,27 +143,30 @@ def _is_closed(measure: Measure, a: Tensor, b: Tensor, half_width: Tensor, *, bi
     return closed
 
 
-def _ends(
-    a: Tensor,
-    b: Tensor,
-    measure: Measure,
-    z: float,
-    inflation: tuple[float, float],
-    spread: float,
-    change: CoverageCorrection,
-) -> tuple[Tensor, Tensor]:
+class _Settings(NamedTuple):
+    """The divergence, the normal quantile, and the factors of the variances for dependent draws."""
+
+    measure: Measure
+    z: float
+    inflation: tuple[float, float]
+    spread: float
+
+
+def _ends(a: Tensor, b: Tensor, settings: _Settings, change: CoverageCorrection) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest divergence that the counts do not reject.
 
     The smallest one is also tested with half a draw of one side in all categories that only the other side showed.
     This is the continuity correction of zero counts, whose estimated variance is too small as well.
     """
 
+    measure = settings.measure
+
     def bounds(estimate: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return _not_rejected(estimate, x, y, measure, z, inflation, spread, change.variance)
+        return _not_rejected(estimate, x, y, settings, change.variance)
 
     estimate = measure.estimate(a, b) + change.shrunken
     low, high = bounds(estimate, a, b)
-    below, above = _with_few(a, b, measure, z, inflation)
+    below, above = _with_few(a, b, settings)
     low = torch.minimum(low, estimate + below)
     if measure.above != measure.estimate:
         estimate = measure.above(a, b) + change.shrunken
@@ -178,15 +182,14 @@ def _ends(
     return low, high
 
 
-def _with_few(
-    a: Tensor, b: Tensor, measure: Measure, z: float, inflation: tuple[float, float]
-) -> tuple[Tensor, Tensor]:
+def _with_few(a: Tensor, b: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
     """Return the changes of the estimate, at most and at least 0, when the probability of few draws is at its limits.
 
     The few are all draws in categories that P drew at most k times, for each k where there are at most 3 of them. The
     limits are Wilson's with a continuity correction of half a draw. The lower change takes the probability between them
     that is nearest to Q's. For kinds other than KL, few draws of Q count in the same way.
     """
+    measure, z, inflation, _ = settings
     first = _with_few_of(a, b, measure, z * inflation[0] ** 0.5)
     if measure is KL_MEASURE:
         return first
@@ -230,16 +233,10 @@ def _wilson(drawn: Tensor, n: Tensor, z: float) -> tuple[Tensor, Tensor]:
 
 
 def _not_rejected(
-    estimate: Tensor,
-    a: Tensor,
-    b: Tensor,
-    measure: Measure,
-    z: float,
-    inflation: tuple[float, float],
-    spread: float,
-    added: Tensor,
+    estimate: Tensor, a: Tensor, b: Tensor, settings: _Settings, added: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest divergence within z of its standard errors; `added` is more variance."""
+    measure, z, inflation, spread = settings
     from_p, from_q = measure.variances(a, b)
     second = measure.near(a, b)
     estimate = estimate.clamp(min=0)
