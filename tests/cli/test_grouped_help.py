@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from kullback.cli.commands import kullback
-from kullback.cli.compare_command import COMMON, JOBS, compare
+from kullback.cli.compare_command import COMMON, SECTIONS, compare
 
 FLAGS = {flag for each in compare.params if isinstance(each, click.Option) for flag in each.opts}
 
@@ -50,7 +50,7 @@ def test_sixty_columns_show_the_same_words() -> None:
 
 def test_each_short_text_is_the_first_sentence_of_the_long_one() -> None:
     short, full = entries("--help", 80), entries("--help-all", 80)
-    assert len(short) == len(COMMON)
+    assert len(short) == len({*COMMON, "help", "help_all"})
     for flag, text in short.items():
         assert full[flag].startswith(f"{text}."), flag
     assert short["--cluster"].endswith("a file, or a table's column")
@@ -59,7 +59,9 @@ def test_each_short_text_is_the_first_sentence_of_the_long_one() -> None:
 def test_texts_begin_with_a_capital_and_do_not_repeat_their_section() -> None:
     for flag, text in entries("--help-all", 80).items():
         assert text[0].isupper() or text.startswith("-100"), flag
-        assert not text.startswith(tuple(f"{word}:" for word in ("Tables", "Models", *JOBS))), flag
+        assert not text.startswith(
+            tuple(f"{word}:" for word in ("Tables", "Models", *(section.job for section in SECTIONS)))
+        ), flag
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -72,8 +74,8 @@ def test_all_options_are_listed_once_and_nothing_is_cut(width: int) -> None:
 
 
 def test_each_option_has_one_job() -> None:
-    names = [name for job in JOBS.values() for name in job]
+    names = [each.name for section in SECTIONS for each in section.options]
     assert len(set(names)) == len(names)
     options = {each.name for each in compare.params if isinstance(each, click.Option)}
-    assert set(names) == options | {"help"}
+    assert set(names) | {"help_all"} == options
     assert set(COMMON) <= set(names)

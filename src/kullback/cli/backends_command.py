@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
-
-if TYPE_CHECKING:
-    from kullback.kernels.backends import Backend
 
 
 @click.command()
@@ -23,11 +18,7 @@ def backends() -> None:
     from kullback.kernels.backends import backends as known_backends
 
     table = Table("backend", "runs", "devices", "dtypes", "computes", "why")
-    for cells in map(_cells, known_backends()):
-        table.add_row(*cells)
+    for each in known_backends():
+        lists = (", ".join(names) or "-" for names in (each.devices, each.dtypes, each.operations))
+        table.add_row(each.name, "yes" if each.available else "no", *lists, each.reason)
     open_console().print(table)
-
-
-def _cells(backend: Backend) -> list[str]:
-    lists = (", ".join(names) or "-" for names in (backend.devices, backend.dtypes, backend.operations))
-    return [backend.name, "yes" if backend.available else "no", *lists, backend.reason]

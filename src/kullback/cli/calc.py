@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kullback.cli.shared_options import KIND, FiniteRange, as_kind
+from kullback.cli.option_errors import in_options
+from kullback.cli.options import FiniteRange
 from kullback.errors import ArgumentValueError, KullbackError, NoRuleError, printable
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ UNITS = {None: "nats", 2.0: "bits", 10.0: "hartleys"}
     type=FiniteRange(0, min_open=True),
     help="The base of the logarithm: 2 gives bits. Without it: nats.",
 )
-@KIND
+@click.option(
+    "--kind",
+    default="kl",
+    show_default=True,
+    help="The divergence: kl, reverse_kl, jeffreys, js:0.5, skew:0.1, tv, hellinger, chi2, alpha:0.5, renyi:2, ...",
+)
 def calc(p: str, q: str, base: float | None, kind: str) -> None:
     """Print KL(P || Q) and KL(Q || P) of two distributions, such as 'Normal(0, 1)' and 'Laplace(0, 1)'.
 
@@ -41,9 +47,10 @@ def calc(p: str, q: str, base: float | None, kind: str) -> None:
     LogProbs([...]), Counts([...]). Numbers are taken in float64.
     """
     from kullback.cli.expressions import parse_distribution
-    from kullback.generators import KL
+    from kullback.generators import KL, as_divergence
 
-    divergence = as_kind("calc", kind)
+    with in_options({"kind": "--kind"}):
+        divergence = as_divergence("calc", kind)
     called = "KL" if divergence == KL() else divergence.name
 
     warnings.simplefilter("ignore")  # of torch's, on parameters at the edge

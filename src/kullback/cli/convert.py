@@ -10,8 +10,8 @@ import click
 from click.core import ParameterSource
 
 from kullback.cli.option_errors import in_options
+from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS, FiniteRange
 from kullback.cli.outputs import check_files
-from kullback.cli.shared_options import FILE, NO_PROGRESS, REPRESENTATIONS, FiniteRange
 from kullback.cli.streams import print_error
 from kullback.common.progress import progress_bar
 from kullback.errors import LONGEST_NAME, ArgumentValueError, printable
@@ -26,50 +26,43 @@ if TYPE_CHECKING:
 OPTIONS = {"rows": "SRC", "tokens": "--tokens", "n_ctx": "--n-ctx"}
 BLOCK_BYTES = 16 * 1024 * 1024
 # The extensions of formats that convert does not write.
-OTHER_FORMATS = frozenset(
-    (
-        ".npy",
-        ".npz",
-        ".pt",
-        ".pth",
-        ".safetensors",
-        ".parquet",
-        ".csv",
-        ".json",
-        ".jsonl",
-        ".ndjson",
-        ".gguf",
-        ".txt",
-    )
-)
+OTHER_FORMATS = (
+    ".npy", ".npz", ".pt", ".pth", ".safetensors", ".parquet", ".csv", ".json", ".jsonl", ".ndjson", ".gguf", ".txt",
+)  # fmt: skip
 
 
-@click.command()
-@click.argument("source", metavar="SRC", type=FILE)
-@click.argument("target", metavar="DST", type=FILE)
-@click.option("--as", "representation", type=REPRESENTATIONS, help="What the numbers in SRC are.")
-@click.option("--key", help="The array to read, if SRC has several.")
-@click.option("--tokens", type=FILE, help="A file with the tokens of all windows, one after the other.")
-@click.option("--tokens-key", help="The name of the tokens in their file.")
-@click.option("--n-ctx", type=click.IntRange(3), help="The number of tokens in a window.")
-@click.option(
-    "--all-positions",
-    is_flag=True,
-    help="SRC has a row for every token; keep those that llama.cpp scores, the second half of each window.",
+@click.command(
+    params=[
+        click.Argument(["source"], metavar="SRC", type=FILE),
+        click.Argument(["target"], metavar="DST", type=FILE),
+        click.Option(["--as", "representation"], type=REPRESENTATIONS, help="What the numbers in SRC are."),
+        click.Option(["--key"], help="The array to read, if SRC has several."),
+        click.Option(
+            ["--tokens"], type=FILE, help="A file with the tokens of all windows, one after the other."
+        ),
+        click.Option(["--tokens-key"], help="The name of the tokens in their file."),
+        click.Option(["--n-ctx"], type=click.IntRange(3), help="The number of tokens in a window."),
+        click.Option(
+            ["--all-positions"],
+            is_flag=True,
+            help="SRC has a row for every token; keep those that llama.cpp scores, the second half of each window.",
+        ),
+        click.Option(
+            ["--floor"],
+            type=FiniteRange(0, 100, min_open=True),
+            default=16.0,
+            show_default=True,
+            help="Range of log-probabilities to keep, in nats below a row's largest: 16 for llama.cpp, 24 for "
+            "ik_llama.cpp.",
+        ),
+        click.Option(
+            ["--classes"],
+            type=click.IntRange(2),
+            help="For a .klref: the number of all classes, if SRC does not say.",
+        ),
+        NO_PROGRESS,
+    ]
 )
-@click.option(
-    "--floor",
-    type=FiniteRange(0, 100, min_open=True),
-    default=16.0,
-    show_default=True,
-    help="Range of log-probabilities to keep, in nats below a row's largest: 16 for llama.cpp, 24 for ik_llama.cpp.",
-)
-@click.option(
-    "--classes",
-    type=click.IntRange(2),
-    help="For a .klref: the number of all classes, if SRC does not say.",
-)
-@NO_PROGRESS
 @click.pass_context
 def convert(
     context: click.Context,

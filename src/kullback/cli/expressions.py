@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 import torch
-from torch import Tensor, distributions as torch_distributions
+from torch import distributions as torch_distributions
 from torch.distributions import Distribution, Transform
 
 from kullback.errors import ArgumentValueError, KullbackError
@@ -166,15 +166,10 @@ def _as_parameter(name: str, value: Any) -> Any:
     """Convert numbers and lists of numbers to float64 tensors; return counts and distributions as they are."""
     if name in PLAIN or not isinstance(value, int | float | list):
         return value
-    held = cast("list[Any] | int | float", value)
-    return held if _holds_objects(held) else _float64(held)
+    return value if _holds_objects(value) else torch.tensor(value, dtype=torch.float64)
 
 
 def _holds_objects(value: Any) -> bool:
     return isinstance(value, list) and any(
         _holds_objects(item) or not isinstance(item, int | float | list) for item in cast("list[Any]", value)
     )
-
-
-def _float64(value: Any) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)

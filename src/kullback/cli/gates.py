@@ -5,37 +5,50 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from kullback.common.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
 from kullback.errors import ArgumentValueError, quoted
 from kullback.results.verdict import Verdict
 
 if TYPE_CHECKING:
-    from kullback.predictions import Comparison, Summary
+    from kullback.predictions import Comparison
     from kullback.results.value import Value
     from kullback.tables.table_results import ColumnComparison, JointComparison, TableComparison
 
 Side = Literal["above", "below"]
+AnyGate = TypeVar("AnyGate")
 # The candidate's name, the comparison, and of lower bounds, for each divergence, the least and the most of its mean.
 Compared = tuple["str | None", "Comparison", "Mapping[str, tuple[float, float]] | None"]
 
 
-class Number(NamedTuple):
-    """A number of a comparison, and the estimate whose mean it is, if it is one."""
+class Metric(NamedTuple):
+    """A number of a comparison of predictions.
 
-    value: float
-    mean: Value[float] | None = None
+    Attributes:
+        path: the divergence, or the attributes, that lead to a value with its error.
+        part: its attribute, or the end of its interval: ``"lower"`` or ``"upper"``.
+    """
+
+    path: str
+    part: str
+
+    def read(self, found: Comparison) -> tuple[float, Value[float] | None]:
+        """Return the number and, of a mean that can have an error, the mean."""
+        of = found.divergences.get(self.path) or attrgetter(self.path)(found)
+        if self.part in ENDS:
+            return (of.interval[ENDS.index(self.part)] if of.interval else math.nan), None
+        # Rows that are all equal have no error.
+        has_error = self.part == "value" and (self.path in MEANS.values() or of.minimum < 0 or of.maximum > 0)
+        return getattr(of, self.part), of if has_error else None
 
 
-# The numbers of a comparison of predictions. Those of a summary:
+# The numbers of a summary, by their attributes, and means, by the attributes that lead to them.
 STATISTICS = {
-    "mean": "mean", "min": "minimum", "p0.1": "p001", "p1": "p01", "p5": "p05", "p10": "p10", "median": "median",
+    "mean": "value", "min": "minimum", "p0.1": "p001", "p1": "p01", "p5": "p05", "p10": "p10", "median": "median",
     "p90": "p90", "p95": "p95", "p99": "p99", "p99.9": "p999", "max": "maximum", "upper": "upper",
 }  # fmt: skip
-# Means, by the attributes that lead to them, and the ends of their intervals:
 MEANS = {
     "top1": "top1_agreement",
     "acceptance": "acceptance_rate",
@@ -44,49 +57,17 @@ MEANS = {
     "labels.difference": "labels.difference",
     "labels.delta_prob_rms": "labels.delta_prob_rms",
 }
-ENDS = {"": None, ".lower": 0, ".upper": 1}
+ENDS = ("lower", "upper")
 DELTA_PROB = "labels.delta_prob"
-
-
-def _end(mean: Value[float], end: int) -> float:
-    return mean.interval[end] if mean.interval else math.nan
-
-
-def _of_summary(read: Callable[[Any], Summary], statistic: str, found: Comparison) -> Number:
-    summary = read(found)
-    if statistic == "upper":
-        return Number(_end(summary, 1))
-    # Rows that are all equal have no error.
-    has_error = statistic == "mean" and (summary.minimum < 0 or summary.maximum > 0)
-    return Number(getattr(summary, STATISTICS[statistic]), summary if has_error else None)
-
-
-def _of_mean(read: Callable[[Any], Value[float]], end: int | None, found: Comparison) -> Number:
-    mean = read(found)
-    return Number(mean.value, mean) if end is None else Number(_end(mean, end))
-
-
-METRICS: dict[str, Callable[[Comparison], Number]] = {
+METRICS = {
+    **{name: Metric("kl_pq", part) for name, part in STATISTICS.items()},
     **{
-        statistic: partial(_of_summary, lambda found: found.divergences["kl_pq"], statistic)
-        for statistic in STATISTICS
+        f"{of}.{name}": Metric(of, part)
+        for of in (*DIVERGENCE_NAMES, DELTA_PROB)
+        for name, part in STATISTICS.items()
     },
-    **{
-        f"{name}.{statistic}": partial(
-            _of_summary, lambda found, name=name: found.divergences[name], statistic
-        )
-        for name in DIVERGENCE_NAMES
-        for statistic in STATISTICS
-    },
-    **{
-        name + suffix: partial(_of_mean, attrgetter(path), end)
-        for name, path in MEANS.items()
-        for suffix, end in ENDS.items()
-    },
-    **{
-        f"{DELTA_PROB}.{statistic}": partial(_of_summary, attrgetter(DELTA_PROB), statistic)
-        for statistic in STATISTICS
-    },
+    **{name: Metric(path, "value") for name, path in MEANS.items()},
+    **{f"{name}.{end}": Metric(path, end) for name, path in MEANS.items() for end in ENDS},
 }
 METRICS_IN_WORDS = (
     f"{', '.join(STATISTICS)} (all of KL(P||Q)); {', '.join(f'{name}.mean' for name in DIVERGENCE_NAMES)} and so on; "
@@ -208,41 +189,40 @@ class Gate:
             found: the comparison.
             certain: if its divergences are lower bounds, the least and the largest possible mean of each.
         """
-        metric = self.limit.metric
-        of_labels = metric.startswith("labels.") or MEANS.get(metric.split(".")[0], "").startswith("labels.")
-        if of_labels and found.labels is None:
+        name, metric = self.limit.metric, METRICS[self.limit.metric]
+        if metric.path.startswith("labels.") and found.labels is None:
             raise ArgumentValueError(
-                f"--fail-{self.limit.side} {metric}=...: there are no labels. Write: --labels FILE"
+                f"--fail-{self.limit.side} {name}=...: there are no labels. Write: --labels FILE"
             )
-        value, mean = METRICS[metric](found)
-        failure = self.limit.failure(metric, value)
+        value, mean = metric.read(found)
+        failure = self.limit.failure(name, value)
         if failure is None and certain is not None:
             failure = self._uncertain(metric, value, certain)
-        return failure or self._undetermined(metric, value, mean)
+        return failure or self._undetermined(value, mean)
 
-    def _uncertain(self, metric: str, value: float, certain: Mapping[str, tuple[float, float]]) -> str | None:
+    def _uncertain(
+        self, metric: Metric, value: float, certain: Mapping[str, tuple[float, float]]
+    ) -> str | None:
         """Return the failure of a limit that a divergence may exceed although its lower bound does not."""
-        first, _, statistic = metric.partition(".")
-        name, statistic = (first, statistic) if first in DIVERGENCE_NAMES else ("kl_pq", metric)
+        name, limit = self.limit.metric, self.limit.limit
         remedy = "; the model itself, or a mean with an upper bound (tv.mean), can be checked"
-        if metric == "acceptance" and self.limit.side == "below":
-            least = 1 - certain["tv"][1]
-            if least < self.limit.limit:
-                return f"{metric} is only known to be {least:.6g} to {1 - certain['tv'][0]:.6g}"
+        if self.limit.side == "below":
+            least, most = (1 - end for end in reversed(certain["tv"]))
+            if name == "acceptance" and least < limit:
+                return f"{name} is only known to be {least:.6g} to {most:.6g}"
+            return None
         # An interval reaches up to the interval of the rows' upper bounds, so its ends need no further check.
-        if statistic not in STATISTICS or statistic == "upper" or self.limit.side == "below":
+        if metric.path not in DIVERGENCE_NAMES or metric.part == "upper":
             return None
-        if statistic != "mean":
-            return f"{metric} is unknown: only a lower bound of each row is known{remedy}"
-        most = certain[name][1]
-        if most <= self.limit.limit:
+        if metric.part != "value":
+            return f"{name} is unknown: only a lower bound of each row is known{remedy}"
+        most = certain[metric.path][1]
+        if most <= limit:
             return None
-        above = "nothing bounds it from above" if math.isinf(most) else f"at most {most:.6g}"
-        return (
-            f"{metric} is only known to be at least {value:.6g}, {above}{remedy if math.isinf(most) else ''}"
-        )
+        above = f"nothing bounds it from above{remedy}" if math.isinf(most) else f"at most {most:.6g}"
+        return f"{name} is only known to be at least {value:.6g}, {above}"
 
-    def _undetermined(self, metric: str, value: float, mean: Value[float] | None) -> str | None:
+    def _undetermined(self, value: float, mean: Value[float] | None) -> str | None:
         """Return the failure of a mean whose interval is infinite on the side of the limit; equal rows pass."""
         if mean is None or mean.reason is None:
             return None
@@ -250,8 +230,8 @@ class Gate:
         if end is not None and end not in (math.inf, 1.0, math.log(2), 0.0, -1.0, -math.inf):
             return None
         return (
-            f"{metric} is {value:.6g}, but it has no interval ({mean.reason}): more rows or clusters are needed; "
-            "--bootstrap 0 checks the value alone"
+            f"{self.limit.metric} is {value:.6g}, but it has no interval ({mean.reason}): more rows or "
+            "clusters are needed; --bootstrap 0 checks the value alone"
         )
 
 
@@ -324,3 +304,10 @@ def parse_table_gate(text: str, side: Side) -> TableGate:
     """Parse ``METRIC=LIMIT`` or ``METRIC[COLUMN]=LIMIT``."""
     metrics = (*TABLE_METRICS, WHOLE)
     return TableGate(_parse(text, side, metrics, TABLE_METRICS_IN_WORDS, example=0.2, columns=TABLE_METRICS))
+
+
+def parse_limits(
+    parse: Callable[[str, Side], AnyGate], above: Sequence[str], below: Sequence[str]
+) -> list[AnyGate]:
+    """Return the gates of ``--fail-above`` and of ``--fail-below``."""
+    return [*(parse(text, "above") for text in above), *(parse(text, "below") for text in below)]

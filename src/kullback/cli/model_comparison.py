@@ -32,28 +32,14 @@ def run_model_comparison(
     gates: Sequence[Gate],
     *,
     text: Path | None,
-    windows: int | None,
     resume: Path | None,
     seed: int,
-    show_progress: bool,
+    no_progress: bool,
     **settings: Any,
 ) -> list[str]:
     """Compare models on a text, write the reports, and say which gates fail.
 
-    Arguments:
-        base: P.
-        candidates: those to compare with it.
-        outputs: where the reports go.
-        gates: the limits that every candidate has to keep.
-        text: the file of the text.
-        windows: how many windows to read.
-        resume: the file of finished windows.
-        seed: of all randomness.
-        show_progress: whether to show a progress bar, if there is a terminal.
-        settings: further arguments of `compare_models`.
-
-    Returns:
-        a sentence for each gate that fails.
+    Keyword arguments are the options of the command; `compare_models` takes `settings`.
     """
     if text is None and not any(map(is_reference, (base, *candidates))):
         raise ArgumentValueError(
@@ -64,7 +50,7 @@ def run_model_comparison(
     check_outputs(outputs, [*files, text], state=resume)
     with kept_state(resume) as state:
         with (
-            progress_bar("tokens", show=show_progress, patience=0) as progress,
+            progress_bar("tokens", show=not no_progress, patience=0) as progress,
             in_options(
                 {"base": "P, Q"}, {"base": "--as without --text, where P and Q are files of predictions"}
             ),
@@ -73,7 +59,6 @@ def run_model_comparison(
                 base,
                 list(candidates),
                 text,
-                most_windows=windows,
                 resume=state,
                 generator=torch.Generator().manual_seed(seed),
                 progress=progress,

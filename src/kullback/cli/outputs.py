@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kullback.cli.streams import closed_pipe_allowed
+from kullback.cli.streams import closed_pipe_allowed, print_error
 from kullback.common.display import open_console
 from kullback.common.files import check_input, check_writable, refuse_overwriting, write_all
 from kullback.common.optional import load
+from kullback.errors import LONGEST_MESSAGE, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,3 +129,11 @@ def write_reports(
         else:
             terminal.render_brief(page, open_console(), outputs.html)
     return [failure for verdict in page.verdicts for failure in verdict.failures]
+
+
+def finish(failures: Sequence[str]) -> None:
+    """Print the gates that failed, and exit with status 1 if there are any."""
+    for failure in failures:
+        print_error(f"kullback: gate failed: {printable(failure, LONGEST_MESSAGE)}")
+    if failures:
+        raise click.exceptions.Exit(1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 import torch
@@ -30,68 +30,55 @@ if TYPE_CHECKING:
     from kullback.report.subjects.predictions import Tokens
 
 
-class Inputs(NamedTuple):
-    """The two files and how to read them, P's first."""
-
-    p: Path
-    q: Path
-    representations: tuple[RepresentationName | None, RepresentationName | None]
-    keys: tuple[str | None, str | None]
-
-
 def run_prediction_comparison(
-    inputs: Inputs,
+    p: Path,
+    q: Path,
     outputs: Outputs,
     gates: Sequence[Gate],
     *,
+    representation: RepresentationName | None,
+    representation_p: RepresentationName | None,
+    representation_q: RepresentationName | None,
+    key: str | None,
+    key_p: str | None,
+    key_q: str | None,
     seed: int,
-    show_progress: bool,
-    llama_cpp: LlamaCppRows | None = None,
-    tokens: Path | None = None,
-    resume: Path | None = None,
-    is_worker: bool = False,
+    no_progress: bool,
+    llama_cpp: LlamaCppRows | None,
+    tokens: Path | None,
+    resume: Path | None,
+    is_worker: bool,
     **settings: Any,
 ) -> list[str]:
     """Compare two files, write the reports, and say which gates fail.
 
     All workers that torchrun started call this together; rank 0 writes the reports and prints the gates.
 
-    Arguments:
-        inputs: the files to compare.
-        outputs: where the reports go.
-        gates: the limits to keep.
-        seed: of all randomness.
-        show_progress: whether to show a progress bar, if there is a terminal.
-        llama_cpp: print llama.cpp's lines instead of tables, of these rows.
-        tokens: the file with the text of each class, to be shown in the reports.
-        resume: the file of finished blocks.
-        is_worker: whether this may be one of several workers.
-        settings: further arguments of `compare_predictions`.
-
-    Returns:
-        a sentence for each gate that fails.
+    Keyword arguments are the options of the command; `compare_predictions` takes `settings`.
     """
+    representations = representation_p or representation, representation_q or representation
+    keys = key_p or key, key_q or key
 
     def check() -> Tokens | None:
         require_one_output(outputs, llama_cpp)
-        read = [inputs.p, inputs.q, settings["labels"], settings["cluster"], tokens]
+        read = [p, q, settings["labels"], settings["cluster"], tokens]
         check_outputs(outputs, read, state=resume)
-        return None if tokens is None else _read_tokens(tokens, inputs)
+        if tokens is None:
+            return None
+        with open_rows(p, representation=representations[0], key=keys[0], name="p") as source:
+            return read_tokens(tokens, classes=source.classes, name="--tokens")
 
-    with (
-        torchrun_workers("kullback compare")
-        if is_worker
-        else nullcontext(Workers("kullback compare")) as workers
-    ):
+    workers_of = torchrun_workers if is_worker else lambda command: nullcontext(Workers(command))
+    with workers_of("kullback compare") as workers:
         is_first = workers.rank == 0
         words = workers.each(check)
         with kept_state(resume, removes=is_first) as state:
-            with progress_bar("rows", show=show_progress and is_first, patience=0) as progress:
+            with progress_bar("rows", show=is_first and not no_progress, patience=0) as progress:
                 found = compare_predictions(
-                    inputs.p,
-                    inputs.q,
-                    representation=inputs.representations,
-                    key=inputs.keys,
+                    p,
+                    q,
+                    representation=representations,
+                    key=keys,
                     generator=torch.Generator().manual_seed(seed),
                     progress=progress,
                     llama_cpp=llama_cpp,
@@ -104,14 +91,6 @@ def run_prediction_comparison(
             lines = partial(print_llama_cpp, found) if found.llama_cpp is not None else None
             write = partial(write_reports, found, verdicts, outputs, table=lines, tokens=words)
             return workers.each(write if is_first else list)
-
-
-def _read_tokens(tokens: Path, inputs: Inputs) -> Tokens:
-    """Read the texts of the classes before the computation; there may not be more than P has classes."""
-    with open_rows(
-        inputs.p, representation=inputs.representations[0], key=inputs.keys[0], name="p"
-    ) as source:
-        return read_tokens(tokens, classes=source.classes, name="--tokens")
 
 
 def require_one_output(outputs: Outputs, llama_cpp: LlamaCppRows | None) -> None:

@@ -7,42 +7,47 @@ from typing import Any
 
 import click
 
-from kullback.cli.model_options import model_options
+from kullback.cli.options import FILE, MODEL_OPTIONS, NO_PROGRESS, SEED, complete_files
 from kullback.cli.outputs import check_files
-from kullback.cli.shared_options import FILE, NO_PROGRESS, SEED, complete_files
 from kullback.common.progress import progress_bar
 
 
-@click.command()
-@click.argument("model", metavar="MODEL", shell_complete=complete_files)
-@click.option(
-    "--text",
-    type=FILE,
-    required=True,
-    help="The text that the model reads, or JSONL with text, messages, or prompt and completion.",
+@click.command(
+    params=[
+        click.Argument(["model"], metavar="MODEL", shell_complete=complete_files),
+        click.Option(
+            ["--text"],
+            type=FILE,
+            required=True,
+            help="The text that the model reads, or JSONL with text, messages, or prompt and completion.",
+        ),
+        click.Option(
+            ["-o", "--output"], type=FILE, required=True, metavar="FILE.klref", help="The file to write."
+        ),
+        click.Option(
+            ["--top"],
+            type=click.IntRange(1),
+            default=64,
+            show_default=True,
+            help="The most probable tokens to keep.",
+        ),
+        click.Option(
+            ["--tail-draws"],
+            type=click.IntRange(0),
+            default=32,
+            show_default=True,
+            help="How many of the others to draw.",
+        ),
+        *MODEL_OPTIONS,
+        SEED,
+        NO_PROGRESS,
+    ]
 )
-@click.option(
-    "-o", "--output", "output", type=FILE, required=True, metavar="FILE.klref", help="The file to write."
-)
-@click.option(
-    "--top", type=click.IntRange(1), default=64, show_default=True, help="The most probable tokens to keep."
-)
-@click.option(
-    "--tail-draws",
-    type=click.IntRange(0),
-    default=32,
-    show_default=True,
-    help="How many of the others to draw.",
-)
-@model_options
-@SEED
-@NO_PROGRESS
 def record(
     model: str,
     *,
     text: Path,
     output: Path,
-    windows: int | None,
     no_progress: bool,
     **settings: Any,
 ) -> None:
@@ -60,6 +65,6 @@ def record(
 
     check_files([("--text", text)], [output], [model])
     with progress_bar("tokens", show=not no_progress, patience=0) as progress:
-        notes = record_reference(model, text, output, most_windows=windows, progress=progress, **settings)
+        notes = record_reference(model, text, output, progress=progress, **settings)
     for note in notes:
         click.echo(note)

@@ -2,63 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kullback.cli.gates import TABLE_METRICS_IN_WORDS, parse_table_gate
-from kullback.cli.outputs import Outputs
-from kullback.cli.shared_options import (
-    BINS,
-    COLUMNS,
-    CONFIDENCE,
-    FILE,
-    HTML,
-    INDEPENDENT,
-    JSON,
-    MARKDOWN,
-    NO_PROGRESS,
-    SEED,
-    WEIGHTS,
-    fail_above,
-    fail_below,
-    finish,
-    given_limits,
-)
+from kullback.cli import options
+from kullback.cli.gates import TABLE_METRICS_IN_WORDS, TableGate, parse_limits, parse_table_gate
+from kullback.cli.option_errors import in_options
+from kullback.cli.outputs import Outputs, check_outputs, finish, write_reports
+from kullback.common.files import check_writable, refuse_overwriting
+from kullback.common.progress import progress_text
+from kullback.errors import ArgumentValueError, printable
 
 
-@click.command()
-@click.argument("reference", type=FILE)
-@click.argument("batches", nargs=-1, metavar="[BATCH]...", type=FILE)
-@click.option(
-    "--profile", type=FILE, help="The file of the reference's profile; by default REFERENCE.profile.json."
+@click.command(
+    params=[
+        click.Argument(["reference"], type=options.FILE),
+        click.Argument(["batches"], nargs=-1, metavar="[BATCH]...", type=options.FILE),
+        click.Option(
+            ["--profile"],
+            type=options.FILE,
+            help="The file of the reference's profile; by default REFERENCE.profile.json.",
+        ),
+        click.Option(
+            ["--rebuild"], is_flag=True, help="Count the reference again, even if there is a profile."
+        ),
+        click.Option(["--merge"], is_flag=True, help="Treat all batches as one: add their counts."),
+        click.Option(
+            ["--save-batch"],
+            type=options.FILE,
+            help="Write the profile of the batch to FILE; it can be merged later.",
+        ),
+        options.COLUMNS,
+        options.WEIGHTS,
+        options.INDEPENDENT,
+        options.BINS,
+        options.CONFIDENCE,
+        options.JSON,
+        options.HTML,
+        options.MARKDOWN,
+        *options.limits("psi=0.1", "p_adjusted=0.01", TABLE_METRICS_IN_WORDS),
+        options.SEED,
+        options.NO_PROGRESS,
+    ]
 )
-@click.option("--rebuild", is_flag=True, help="Count the reference again, even if there is a profile.")
-@click.option("--merge", is_flag=True, help="Treat all batches as one: add their counts.")
-@click.option(
-    "--save-batch", type=FILE, help="Write the profile of the batch to FILE; it can be merged later."
-)
-@COLUMNS
-@WEIGHTS
-@INDEPENDENT
-@BINS
-@CONFIDENCE
-@JSON
-@HTML
-@MARKDOWN
-@fail_above("psi=0.1", TABLE_METRICS_IN_WORDS)
-@fail_below("p_adjusted=0.01")
-@SEED
-@NO_PROGRESS
 def watch(
     reference: Path,
     batches: tuple[Path, ...],
+    *,
+    profile: Path | None,
+    rebuild: bool,
+    merge: bool,
+    save_batch: Path | None,
+    columns: list[str] | None,
+    weights: str | None,
     json_path: str | None,
     html_path: Path | None,
     markdown_path: Path | None,
     fail_above: tuple[str, ...],
     fail_below: tuple[str, ...],
+    seed: int,
     no_progress: bool,
     **settings: Any,
 ) -> None:
@@ -73,16 +78,80 @@ def watch(
     BATCH is reported in full, several in one line each; --json, --html and --markdown write all in full.
     Files: parquet, csv or ndjson, or profiles that were saved. The exit status is 1 if a gate fails and 2 on an error.
     """
-    gates = [parse_table_gate(text, side) for side, text in given_limits(fail_above, fail_below)]
-    from kullback.cli.table_comparison import run_watch
+    gates = parse_limits(parse_table_gate, fail_above, fail_below)
+    outputs = Outputs(json_path, html_path, markdown_path)
+    if not batches:
+        _refuse_reports(outputs, gates, save_batch)
+    elif len(batches) > 1 and save_batch is not None and not merge:
+        raise ArgumentValueError(
+            f"--save-batch: wanted one batch; got {len(batches)}. Write: --merge to take them as one"
+        )
+    import torch
 
-    finish(
-        run_watch(
-            reference,
-            batches,
-            Outputs(json_path, html_path, markdown_path),
-            gates,
-            show_progress=not no_progress,
+    from kullback.cli.table_comparison import OPTIONS, REMEDIES
+    from kullback.report.formats import counted
+    from kullback.report.subjects.batches import Batches
+    from kullback.tables import reference_profile as profiles
+    from kullback.tables.compare_two_tables import compare_profiles
+
+    place = profile or profiles.profile_path(reference)
+    # The profile is read, and written too where it is made; whatever else is written must not be one of these.
+    check_outputs(outputs, [reference, *batches, place], [save_batch] if save_batch else [])
+    if not profiles.is_profile(reference):
+        refuse_overwriting([place], [reference, *batches])
+        if rebuild or not place.exists():
+            check_writable(place)
+    with in_options(OPTIONS, REMEDIES), progress_text(show=not no_progress) as progress:
+        saved = profiles.reference_profile(
+            reference, profile, rebuild=rebuild, columns=columns, weights=weights, progress=progress
+        )
+        found = [
+            (str(batch), profiles.batch_profile(batch, saved, columns=columns, progress=progress))
+            for batch in batches
+        ]
+    if not found:
+        made = reference if profiles.is_profile(reference) else place
+        size = f"{counted(saved.rows, 'row')} and {counted(len(saved.columns), 'column')}"
+        click.echo(f"{made}: the profile of {size}")
+        return
+    if merge and len(found) > 1:
+        names, counts = zip(*found, strict=True)
+        found = [(", ".join(names), profiles.merge_profiles(counts))]
+    compared = [
+        compare_profiles(
+            saved,
+            batch,
+            generator=torch.Generator().manual_seed(seed),
+            names=(str(reference), name),
             **settings,
         )
-    )
+        for name, batch in found
+    ]
+    verdicts = [tuple(gate.verdict(each) for gate in gates) for each in compared]
+    if len(found) == 1:
+        others = {} if save_batch is None else {save_batch: found[0][1].to_json() + "\n"}
+        finish(write_reports(compared[0], verdicts[0], outputs, others=others))
+    else:
+        whole = Batches(tuple(compared), tuple(verdicts))
+        lines = "\n".join(map(printable, whole.lines))
+        finish(write_reports(whole, (), outputs, table=lambda _: click.echo(lines)))
+
+
+def _refuse_reports(outputs: Outputs, gates: Sequence[TableGate], save_batch: Path | None) -> None:
+    """Refuse limits on a batch, and reports on it, where there is none."""
+    if gates:
+        limit = gates[0].limit
+        raise ArgumentValueError(
+            f"--fail-{limit.side}: wanted a batch to check; got none. Write: kullback watch P Q --fail-{limit.side} "
+            f"{limit.metric}={limit.limit:g}"
+        )
+    reports = {
+        "--json": outputs.json,
+        "--html": outputs.html,
+        "--markdown": outputs.markdown,
+        "--save-batch": save_batch,
+    }
+    for option in (option for option, value in reports.items() if value is not None):
+        raise ArgumentValueError(
+            f"{option}: wanted a batch to report on; got none. Write: kullback watch P Q"
+        )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kullback.common.plain_values import flat_numbers, json_safe
@@ -69,15 +70,7 @@ def dumps(result: Any, verdicts: Sequence[Verdict] = ()) -> str:
 def _gates(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     if not verdicts:
         return {}
-    limits = [
-        {
-            "limit": each.limit,
-            "passed": each.passed,
-            "failures": list(each.failures),
-            "broken_by": list(each.broken_by),
-        }
-        for each in verdicts
-    ]
+    limits = [{"limit": each.limit, "passed": each.passed, **asdict(each)} for each in verdicts]
     return {"gates": {"passed": all(each.passed for each in verdicts), "limits": limits}}
 
 

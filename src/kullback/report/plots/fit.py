@@ -62,8 +62,7 @@ def unit(fit: Fit, before: str = " ") -> str:
 
 
 def _painters(fit: Fit) -> list[tuple[str, str, _Painter]]:
-    fitted = _first(_as_distribution(fit.distribution))
-    target = fit.to if isinstance(fit.to, Samples) else _first(_as_distribution(fit.to))
+    fitted, target = _as_distribution(fit.distribution), _as_distribution(fit.to)
     caption = f"{fit.quantity} above the least of all steps{unit(fit, ', in ')}."
     history = ("History", caption, partial(_history, fit))
     if not isinstance(fitted, Distribution):
@@ -83,62 +82,11 @@ def _painters(fit: Fit) -> list[tuple[str, str, _Painter]]:
 
 def _as_distribution(x: Any) -> Any:
     if is_frozen(x):
-        return to_torch("fit", "to", x)
+        x = to_torch("fit", "to", x)
     if isinstance(x, Representation):
         weights = x.weights().double()
-        return Categorical(probs=weights / weights.sum(-1, keepdim=True), validate_args=False)
-    return x
-
-
-def _first(d: Any) -> Any:
-    """Return the first element of a batch of distributions."""
-    if not isinstance(d, Distribution):
-        return d
-    return _Element(d) if d.batch_shape else unvalidated(d)
-
-
-class _Element(Distribution):
-    """The first element of a batch."""
-
-    def __init__(self, batch: Distribution) -> None:
-        self._batch: Any = unvalidated(batch)
-        super().__init__(torch.Size(), batch.event_shape, validate_args=False)
-
-    @property
-    def support(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._batch.support
-
-    def _one(self, x: Tensor) -> Tensor:
-        count = len(self._batch.batch_shape)
-        event = len(self.event_shape)
-        return x.reshape(*x.shape[: x.ndim - count - event], -1, *x.shape[x.ndim - event :]).select(
-            -1 - event, 0
-        )
-
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        return self._one(self._batch.sample(torch.Size(sample_shape)))
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        event = len(self.event_shape)
-        shape = (
-            *value.shape[: value.ndim - event],
-            *self._batch.batch_shape,
-            *value.shape[value.ndim - event :],
-        )
-        ones = [1] * len(self._batch.batch_shape)
-        at = value.reshape(
-            *value.shape[: value.ndim - event], *ones, *value.shape[value.ndim - event :]
-        ).expand(shape)
-        found = self._batch.log_prob(at)
-        count = len(self._batch.batch_shape)
-        return found.reshape(*found.shape[: found.ndim - count], -1)[..., 0]
-
-    def inside(self, value: Tensor) -> Tensor:
-        ones = [1] * len(self._batch.batch_shape)
-        found = self._batch.support.check(
-            value.reshape(*value.shape, *ones).expand(*value.shape, *self._batch.batch_shape)
-        )
-        return found.reshape(*value.shape, -1)[..., 0]
+        x = Categorical(probs=weights / weights.sum(-1, keepdim=True), validate_args=False)
+    return unvalidated(x) if isinstance(x, Distribution) else x
 
 
 def _is_whole(d: Distribution) -> bool:
@@ -149,27 +97,41 @@ def _is_whole(d: Distribution) -> bool:
 
 
 def _draws(d: Any) -> Tensor | None:
+    """Return draws from the first element of a batch."""
     if isinstance(d, Samples):
         return d.tensor if d.tensor.shape[-1] > 1 else d.tensor[:, 0]
     if not isinstance(d, Distribution):
         return None
     with DrawsFrom(0), torch.no_grad():
-        return d.sample(torch.Size([DRAWS]))
+        return d.sample(torch.Size([DRAWS])).reshape(DRAWS, -1, *d.event_shape)[:, 0]
 
 
 def _density(d: Any, x: Tensor) -> Tensor:
-    """Return the density at points, 0 outside the support; of a log-density, normalized over the points."""
+    """Return the density of the first element of a batch at points, 0 outside the support.
+
+    A log-density is normalized over the points.
+    """
     with torch.no_grad():
         if not isinstance(d, Distribution):
             found = upcast(d(x))
             return torch.exp(found - found.max())
-        inside = torch.ones(x.shape[: x.ndim - len(d.event_shape)], dtype=torch.bool)
-        if not d.event_shape:
-            inside = d.inside(x) if isinstance(d, _Element) else d.support.check(x)  # pyright: ignore[reportOptionalMemberAccess]
-        stand_in = _draws(d)
-        assert stand_in is not None  # noqa: S101 - it is a distribution
-        at = x if d.event_shape else torch.where(inside, x, stand_in[:1].to(x.dtype))
-        return torch.where(inside, torch.exp(upcast(d.log_prob(at))), 0).nan_to_num(nan=0.0, posinf=0.0)
+        draws = _draws(d)
+        assert draws is not None  # noqa: S101 - it is a distribution
+        points = x.shape[: x.ndim - len(d.event_shape)]
+
+        def of_first(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+            everywhere = at.reshape(*points, *[1] * len(d.batch_shape), *d.event_shape)
+            values = function(everywhere.expand(*points, *d.batch_shape, *d.event_shape))
+            return values.reshape(*points, -1)[..., 0]
+
+        if d.event_shape:
+            inside = torch.ones(points, dtype=torch.bool)
+        else:
+            inside = of_first(d.support.check, x)  # pyright: ignore[reportOptionalMemberAccess]
+            x = torch.where(inside, x, draws[:1].to(x.dtype))
+        return torch.where(inside, torch.exp(upcast(of_first(d.log_prob, x))), 0).nan_to_num(
+            nan=0.0, posinf=0.0
+        )
 
 
 def _range(*given: Tensor | None) -> tuple[float, float]:

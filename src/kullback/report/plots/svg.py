@@ -26,11 +26,13 @@ COLORS = {INK: "var(--ink)", FAINT: "var(--faint)", FIRST: "var(--first)", SECON
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SIZE = (5.0, 3.2)  # inches: small, so that 11-point text stays legible at a phone's width
 STYLE = {
+    **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), FAINT),
+    **dict.fromkeys(
+        ("axes.labelcolor", "legend.labelcolor", "text.color", "xtick.labelcolor", "ytick.labelcolor"), INK
+    ),
     "axes.axisbelow": True,
-    "axes.edgecolor": FAINT,
     "axes.facecolor": "none",
     "axes.grid": True,
-    "axes.labelcolor": INK,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "figure.constrained_layout.use": True,
@@ -38,20 +40,13 @@ STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so that every machine measures alike
     "font.size": 11.0,
-    "grid.color": FAINT,
     "grid.linewidth": 0.6,
     "legend.borderaxespad": 0.2,
     "legend.columnspacing": 1.4,
     "legend.fontsize": 11.0,
     "legend.frameon": False,
     "legend.handlelength": 1.6,
-    "legend.labelcolor": INK,
-    "text.color": INK,
     "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
-    "xtick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.color": FAINT,
-    "ytick.labelcolor": INK,
 }
 
 

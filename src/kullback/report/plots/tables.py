@@ -47,7 +47,7 @@ def draw_column(column: ColumnComparison, name: str) -> Plot | None:
     sums = totals(column)
 
     def draw(axes: Axes) -> None:
-        from matplotlib.ticker import FuncFormatter, MaxNLocator
+        from matplotlib.ticker import MaxNLocator
 
         heights = [[100 * each.p / sums[0] for each in inside], [100 * each.q / sums[1] for each in inside]]
         if any(before.high != after.low or after.low == after.high for before, after in pairwise(inside)):
@@ -55,7 +55,7 @@ def draw_column(column: ColumnComparison, name: str) -> Plot | None:
         else:
             _draw_stairs(axes, inside, heights, column.column_type)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}%"))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
         axes.set(xlabel=UNITS.get(column.column_type, ""), ylabel="percentage of rows", ylim=(0, None))
         axes.grid(visible=False, axis="x")
         draw_legend(axes)
@@ -144,7 +144,7 @@ def _draw_stairs(
 ) -> None:
     """Draw the outlines of two histograms."""
     from matplotlib.dates import AutoDateLocator
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     edges = [float(each.low) for each in bins] + [float(bins[-1].high)]
     dates = column_type == "datetime" and max(map(abs, edges)) < LAST_DAY * MICROSECONDS_A_DAY
@@ -164,11 +164,11 @@ def _draw_stairs(
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(numticks=5))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+        axes.xaxis.set_major_formatter(lambda value, _: power_of_ten(value))
     else:
         whole = all(isinstance(each.low, int) or each.low.is_integer() for each in bins)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=whole))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+        axes.xaxis.set_major_formatter(lambda value, _: _number(value))
 
 
 def _labels(values: Sequence[float], column_type: str) -> list[str]:

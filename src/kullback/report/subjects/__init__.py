@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["document"]
 
-# The modules of kullback's own results, which are imported at their first use.
-_MODULES = {
-    "Comparison": "predictions",
-    "Estimate": "estimate",
-    "Fit": "fit",
-    "ModelComparison": "models",
-    "TableComparison": "tables",
-    "TwoSampleTest": "two_sample_test",
+# The functions of kullback's own results; their modules are imported at their first use.
+_FUNCTIONS = {
+    "Comparison": "predictions.document",
+    "Estimate": "estimates.of_estimate",
+    "Fit": "fit.document",
+    "ModelComparison": "models.document",
+    "TableComparison": "tables.document",
+    "TwoSampleTest": "estimates.of_test",
 }
 
 
@@ -45,9 +45,10 @@ def document(result: Any, verdicts: Sequence[Verdict] = (), **options: Any) -> D
         'P and Q are equal in every row: KL(P||Q) is 0.'
     """
     for kind in type(result).__mro__:
-        if kind.__module__.startswith("kullback.") and kind.__name__ in _MODULES:
-            module = import_module(f"{__name__}.{_MODULES[kind.__name__]}")
-            return module.document(result, verdicts, **options)
+        if kind.__module__.startswith("kullback.") and kind.__name__ in _FUNCTIONS:
+            module, function = _FUNCTIONS[kind.__name__].split(".")
+            found = getattr(import_module(f"{__name__}.{module}"), function)
+            return found(result, verdicts, **options)
     raise invalid_type(
         "document",
         "result",

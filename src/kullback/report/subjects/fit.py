@@ -22,12 +22,7 @@ MOST_NUMBERS = 3
 
 
 def document(fit: Fit, verdicts: Sequence[Verdict] = ()) -> Document:
-    """Return the document of a fit.
-
-    Arguments:
-        fit: the result of `kullback.fit`.
-        verdicts: the limits that you asked for.
-    """
+    """Return the document of the result of `kullback.fit`."""
     return Document(
         f"{_outcome(fit)}: fit",
         Headline(_outcome(fit)),
@@ -81,11 +76,7 @@ def _parameters(distribution: Any) -> list[tuple[str, str]]:
         family = read_family(distribution, frozenset())
     except (TypeError, ValueError):
         return []
-    return [(name, _numbers(x)) for name, x in _values(distribution, family.free)]
-
-
-def _values(distribution: Distribution, free: Any) -> list[tuple[str, Tensor]]:
-    return [(name, getattr(distribution, name, leaf.value)) for name, leaf in free.items()]
+    return [(name, _numbers(getattr(distribution, name, leaf.value))) for name, leaf in family.free.items()]
 
 
 def _numbers(x: Tensor) -> str:

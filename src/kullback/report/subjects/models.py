@@ -64,12 +64,7 @@ HEADINGS = (
 
 
 def document(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Document:
-    """Return the document of a comparison of language models.
-
-    Arguments:
-        found: the result of `compare_models`.
-        verdicts: the limits that you asked for.
-    """
+    """Return the document of the result of `compare_models`."""
     blocks: list[Block] = [_scoreboard(found)]
     if plots := draw_plots(found):
         blocks.append(Gallery("KL(P||Q) in pictures", plots))

@@ -9,7 +9,6 @@ from functools import partial
 
 from kullback.predictions import (
     Comparison,
-    ConfidenceBin,
     LabelStatistics,
     Summary,
     TopClass,
@@ -44,6 +43,11 @@ Tokens = Sequence[str | None]
 KL_PQ = "kl_pq"
 # The keys of Comparison.divergences, in the order of the reports, with their names in plain text.
 QUANTITIES = {KL_PQ: "KL(P||Q)", "kl_qp": "KL(Q||P)", "js": "JS", "tv": "TV"}
+# The attributes of a summary that are quantiles.
+QUANTILES = {
+    "minimum": "minimum", "p001": "0.1%", "p01": "1%", "p05": "5%", "p10": "10%", "p25": "25%", "median": "median",
+    "p75": "75%", "p90": "90%", "p95": "95%", "p99": "99%", "p999": "99.9%", "maximum": "maximum",
+}  # fmt: skip
 
 
 def document(
@@ -68,7 +72,7 @@ def document(
         Headline(
             summary(comparison),
             place_on_ladder(comparison.divergences[KL_PQ].mean),
-            sizes(comparison),
+            _sizes(comparison),
             {"P": comparison.p_name, "Q": comparison.q_name},
             figures=_figures(comparison),
         ),
@@ -84,8 +88,7 @@ def document(
 
 
 def _brief(comparison: Comparison, tokens: Tokens | None) -> Brief:
-    clusters = "" if comparison.clusters is None else f" in {counted(comparison.clusters, 'cluster')}"
-    size = f"{counted(comparison.rows, 'row')}{clusters}, {counted(comparison.classes, 'class', 'classes')}"
+    size = _sizes(comparison, "")
     blocks: list[str | Table] = [brief_numbers(comparison), *brief_remarks(comparison)]
     if rows := [row for row in comparison.worst[:WORST_IN_BRIEF] if row.kl]:
         unit = Unit.of(comparison.divergences[KL_PQ].mean)
@@ -93,22 +96,18 @@ def _brief(comparison: Comparison, tokens: Tokens | None) -> Brief:
             [
                 count(row.row),
                 f"{kl} {unit.name}",
-                *(f"{_class(top.index, tokens)} ({probability(each)})" for top, each in _tops(row)),
+                f"{_class(p.index, tokens)} ({probability(p.p)})",
+                f"{_class(q.index, tokens)} ({probability(q.q)})",
                 "" if row.label is None else _class(row.label, tokens),
             ]
             for row, kl in zip(rows, unit.write([row.kl for row in rows]), strict=True)
+            for p, q in [top_classes(row)]
         ]
         headings = ["worst row", "KL(P||Q)", "top class of P", "of Q"]
         if comparison.labels is not None:
             headings.append("true class")
         blocks.append(Table("", headings, [row[: len(headings)] for row in cells], dropped_first=(4,)))
     return Brief(size, tuple(blocks))
-
-
-def _tops(row: WorstRow) -> tuple[tuple[TopClass, float], tuple[TopClass, float]]:
-    """Return the top class under P with its probability under P, and Q's with its probability under Q."""
-    p, q = top_classes(row)
-    return (p, p.p), (q, q.q)
 
 
 def _class(index: int, tokens: Tokens | None) -> str:
@@ -175,20 +174,13 @@ MEANINGS = (
 def numbers(comparison: Comparison) -> list[Table]:
     """Return the tables of divergences, of the top classes, of the true class, and last by confidence."""
     labels = comparison.labels
-    agreement = comparison.top1_agreement
-    same = (
-        f"Same top class: {percent(agreement.value)} of rows, std. error {percent(agreement.standard_error)}"
-    )
-    ends = f", 95% CI {' to '.join(map(percent, agreement.interval))}" if agreement.interval else ""
+    columns = [_summary_cells(comparison.divergences[key]) for key in QUANTITIES]
     accuracy = "; accuracy is how often the true class is among the k" if labels is not None else ""
     tables = [
         Table(
             "Divergence of a row",
             ["", *QUANTITIES.values()],
-            [
-                [title, *(write(comparison.divergences[key]) for key in QUANTITIES)]
-                for title, write in SUMMARY_ROWS
-            ],
+            [[title, *(cells[title] for cells in columns)] for title in columns[0]],
             ("In nats; TV is a probability, from 0 to 1.",),
             is_main=True,
         ),
@@ -196,11 +188,11 @@ def numbers(comparison: Comparison) -> list[Table]:
             "The k top classes",
             ["k", "same in order", "95% CI, from", "to"]
             + ["accuracy of P", "accuracy of Q"] * (labels is not None),
-            top_k_rows(comparison),
+            _top_k_rows(comparison),
             (
                 f"How often P and Q have the same k top classes in the same order{accuracy}.",
-                f"{same}{ends}.",
-                acceptance(comparison),
+                f"Same top class: {_rate(comparison.top1_agreement, ' of rows')}.",
+                f"Expected acceptance rate of speculative sampling, 1 - TV: {_rate(comparison.acceptance_rate)}.",
             ),
         ),
     ]
@@ -221,7 +213,7 @@ def numbers(comparison: Comparison) -> list[Table]:
             Table(
                 "The change of the true class's probability, q - p",
                 ["lower tail", "q - p", "upper tail", "q - p"],
-                delta_prob_rows(labels.delta_prob),
+                _delta_prob_rows(labels.delta_prob),
                 (
                     "Quantiles over rows. Alike tails are noise; a longer lower tail is probability that Q has lost.",
                 ),
@@ -231,7 +223,17 @@ def numbers(comparison: Comparison) -> list[Table]:
         Table(
             "By P's confidence, the probability of its top class",
             ["confidence", "rows", "mean KL(P||Q)", "99% quantile", "same top class"],
-            [_confidence(part) for part in comparison.by_confidence if part.rows],
+            [
+                [
+                    f"{part.low:g} to {part.high:g}",
+                    count(part.rows),
+                    number(part.kl_mean),
+                    number(part.kl_p99),
+                    percent(part.top1_agreement),
+                ]
+                for part in comparison.by_confidence
+                if part.rows
+            ],
         )
     )
     return [tables[0], *(replace(table, is_open=False) for table in tables[1:])]
@@ -334,16 +336,6 @@ def _worst_tokens(rows: Sequence[WorstRow], tokens: Tokens) -> Table:
     )
 
 
-def _confidence(part: ConfidenceBin) -> list[str]:
-    return [
-        f"{part.low:g} to {part.high:g}",
-        count(part.rows),
-        number(part.kl_mean),
-        number(part.kl_p99),
-        percent(part.top1_agreement),
-    ]
-
-
 def _frame(comparison: Comparison) -> Frame:
     """Return a row for each divergence: its mean, with its error and interval, and its quantiles over rows, in nats."""
     rows = []
@@ -356,29 +348,32 @@ def _frame(comparison: Comparison) -> Frame:
     return Frame.of_numbers(rows, list(comparison.divergences))
 
 
-def interval_end(mean: Value[float], end: int, write: Callable[[float], str] = number) -> str:
-    """Format the lower (0) or upper (1) end of an interval, n/a if there is none."""
-    return "n/a" if mean.interval is None else write(mean.interval[end])
+def _rate(rate: Value[float], of: str = "") -> str:
+    """Format a rate with its error and its interval."""
+    ends = f", 95% CI {' to '.join(_ends(rate, percent))}" if rate.interval else ""
+    return f"{percent(rate.value)}{of}, std. error {percent(rate.standard_error)}{ends}"
 
 
-# The rows of the table of divergences.
-SUMMARY_ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
-    ("mean", lambda summary: number(summary.mean)),
-    ("standard error", lambda summary: number(summary.standard_error, 2)),
-    ("95% CI, from", lambda summary: interval_end(summary, 0)),
-    ("95% CI, to", lambda summary: interval_end(summary, 1)),
-    ("minimum", lambda summary: number(summary.minimum)),
-    ("0.1% quantile", lambda summary: number(summary.p001)),
-    ("1% quantile", lambda summary: number(summary.p01)),
-    ("5% quantile", lambda summary: number(summary.p05)),
-    ("10% quantile", lambda summary: number(summary.p10)),
-    ("median", lambda summary: number(summary.median)),
-    ("90% quantile", lambda summary: number(summary.p90)),
-    ("95% quantile", lambda summary: number(summary.p95)),
-    ("99% quantile", lambda summary: number(summary.p99)),
-    ("99.9% quantile", lambda summary: number(summary.p999)),
-    ("maximum", lambda summary: number(summary.maximum)),
-)
+def _ends(mean: Value[float], write: Callable[[float], str] = number) -> list[str]:
+    """Format the ends of an interval, n/a if there is none."""
+    return ["n/a", "n/a"] if mean.interval is None else [*map(write, mean.interval)]
+
+
+def _summary_cells(summary: Summary) -> dict[str, str]:
+    """Return a column of the table of divergences, by the titles of its rows."""
+    low, high = _ends(summary)
+    quantiles = {
+        f"{title} quantile" if "%" in title else title: number(getattr(summary, name))
+        for name, title in QUANTILES.items()
+        if name not in ("p25", "p75")
+    }
+    return {
+        "mean": number(summary.mean),
+        "standard error": number(summary.standard_error, 2),
+        "95% CI, from": low,
+        "95% CI, to": high,
+        **quantiles,
+    }
 
 
 def label_rows(labels: LabelStatistics) -> list[list[str]]:
@@ -397,8 +392,7 @@ def label_rows(labels: LabelStatistics) -> list[list[str]]:
     rows: list[list[str]] = []
     for title, mean in means.items():
         write = precisely if mean is labels.perplexity_ratio else number
-        ends = (interval_end(mean, end, write) for end in (0, 1))
-        rows.append([title, write(mean.mean), number(mean.standard_error, 2), *ends])
+        rows.append([title, write(mean.mean), number(mean.standard_error, 2), *_ends(mean, write)])
     return rows
 
 
@@ -407,36 +401,30 @@ def precisely(value: float) -> str:
     return number(value, 6)
 
 
-def delta_prob_rows(change: Summary) -> list[tuple[str, str, str, str]]:
+def _delta_prob_rows(change: Summary) -> list[list[str]]:
     """Return the quantiles of the change in the label's probability, each lower one next to its upper one."""
-    pairs = (
-        ("minimum", change.minimum, "maximum", change.maximum),
-        ("0.1%", change.p001, "99.9%", change.p999),
-        ("1%", change.p01, "99%", change.p99),
-        ("5%", change.p05, "95%", change.p95),
-        ("10%", change.p10, "90%", change.p90),
-        ("25%", change.p25, "75%", change.p75),
-    )
-    rows = [(low, number(lower), high, number(upper)) for low, lower, high, upper in pairs]
-    return [*rows, ("median", number(change.median), "", "")]
+    cells = [[title, number(getattr(change, name))] for name, title in QUANTILES.items()]
+    middle = len(cells) // 2
+    pairs = zip(cells[:middle], reversed(cells), strict=False)
+    return [*([*lower, *upper] for lower, upper in pairs), [*cells[middle], "", ""]]
 
 
-def top_k_rows(comparison: Comparison) -> list[list[str]]:
+def _top_k_rows(comparison: Comparison) -> list[list[str]]:
     """Return k, the agreement of the ordered k top classes with its interval, and the accuracy of P and of Q."""
     labels, rows = comparison.labels, []
     for k, agreement in enumerate(comparison.top_k_agreement, 1):
-        row = [str(k), percent(agreement.value), *(interval_end(agreement, end, percent) for end in (0, 1))]
+        row = [str(k), percent(agreement.value), *_ends(agreement, percent)]
         if labels is not None:
             row += [percent(of[k - 1].value) for of in (labels.top_k_accuracy_p, labels.top_k_accuracy_q)]
         rows.append(row)
     return rows
 
 
-def sizes(comparison: Comparison) -> str:
+def _sizes(comparison: Comparison, each: str = "each a distribution over ") -> str:
     """Say how many rows, clusters and classes there are."""
     clusters = "" if comparison.clusters is None else f" in {counted(comparison.clusters, 'cluster')}"
     classes = counted(comparison.classes, "class", "classes")
-    return f"{counted(comparison.rows, 'row')}{clusters}, each a distribution over {classes}"
+    return f"{counted(comparison.rows, 'row')}{clusters}, {each}{classes}"
 
 
 def token_of(index: int, tokens: Tokens | None, *, longest: int = 24) -> str:
@@ -444,16 +432,6 @@ def token_of(index: int, tokens: Tokens | None, *, longest: int = 24) -> str:
     text = tokens[index] if tokens is not None and 0 <= index < len(tokens) else None
     shown = visible(text or "", space="␣")
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
-
-
-def acceptance(comparison: Comparison) -> str:
-    """Return the expected acceptance rate as a sentence."""
-    rate = comparison.acceptance_rate
-    interval = "" if rate.interval is None else f", 95% CI {' to '.join(map(percent, rate.interval))}"
-    return (
-        f"Expected acceptance rate of speculative sampling, 1 - TV: {percent(rate.mean)}, std. error "
-        f"{percent(rate.standard_error)}{interval}."
-    )
 
 
 def top_classes(row: WorstRow) -> tuple[TopClass, TopClass]:

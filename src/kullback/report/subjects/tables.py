@@ -85,12 +85,7 @@ MEANINGS = (
 
 
 def document(comparison: TableComparison, verdicts: Sequence[Verdict] = ()) -> Document:
-    """Return the document of a comparison of tables.
-
-    Arguments:
-        comparison: the result of `compare_tables`.
-        verdicts: the limits that you asked for.
-    """
+    """Return the document of the result of `compare_tables`."""
     drawn = [
         _picture(column, f"column-{place}", verdicts)
         for place, column in enumerate(comparison.columns[:MOST_DRAWN], 1)
