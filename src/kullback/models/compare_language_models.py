@@ -38,7 +38,7 @@ CALL = "compare_models"
 FLOOR_SHARE = 32  # of so many windows one is read for a noise floor that was not asked for: 3 % of the time
 FEWEST_DOCUMENTS = 10  # to be the clusters; of fewer, the windows are
 # Classes kept for each token of the base where only one model is in memory: more than in a file that is shared.
-RECORDED_TOP, RECORDED_DRAWS = 256, 64
+RECORDED = {"top": 256, "tail_draws": 64}
 
 
 def compare_models(
@@ -343,8 +343,7 @@ def _recorded(stack: ExitStack, base: object, texts: object, settings: _Settings
     """Record the base in a temporary folder, and return the file."""
     folder = stack.enter_context(TemporaryDirectory(prefix="kullback-"))
     path = Path(folder) / "base.klref"
-    options, cut, progress = settings.options, settings.cut, settings.progress
-    record(base, texts, path, options, cut, RECORDED_TOP, RECORDED_DRAWS, progress=progress)
+    record(base, texts, path, settings.options, settings.cut, RECORDED, progress=settings.progress)
     return path
 
 

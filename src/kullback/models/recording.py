@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +76,8 @@ def record_reference(
         tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub
     )
     cut = Cut(context, score, most_windows)
-    return record(
-        model,
-        texts,
-        path,
-        options,
-        cut,
-        top,
-        tail_draws,
-        seed=seed,
-        block_bytes=block_bytes,
-        progress=progress,
-    )
+    kept = {"top": top, "tail_draws": tail_draws, "seed": seed}
+    return record(model, texts, path, options, cut, kept, block_bytes=block_bytes, progress=progress)
 
 
 def record(
@@ -95,10 +86,8 @@ def record(
     path: str | os.PathLike[str],
     options: OpenOptions,
     cut: Cut,
-    top: int,
-    tail_draws: int,
+    kept: Mapping[str, int],
     *,
-    seed: int = 0,
     block_bytes: int = BLOCK_BYTES,
     progress: Progress | None = None,
 ) -> list[str]:
@@ -107,17 +96,9 @@ def record(
     text = take_texts(CALL, texts)
     with options.model(model) as opened:
         windows, _ = cut.windows(opened, text)
-        settings = {"context": str(cut.context), "score": cut.score}
-        writer = ReferenceWriter(
-            path,
-            windows,
-            top=top,
-            tail_draws=tail_draws,
-            seed=seed,
-            metadata=settings | _describe(opened),
-        )
+        metadata = {"context": str(cut.context), "score": cut.score} | _describe(opened)
         side = DenseSide(opened.info, windows, opened)
-        with writer:
+        with ReferenceWriter(path, windows, **kept, metadata=metadata) as writer:
             for block in side.blocks(max(1, block_bytes // (4 * side.classes)), 0):
                 writer.add(block)
                 if progress is not None:

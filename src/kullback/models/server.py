@@ -292,7 +292,7 @@ class ServerModel(LanguageModel):
 
     def _words_of(self, token: int) -> set[str]:
         """Return how servers may write a token: bytes that are not a character are left out, or replaced."""
-        found = self.vocabulary[token] if token < len(self.vocabulary) else None
+        found = self.vocabulary.get(token)
         if found is None:
             return {""}
         words = {found.content.decode("utf-8", how) for how in ("ignore", "replace")}
@@ -306,11 +306,11 @@ class ServerModel(LanguageModel):
         return {word: token for token, each in enumerate(words) for word in each if count[word] == 1}
 
     def _is_special(self, token: int) -> bool:
-        found = self.vocabulary[token] if token < len(self.vocabulary) else None
+        found = self.vocabulary.get(token)
         return found is not None and found.special
 
     def _text_of(self, ids: list[int]) -> str:
-        tokens = [self.vocabulary[token] if token < len(self.vocabulary) else None for token in ids]
+        tokens = [self.vocabulary.get(token) for token in ids]
         if not tokens or any(token is None or token.special for token in tokens):
             raise ModelError(
                 f"{self.name}: this server takes text, and a window holds a token that no text contains, or the "

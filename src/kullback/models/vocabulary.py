@@ -67,9 +67,13 @@ class Vocabulary(Sequence[Token | None]):
                 digest.update(f"{index} {int(token.special)} {len(token.content)} ".encode() + token.content)
         return digest.hexdigest()
 
+    def get(self, index: int) -> Token | None:
+        """Return the token of a class, or None where it has none."""
+        return self._tokens[index] if 0 <= index < len(self._tokens) else None
+
     def text(self, index: int) -> str:
         """Return the text of a class, or its number where it has no token."""
-        token = self._tokens[index] if 0 <= index < len(self._tokens) else None
+        token = self.get(index)
         return f"[{index}]" if token is None else token.text
 
 
@@ -158,7 +162,7 @@ def share_classes(p: Vocabulary, q: Vocabulary, classes: tuple[int, int]) -> Sha
 
 
 def _stand_for_none(vocabulary: Vocabulary, classes: Tensor) -> bool:
-    return all(index >= len(vocabulary) or vocabulary[index] is None for index in classes.tolist())
+    return all(vocabulary.get(index) is None for index in classes.tolist())
 
 
 def _numbered(vocabulary: Vocabulary) -> list[tuple[int, tuple[Token, int]]]:
