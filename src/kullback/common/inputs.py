@@ -218,9 +218,9 @@ def check_dense(call: str, argument: str, x: Tensor) -> None:
     has_dtype = x.dtype in _FLOATS or not (x.dtype.is_floating_point or x.is_quantized)
     if type(x) in _PLAIN and x.layout is torch.strided and not x.is_nested and has_dtype:
         return
-    unusual = _unusual(x)
-    if unusual is not None:
-        got, instead = unusual
+    reason = unusual(x)
+    if reason is not None:
+        got, instead = reason
         wanted = "a dense tensor of numbers"
         raise invalid_type(call, argument, wanted=wanted, got=got, instead=f"{argument}.{instead}")
 
@@ -247,7 +247,7 @@ def are_logits(*tensors: Any) -> bool:
     return True
 
 
-def _unusual(x: Tensor) -> tuple[str, str] | None:
+def unusual(x: Tensor) -> tuple[str, str] | None:
     """Return a description of `x` and the method that makes it dense; None if it is dense or of an unknown class."""
     module, dtype = type(x).__module__, x.dtype
     cases = (

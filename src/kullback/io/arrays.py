@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.inputs import unusual
 from kullback.io.reader import Reader, flat_shape
 from kullback.io.source_files import FileReference, choose_key, closed_on_error, dtype_name, refuse_key
 
@@ -217,10 +218,15 @@ class TorchReader(Reader):
         self.ref = ref
         self.key, tensor = choose_tensor(ref, key)
         if not is_dense(tensor) or tensor.dtype not in READABLE:
+            got, instead = unusual(tensor) or (f"dtype {tensor.dtype}", "float(), or x.long() for counts")
+            if tensor.is_meta:
+                got, instead = "a tensor without values", "clone() of the tensor that has them"
+            elif tensor.is_complex():
+                instead = "real.contiguous() if you mean the real part"
             raise ref.error(
                 wanted="a dense tensor of float16, bfloat16, float32, float64 or integers",
-                got=_described(tensor),
-                instead=_made_dense(tensor),
+                got=got,
+                instead=f"save x.{instead}",
             )
         self.shape = tuple(tensor.shape)
         self.rows, self.classes = flat_shape(ref, self.shape)
@@ -240,27 +246,6 @@ def is_dense(tensor: Tensor) -> bool:
     """Return whether a tensor has a real value at every place."""
     odd = tensor.is_nested or tensor.is_quantized or tensor.is_meta or tensor.is_complex()
     return tensor.layout is torch.strided and not odd
-
-
-def _made_dense(tensor: Tensor) -> str:
-    if tensor.is_meta:
-        return "save a tensor with values, which this one never had"
-    if tensor.is_nested:
-        return "save x.to_padded_tensor(padding) without the rows that are padding"
-    if tensor.is_quantized:
-        return "save x.dequantize()"
-    if tensor.is_complex():
-        return "save x.real.contiguous() if you mean the real part"
-    return (
-        "save x.to_dense()"
-        if tensor.layout is not torch.strided
-        else "save x.float(), or x.long() for counts"
-    )
-
-
-def _described(tensor: Tensor) -> str:
-    odd = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "on the meta device": tensor.is_meta}
-    return ", ".join([str(tensor.layout), str(tensor.dtype), *(name for name, found in odd.items() if found)])
 
 
 def choose_tensor(ref: FileReference, key: str | None) -> tuple[str | None, Tensor]:

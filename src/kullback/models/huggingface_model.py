@@ -183,19 +183,13 @@ def open_folder(
     with _loading(shown, "a causal language model's config.json"):
         config = transformers.AutoConfig.from_pretrained(name, **options)
     _require_causal(shown, config)
-    try:
+    wanted = "a tokenizer in the same folder"
+    instead = "save it there (tokenizer.save_pretrained(folder))"
+    with _loading(shown, wanted, instead):
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
         vocabulary = len(tokenizer)
-    except Exception as error:
-        raise ModelError(
-            f"model = {shown}: wanted a tokenizer in the same folder; got {_in_short(error)}; save it there "
-            "(tokenizer.save_pretrained(folder))"
-        ) from error
     if not vocabulary:
-        raise ModelError(
-            f"model = {shown}: wanted a tokenizer in the same folder; got one without tokens; save it there "
-            "(tokenizer.save_pretrained(folder))"
-        )
+        raise ModelError(f"model = {shown}: wanted {wanted}; got one without tokens; {instead}")
     with _loading(shown, "weights that fit the model"), _without_bars(transformers):
         options |= {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
@@ -224,19 +218,14 @@ def _without_bars(transformers: Any) -> Generator[None]:
 
 
 @contextmanager
-def _loading(shown: str, wanted: str) -> Generator[None]:
+def _loading(
+    shown: str, wanted: str, instead: str = "check the folder, or load it in Python and pass the module"
+) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        raise ModelError(
-            f"model = {shown}: wanted {wanted}; got {_in_short(error)}; check the folder, or load it in Python and "
-            "pass the module"
-        ) from error
-
-
-def _in_short(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
+        got = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ModelError(f"model = {shown}: wanted {wanted}; got {got}; {instead}") from error
 
 
 def _require_causal(shown: str, config: Any) -> None:

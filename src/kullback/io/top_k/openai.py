@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from kullback.io.top_k.records import CLAMPED, ENTRY, Collected, Place, Tokens, get, lists, require, token_id
+from kullback.io.top_k.records import (
+    CLAMPED,
+    ENTRY,
+    Collected,
+    Place,
+    Tokens,
+    get,
+    lists,
+    require,
+    require_one_length,
+    token_id,
+)
 
 
 def has_log_probs(record: object) -> bool:
@@ -53,17 +64,10 @@ def _chat(content: Any, place: Place, tokens: Tokens | None) -> Collected:
 
 
 def _completion(found: Any, place: Place, tokens: Tokens | None) -> Collected:
-    texts = lists(get(found, "tokens"), "tokens, a list", place)
-    values = lists(get(found, "token_logprobs"), "token_logprobs, a list", place)
-    listed = get(found, "top_logprobs")
+    texts, values, listed = (get(found, name) for name in ("tokens", "token_logprobs", "top_logprobs"))
     if listed is None:
         raise _no_list(place)
-    if not len(texts) == len(values) == len(lists(listed, "top_logprobs, a list", place)):
-        raise place.error(
-            wanted=f"as many token_logprobs and top_logprobs as tokens, {len(texts)}",
-            got=f"{len(values)} and {len(listed)}",
-            instead="store the response as it came",
-        )
+    require_one_length(place, tokens=texts, token_logprobs=values, top_logprobs=listed)
     collected = Collected(place)
     ids: list[int | None] = []
     for position, (text, value, entries) in enumerate(zip(texts, values, listed, strict=True)):

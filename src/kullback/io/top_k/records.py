@@ -76,6 +76,17 @@ def lists(value: object, wanted: str, place: Place) -> Sequence[Any]:
     return cast("Sequence[Any]", value)
 
 
+def require_one_length(place: Place, **fields: Any) -> None:
+    """Refuse fields that are not lists of one length."""
+    sizes = {name: len(lists(value, f"{name}, a list", place)) for name, value in fields.items()}
+    if len(set(sizes.values())) > 1:
+        raise place.error(
+            wanted="lists of one length",
+            got=", ".join(f"{size} in {name}" for name, size in sizes.items()),
+            instead="store the response as it came",
+        )
+
+
 def require(record: object, name: str, wanted: str, place: Place) -> Any:
     """Return a field that is there, and refuse a record without it."""
     value = get(record, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kullback.io.top_k.records import Collected, Place, Tokens, get, lists
+from kullback.io.top_k.records import Collected, Place, Tokens, get, lists, require_one_length
 
 
 def has_meta_info(record: object) -> bool:
@@ -29,14 +29,9 @@ def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected
             instead="ask for them: return_logprob=true, logprob_start_len=0, top_logprobs_num=20",
         )
     field = f"{side}_top_logprobs"
-    listed = lists(get(meta, field), f"{field}, a list", place)
-    true = get(meta, f"{side}_token_logprobs") or [None] * len(listed)
-    if len(lists(true, f"{side}_token_logprobs, a list", place)) != len(listed):
-        raise place.error(
-            wanted=f"as many {side}_token_logprobs as {field}, {len(listed)}",
-            got=str(len(true)),
-            instead="store the response as it came",
-        )
+    listed = get(meta, field)
+    true = get(meta, f"{side}_token_logprobs") or [None] * len(lists(listed, f"{field}, a list", place))
+    require_one_length(place, **{field: listed, f"{side}_token_logprobs": true})
     first = _first_position(meta, len(listed)) if side == "input" else 0
     collected = Collected(place)
     if first == 0 and all(true):

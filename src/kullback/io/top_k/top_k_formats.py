@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from kullback.common.files import check_input
 from kullback.common.inputs import whole_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.io.source_files import FileReference
+from kullback.io.source_files import FileReference, closed_on_error
 from kullback.io.top_k import axolotl, llama_server, openai, sglang, trl_server, vllm
 from kullback.io.top_k.records import ParquetRows, ReadRecord, RecordReader, Records, Tokens
 from kullback.io.top_k.source import TopKReader, TopKSource
@@ -114,13 +113,11 @@ def open_top_k(
         return TopKSource(_open_objects(source, _Wanted(format, key, ids), name), number)
     ref = FileReference(Path(cast("str", source)), name)
     check_input(ref.path, name)
-    with ExitStack() as stack:
-        stack.enter_context(ref.decoding("top-k log-probabilities"))
-        reader = _open_path(ref, _Wanted(format, key, ids))
-        stack.callback(reader.close)
-        opened = TopKSource(reader, number)
-        stack.pop_all()
-    return opened
+    with (
+        ref.decoding("top-k log-probabilities"),
+        closed_on_error(_open_path(ref, _Wanted(format, key, ids))) as reader,
+    ):
+        return TopKSource(reader, number)
 
 
 class _Wanted(NamedTuple):
@@ -184,13 +181,13 @@ def _open_records(records: Records | ParquetRows, wanted: _Wanted) -> TopKReader
                 got=f"fields {', '.join(held[:12])}" if held else f"a {type(record).__name__}",
                 instead="ask the server for log-probabilities, and store its responses as they come",
             )
-    if found not in RECORD_FORMATS or (wanted.key is not None and found != "axolotl"):
+    if found not in RECORD_FORMATS:
         raise records.ref.error(
-            wanted=f"the files of format={found!r}"
-            if found not in RECORD_FORMATS
-            else f"no key= for {found}",
-            got="records" if found not in RECORD_FORMATS else f"key={wanted.key!r}",
-            instead="leave format= out" if found not in RECORD_FORMATS else "leave key= out",
+            wanted=f"the files of format={found!r}", got="records", instead="leave format= out"
+        )
+    if wanted.key is not None and found != "axolotl":
+        raise records.ref.error(
+            wanted=f"no key= for {found}", got=f"key={wanted.key!r}", instead="leave key= out"
         )
     read = axolotl.reader_of(wanted.key) if found == "axolotl" else RECORD_FORMATS[found][1]
     return RecordReader(found, records, read, wanted.tokens)

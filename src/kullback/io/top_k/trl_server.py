@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kullback.io.top_k.records import Collected, Place, Tokens, get, lists
+from kullback.io.top_k.records import Collected, Place, Tokens, get, lists, require_one_length
 
 
 def has_sequence_log_probs(record: object) -> bool:
@@ -33,32 +33,22 @@ def read(record: Any, place: Place, tokens: Tokens | None) -> Iterator[Collected
     values = lists(get(record, "logprobs"), "logprobs, a list", place)
     ids = lists(get(record, "logprob_token_ids"), "logprob_token_ids, a list", place)
     chosen = get(record, "completion_ids") or [None] * len(ids)
-    _same_length(place, logprobs=values, logprob_token_ids=ids, completion_ids=chosen)
+    require_one_length(place, logprobs=values, logprob_token_ids=ids, completion_ids=chosen)
     for number, (value_rows, id_rows, labels) in enumerate(zip(values, ids, chosen, strict=True)):
         here = place.at(f"sequence {number}")
         true = [None] * len(id_rows) if labels is None else labels
-        _same_length(here, logprobs=value_rows, logprob_token_ids=id_rows, completion_ids=true)
+        require_one_length(here, logprobs=value_rows, logprob_token_ids=id_rows, completion_ids=true)
         collected = Collected(here)
         if labels is not None:
             collected.set_tokens(labels)
         for position, (row, row_ids, label) in enumerate(zip(value_rows, id_rows, true, strict=True)):
-            _same_length(here.at(f"position {position}"), logprobs=row, logprob_token_ids=row_ids)
+            require_one_length(here.at(f"position {position}"), logprobs=row, logprob_token_ids=row_ids)
             pairs = [(i, x) for i, x in zip(row_ids, row, strict=True) if x is not None]
             if pairs:
                 collected.add(position, pairs, label)
             else:
                 collected.skipped += 1
         yield collected
-
-
-def _same_length(place: Place, **fields: Any) -> None:
-    sizes = {name: len(lists(value, f"{name}, a list", place)) for name, value in fields.items()}
-    if len(set(sizes.values())) > 1:
-        raise place.error(
-            wanted="lists of one length",
-            got=", ".join(f"{size} in {name}" for name, size in sizes.items()),
-            instead="store the response as it came",
-        )
 
 
 def _binary(record: Any, place: Place) -> Iterator[Collected]:
