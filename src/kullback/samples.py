@@ -177,7 +177,7 @@ def _cluster_codes(cluster: object, n: int) -> Tensor:
             "cluster",
             wanted=f"{n} names or numbers, one for each draw",
             got=f"shape {names.shape}",
-            instead="independent=True where the draws are independent",
+            instead="independent=True if the draws are independent",
         )
     missing = np.array([name is None or name != name for name in names.tolist()])  # noqa: PLR0124  # NaN
     try:

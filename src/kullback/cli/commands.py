@@ -89,7 +89,7 @@ def kullback(ctx: click.Context) -> None:
     kullback compare p.npy q.npy --as logits
     kullback calc 'Normal(0, 1)' 'Laplace(0, 1)'
 
-    kullback COMMAND --help says more. The exit status is 0 where all is well, 1 where a gate fails, 2 on an error, 130
+    kullback COMMAND --help says more. The exit status is 0 for success, 1 if a gate fails, 2 on an error, 130
     after Ctrl-C, and 141 if the reader of the output leaves; for a comparison it is then 0 or 1, by its gates.
     """
     if ctx.obj is True and ctx.invoked_subcommand not in (None, compare.name):

@@ -156,8 +156,9 @@ def _note_on_missing_draws(high: Tensor, d: Tensor, weights: Tensor, units: Tens
     error = variance_of_sum(weights[used] * (extra - mean), units[used]).sqrt()
     if float(mean) > max(_BEYOND_CHANCE * float(error), 2 * rounding):
         return (
-            f"The mean of q / p is {float(mean) + 1:.4g} with a standard error of {float(error):.2g}, but it is at "
-            "most 1. The draws miss a part of P where p > q, or the densities are not normalized: the upper limit is "
+            f"The mean of q / p is {float(mean) + 1:.4g} with a standard error of {float(error):.2g}, but the "
+            "true mean is at most 1. The draws miss a part of P where p > q, or the densities are not normalized: "
+            "the upper limit is "
             "infinite."
         )
     return ""

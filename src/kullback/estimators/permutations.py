@@ -40,7 +40,7 @@ class Labeling(NamedTuple):
                 "p, q",
                 wanted="at least two clusters on both sides",
                 got=f"{first} in p and {second} in q",
-                instead="Samples(x) without cluster=, where the draws are independent",
+                instead="Samples(x) without cluster=, if the draws are independent",
             )
         return cls(np.concatenate([x, first + y]), np.arange(first + second) < first, in_pairs)
 

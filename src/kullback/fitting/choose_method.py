@@ -252,7 +252,7 @@ def _family_of(q: Any) -> Distribution:
     raise invalid_type(
         "fit",
         "q",
-        wanted="a distribution with the start, its class, an nn.Module that returns one, or Logits",
+        wanted="a distribution to start from, its class, an nn.Module that returns one, or Logits",
         got="a tensor without a wrapper" if isinstance(q, Tensor) else safe_repr(q),
         instead="fit(Normal(0.0, 1.0), to=p)",
     )
@@ -430,7 +430,7 @@ def _check_finite(value: Tensor, q: Any, objective: Objective) -> None:
             "q, to",
             wanted=f"a family with a finite {objective.quantity}: one side's support must contain the other's, and its "
             "tails must not fall faster",
-            got=f"{type(q).__name__}, where it is infinite{where}",
+            got=f"{type(q).__name__}, for which it is infinite{where}",
             instead="a family, or a start, with the support and the tails of the target, or the kind with the sides "
             "exchanged",
         )

@@ -129,7 +129,7 @@ def _refuse_text(q: Distribution, draws: Samples) -> None:
         "q, to",
         wanted=f"draws that are numbers, as {type(q).__name__} gives",
         got=f"text: {shown}{', ...' if count > 3 else ''}",
-        instead=f"Samples([float(x) for x in draws]) where the text is numbers, or q=Categorical(torch.ones({count})), "
+        instead=f"Samples([float(x) for x in draws]) if the text is numbers, or q=Categorical(torch.ones({count})), "
         "which counts it",
     )
 

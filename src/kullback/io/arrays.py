@@ -149,7 +149,7 @@ def open_npy(ref: FileReference, key: str | None) -> Reader:
         if size > layout.end:
             raise ref.error(
                 wanted=f"one array: {layout.end:,} bytes for shape {layout.shape} of {dtype_name(layout.dtype)}",
-                got=f"{size:,} bytes, as where numpy.save was called more than once on an open file",
+                got=f"{size:,} bytes, as if numpy.save was called more than once on an open file",
                 instead="save numpy.concatenate(arrays), or each to a file of its own",
             )
     return reader

@@ -189,7 +189,7 @@ class GGUFModel(LanguageModel):
             context = llama.llama_init_from_model(self._model, settings)
         if not context:
             raise ModelError(
-                f"{printable(self.name)}: llama.cpp cannot read windows of {tokens:,} tokens ({_last(log)}); where "
+                f"{printable(self.name)}: llama.cpp cannot read windows of {tokens:,} tokens ({_last(log)}); if "
                 "memory ran out, take a smaller --context or run the models one after the other (--one-at-a-time)"
             )
         return context

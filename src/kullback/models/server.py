@@ -47,7 +47,7 @@ class ServerModel(LanguageModel):
         address: as in ``http://localhost:8000``.
         top: how many tokens to ask for at each position, in addition to the true token.
         api_key_env: the name of the environment variable with the server's key.
-        vocabulary: the vocabulary of the model it is compared with, where `require_same_tokens` holds.
+        vocabulary: the vocabulary of the model that it is compared with, if `require_same_tokens` accepted it.
         classes: the number of classes of the logits; servers do not report it.
         concurrency: how many requests to have in flight.
         timeout: how many seconds the server may take for a request.

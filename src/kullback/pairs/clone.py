@@ -54,7 +54,7 @@ def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribu
                 argument,
                 wanted="real parameters",
                 got=f"{type(d).__name__} with a {name} of dtype {x.dtype}",
-                instead="the real part, x.real, where the imaginary part is 0",
+                instead="x.real, if the imaginary part is 0",
             )
         if x.is_meta or is_fake(x):
             raise invalid_value(

@@ -378,7 +378,8 @@ def _chunks(sides: list[RowSource]) -> Tensor | None:
 
 
 def _rows_in_block(sides: list[RowSource], block_bytes: int, most_rows: int | None) -> int:
-    """Return how many rows to read at a time: whole parts, so that the parts do not depend on `block_bytes`."""
+    """Return the number of rows to read at a time, a multiple of a part, so that parts do not depend on
+    `block_bytes`."""
     part = rows_in_part(sides[0].classes)
     row_bytes = max(side.classes * side.dtype.itemsize for side in sides)
     parts = block_bytes // (row_bytes * part)

@@ -20,7 +20,7 @@ class Value(Generic[Number]):
             these depend on their order, else over rows. It is +inf where a row is infinite, and NaN (of tables None)
             where there are too few rows.
         interval: the confidence interval. An end that the data do not determine is the bound of the quantity, +inf for
-            KL and cross-entropy. None if neither end is determined, and where no interval was asked for.
+            KL and cross-entropy. None if neither end is determined, or no interval was requested.
         reason: why an end is not determined: ``"few units"`` (fewer than 10 clusters, blocks or rows),
             ``"few nonzero units"``, ``"heavy tail"`` (the largest units carry too much of the mean), ``"not bounded"``
             (of a difference: what is known of a model does not bound its mean); else None.

@@ -145,7 +145,7 @@ class Records:
             raise place.error(
                 wanted="JSON",
                 got=reason,
-                instead="the file is truncated or damaged; one with a record in each line is named .jsonl",
+                instead="write the file again, or name it .jsonl if it has a record in each line",
             ) from None
 
 

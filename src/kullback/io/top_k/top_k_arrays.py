@@ -229,7 +229,7 @@ class ArraysReader(TopKReader):
                 raise self.ref.error(
                     wanted="log_tail of numbers, the log of the mass outside the list",
                     got=f"nan in row {start + int(log_tail.isnan().nonzero()[0])}",
-                    instead="write -inf where no mass is left, or leave log_tail out: it follows from log_probs",
+                    instead="write -inf if no mass is left, or leave log_tail out: it follows from log_probs",
                 )
             return Positions(
                 sequence,

@@ -20,14 +20,14 @@ The document is one object with ``"schema": "kullback.predictions/3"`` and ``"un
 * ``histogram``: objects ``low``, ``high``, ``rows``; ``quantiles``: objects ``probability``, ``kl``.
 * ``segments``: objects ``start``, ``stop``, ``kl_mean``, ``kl_max``.
 * ``infinite``: for each divergence, in how many rows it is infinite.
-* ``gates``, where limits were asked for: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
+* ``gates``, if you asked for limits: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
   ``failures`` (sentences) and ``broken_by`` (empty).
 * ``unseen``: the largest share of rows (blocks, clusters) that may be of a kind that is absent here; 0 where the
   ``interval`` of ``kl_pq`` allows for it.
 * ``quantiles_exact`` (boolean); ``notes`` (strings).
-* ``llama_cpp``: null, or, where it was asked for, what llama.cpp prints: ``chunks`` (a list) and ``total``, objects
-  with ``count``, ``correlation`` and, each [number, uncertainty], ``perplexity_q``, ``perplexity_p``, ``log_ratio``,
-  ``ratio``, ``difference``, ``kld``, ``delta_p``, ``delta_p_rms``, ``same_top``; ``kld_quantiles``,
+* ``llama_cpp``: null, or, if you asked for it, the numbers that llama.cpp prints: ``chunks`` (a list) and ``total``,
+  objects with ``count``, ``correlation`` and, each [number, uncertainty], ``perplexity_q``, ``perplexity_p``,
+  ``log_ratio``, ``ratio``, ``difference``, ``kld``, ``delta_p``, ``delta_p_rms``, ``same_top``; ``kld_quantiles``,
   ``delta_p_quantiles`` (numbers, from the maximum to the minimum).
 
 JSON has no infinity and no NaN: the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"`` stand for them, as in the

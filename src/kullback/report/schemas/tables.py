@@ -15,7 +15,7 @@ The document is one object with ``"schema": "kullback.tables/2"`` and ``"unit": 
   categories.
 * ``bins``: objects with ``label``, ``low``, ``high`` (numbers or null), ``p``, ``q`` (weights), ``contribution``.
 * ``joint``: objects with ``columns`` (strings), and the divergences, p-values, ``bins`` and ``notes`` as above.
-* ``gates``, where limits were asked for: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
+* ``gates``, if you asked for limits: ``passed`` (boolean) and ``limits``, objects with ``limit``, ``passed``,
   ``failures`` (sentences) and ``broken_by`` (the columns beyond it).
 * ``findings``: objects with ``code`` (one of `kullback.tables.FINDINGS`), ``message``, ``level`` (``"error"``,
   ``"warning"``, ``"note"``), ``advice``, ``column`` (a name or null).
