@@ -588,7 +588,7 @@ def test_candidates_of_one_name_are_numbered() -> None:
     for each in found.candidates:
         assert found[each.model.name] is each
         assert (each.comparison.p_name, each.comparison.q_name) == (name, each.model.name)
-    assert not re.search(rf"{name} is closest to|{name} has", str(found))
+    assert not re.search(rf"{name} is the closest of|{name} has", str(found))
 
 
 def test_the_same_path_twice_has_two_names() -> None:

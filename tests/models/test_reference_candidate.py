@@ -306,7 +306,7 @@ def test_the_order_is_told_only_where_it_is_certain(tmp_path: Path, monkeypatch:
     assert found.differences[0].interval[0] > 0
     assert found.differences[0].interval[1] == INF
     shown = " ".join(str(found).split())
-    assert "near is closest to" in shown
+    assert "near is the closest of" in shown
     assert "far.klref has at least" in shown
     assert "the order is clear" in shown
     found = compare_models(of_p, [of_near, Bytes("far", far)])
