@@ -12,7 +12,7 @@ import click
 @click.option("--json", "style", flag_value="json", help="Print JSON and nothing else.")
 @click.option("--markdown", "style", flag_value="markdown", help="Print the page of the documentation.")
 def pairs(p: str | None, q: str | None, style: str | None, *, full: bool) -> None:
-    """Show which rule serves each pair of torch's distributions, those of one FAMILY, or two families both ways.
+    """Show the rule for each pair of torch's distributions, for the pairs of one FAMILY, or for two families.
 
     \b
     kullback pairs

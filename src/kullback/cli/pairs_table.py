@@ -67,7 +67,7 @@ def show_pairs(names: tuple[str, ...], style: str | None, *, full: bool) -> None
 
 
 def _print_summary(family: str, entries: list[Entry], console: Console) -> None:
-    """Print with which types each rule serves one family: as P, as Q, and those that it cannot be compared with."""
+    """Print the types that each rule serves together with one family, both ways."""
     as_p = {entry.q: entry.rule for entry in entries if entry.p == family}
     as_q = {entry.p: entry.rule for entry in entries if entry.q == family}
     for title, rules, is_comparable in (

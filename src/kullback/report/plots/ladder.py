@@ -21,10 +21,9 @@ REFERENCES = {
     "no context": 2.0522,
 }
 SOURCE = (
-    "Orange values show orders of magnitude; they are not limits. They compare the byte model of kullback's "
-    "examples (478,976 "
-    "parameters, Python's help topics) with itself: its weights in int8, another temperature, or its mean prediction "
-    "everywhere. They are nats per byte; other models and tokens have other values."
+    "Orange values show orders of magnitude; they are not limits. They compare the byte model of kullback's examples "
+    "(478,976 parameters, Python's help topics) with itself: its weights in int8, another temperature, or its mean "
+    "prediction everywhere. They are nats per byte; other models and tokens have other values."
 )
 
 
@@ -33,21 +32,17 @@ def place_on_ladder(mean: float) -> str:
 
     Example:
         >>> place_on_ladder(0.001)
-        'It lies between weights in int8 (202 µnat) and temperature 0.9 (7.73 mnat), as measured on a small byte model.'
+        'It is between weights in int8 (202 µnat) and temperature 0.9 (7.73 mnat), as measured on a small byte model.'
     """
     if not 0 < mean < math.inf:
         return ""
     rungs = {f"{name} ({Unit.of(value).text(value)})": value for name, value in REFERENCES.items()}
     below = [name for name, value in rungs.items() if value <= mean]
     above = [name for name, value in rungs.items() if value > mean]
-    where = (
-        f"between {below[-1]} and {above[0]}"
-        if below and above
-        else f"above {below[-1]}"
-        if below
-        else f"below {above[0]}"
-    )
-    return f"It lies {where}, as measured on a small byte model."
+    where = f"below {above[0]}" if not below else f"above {below[-1]}"
+    if below and above:
+        where = f"between {below[-1]} and {above[0]}"
+    return f"It is {where}, as measured on a small byte model."
 
 
 def draw_ladder(means: Sequence[tuple[str, float]]) -> list[Plot]:
