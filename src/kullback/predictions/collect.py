@@ -21,12 +21,7 @@ from kullback.predictions.measure import (
     TOP_K_ACCURACY_Q,
     TOP_K_AGREEMENT,
 )
-from kullback.predictions.prediction_results import (
-    Comparison,
-    LabelStatistics,
-    Summary,
-    WorstRow,
-)
+from kullback.predictions.prediction_results import Comparison, LabelStatistics, Summary, WorstRow
 from kullback.predictions.sources import Clusters, require_values
 from kullback.predictions.statistics import ByConfidence, Histogram, Quantiles, Segments, Worst
 from kullback.results.value import Value
@@ -54,10 +49,8 @@ CURVE_LEVELS = (*(i / 100 for i in range(100)), *(0.99 + i / 1000 for i in range
 BINARY = (*TOP_K_AGREEMENT, *TOP_K_ACCURACY_P, *TOP_K_ACCURACY_Q)
 PERPLEXITY_DIFFERENCE = "perplexity_difference"
 # The columns whose order shows whether rows depend on each other; the others vary with them.
-EXAMINED, EXAMINED_LABELS = (
-    ("kl_pq", "tv", TOP_K_AGREEMENT[0]),
-    ("cross_entropy_p", "difference", "delta_prob"),
-)
+EXAMINED = "kl_pq", "tv", TOP_K_AGREEMENT[0]
+EXAMINED_LABELS = "cross_entropy_p", "difference", "delta_prob"
 # The least and the largest value of each quantity in a row.
 BOUNDS = {
     "kl_pq": (0.0, math.inf),
@@ -128,10 +121,8 @@ class Collector:
         if llama_cpp == "like":
             self._columns += LIKE_COLUMNS
         # One buffer for the rows of many parts: small tensors that outlive their part would fragment the heap.
-        self._table, self._filled = (
-            torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64, device="cpu"),
-            0,
-        )
+        self._table = torch.empty(TABLE_ROWS, len(self._columns), dtype=torch.float64, device="cpu")
+        self._filled = 0
         self._moments = {name: Moments() for name in self._columns}
         self._quantiles = {name: Quantiles() for name in DIVERGENCES}
         if labels is not None:
@@ -216,7 +207,7 @@ class Collector:
             quantities[PERPLEXITY_DIFFERENCE] = RatioOfSums(self._estimator.combine(combined), labeled)
         estimates = self._estimator.estimates(list(quantities.values()))
         self._estimates = dict(zip(quantities, estimates, strict=True))
-        agreement = self._proportions(TOP_K_AGREEMENT)
+        agreement = [self._mean(name) for name in TOP_K_AGREEMENT]
         labels = self._label_statistics()
         return Comparison(
             p_name=str(p.path),
@@ -258,9 +249,6 @@ class Collector:
         error = float(moments.standard_error) if by_row else estimate.standard_error
         return Value(float(moments.mean), error, estimate.interval, reason=estimate.reason)
 
-    def _proportions(self, names: tuple[str, ...]) -> list[Value[float]]:
-        return [self._mean(name) for name in names]
-
     def _summary(self, name: str) -> Summary:
         mean, quantiles = self._mean(name), self._quantiles[name].at(SUMMARY_LEVELS)
         return Summary(mean.mean, mean.standard_error, mean.interval, *quantiles, reason=mean.reason)
@@ -282,8 +270,8 @@ class Collector:
             perplexity_difference=self._perplexity_difference(),
             delta_prob=self._summary("delta_prob"),
             delta_prob_rms=_root(self._mean("delta_prob_squared")),
-            top_k_accuracy_p=self._proportions(TOP_K_ACCURACY_P),
-            top_k_accuracy_q=self._proportions(TOP_K_ACCURACY_Q),
+            top_k_accuracy_p=[self._mean(name) for name in TOP_K_ACCURACY_P],
+            top_k_accuracy_q=[self._mean(name) for name in TOP_K_ACCURACY_Q],
         )
 
     def _correlation(self) -> float:
@@ -426,9 +414,8 @@ def _noticed(found: SerialDependence, clusters: Clusters | None) -> str:
 
 
 def _exp(x: float) -> float:
-    return float(
-        torch.tensor(x, dtype=torch.float64, device="cpu").exp()
-    )  # inf, not an error, where it overflows
+    # inf, not an error, where it overflows
+    return float(torch.tensor(x, dtype=torch.float64, device="cpu").exp())
 
 
 def _exponential(mean: Value[float]) -> Value[float]:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -150,16 +151,18 @@ def compare_predictions(
     )
     keys = _for_each("key", key)
     workers = Workers(CALL, group)
+    most_rows = MOST_SENT if workers.size > 1 or resume is not None else None
     with ExitStack() as stack:
 
-        def prepare() -> tuple[tuple[RowSource, RowSource], Collector, list[str], Blocks, Checkpoint | None]:
+        def prepare() -> tuple[_Run, Blocks, list[str]]:
             sides: list[RowSource] = []
             for given, held, its_key, name in zip((p, q), representations, keys, ("p", "q"), strict=True):
                 sides.append(open_source(given, held, its_key, name))
                 if sides[-1] is not given:
                     stack.callback(sides[-1].close)
             source_p, source_q = sides
-            blocks = paired_blocks(source_p, source_q, rows=_rows_in_block(sides, block_bytes, most_rows))
+            rows_in_block = _rows_in_block(sides, block_bytes, most_rows)
+            blocks = paired_blocks(source_p, source_q, rows=rows_in_block)
             rows = source_p.rows or source_q.rows
             true_classes, notes = take_labels(labels, labels_key, source_p, source_q)
             groups = take_clusters(cluster, cluster_key, rows)
@@ -176,39 +179,129 @@ def compare_predictions(
                 chunks=None if llama_cpp is None else _chunks(sides),
                 independent=independent,
             )
-            checkpoint = None
-            if resume is not None and workers.rank == 0:
-                held = _identity(sides, true_classes, worst, llama_cpp)
-                checkpoint = stack.enter_context(checkpoint_of(resume, held))
-            return (source_p, source_q), collector, notes, blocks, checkpoint
-
-        most_rows = MOST_SENT if workers.size > 1 or resume is not None else None
-        sides, collector, notes, blocks, checkpoint = workers.each(prepare)
-        like = None if llama_cpp != "like" else "stored" if sides[0].format == "llama.cpp" else "rounded"
-        if workers.size > 1:
-            settings = (
-                collector.labels is None,
-                cluster is None,
-                worst,
-                bootstrap,
-                llama_cpp,
-                resume is None,
-                independent,
+            like = None if llama_cpp != "like" else "stored" if source_p.format == "llama.cpp" else "rounded"
+            run = _Run(
+                workers, (source_p, source_q), collector, like, rows_in_block, progress, resume is not None
             )
-            _require_same(workers, sides, settings)
-        first = 0
-        if resume is not None:
-            part = rows_in_part(sides[0].classes)
-            first = _add_finished(workers, checkpoint, collector, part, sides[0].classes, MOST_SENT)
-            if first and progress is not None:
-                progress(first, collector.rows)
+            if resume is not None and workers.rank == 0:
+                identity = _identity(sides, true_classes, worst, llama_cpp)
+                run.checkpoint = stack.enter_context(checkpoint_of(resume, identity))
+            return run, blocks, notes
+
+        run, blocks, notes = workers.each(prepare)
+        if workers.size > 1:
+            unlabeled, unclustered = run.collector.labels is None, cluster is None
+            _require_same(
+                workers,
+                run.sides,
+                (unlabeled, unclustered, worst, bootstrap, llama_cpp, resume is None, independent),
+            )
+        first = run.add_finished() if run.resumes else 0
         if workers.size > 1 or first:
-            rows = _rows_in_block(list(sides), block_bytes, most_rows)
-            blocks = shared_blocks(workers, sides, blocks, rows, first)
-        _measure_all(
-            blocks, sides, collector, progress, like, workers, checkpoint, resumes=resume is not None
-        )
-        return collector.comparison(*sides, notes)
+            blocks = shared_blocks(workers, run.sides, blocks, run.rows_in_block, first)
+        run.measure(blocks)
+        return run.collector.comparison(*run.sides, notes)
+
+
+@dataclass
+class _Run:
+    """The measuring of all rows, in small parts, whose results the collector takes in order.
+
+    Several workers measure blocks in turn, and each adds all results.
+
+    Attributes:
+        workers: the workers.
+        sides: P and Q.
+        collector: takes the results.
+        like: where P's log-probabilities come from for llama.cpp's own rows, or None without these.
+        rows_in_block: how many rows are read at a time.
+        progress: called with the number of finished rows and the total.
+        resumes: whether finished blocks are kept.
+        checkpoint: keeps them; the first worker has it.
+    """
+
+    workers: Workers
+    sides: tuple[RowSource, RowSource]
+    collector: Collector
+    like: LikeLlamaCpp | None
+    rows_in_block: int
+    progress: Progress | None
+    resumes: bool
+    checkpoint: Checkpoint | None = None
+
+    def __post_init__(self) -> None:
+        self._classes = self.sides[0].classes
+        self._part = rows_in_part(self._classes)
+
+    def add_finished(self) -> int:
+        """Add the rows of the records in the checkpoint to the collectors of all workers, and return their number."""
+        first, part, rows = 0, self._part, self.collector.rows
+        most_rows = max(part, MOST_SENT)
+
+        def decode(held: Any) -> _Rows:
+            table, worst = decoded_rows(held, first)
+            stop = first + len(table)
+            if (
+                len(table) > most_rows
+                or first % part  # after the last rows, which may be fewer
+                or stop > (rows or stop)
+                or (stop % part and stop != (rows or stop))
+                or not self.collector.is_possible(table)
+                or any(each.index >= self._classes for row in worst for each in row.top)
+            ):
+                raise ValueError
+            return table, worst
+
+        records = iter(() if self.checkpoint is None else self.checkpoint.records(decode, most_rows))
+        while (found := self.workers.gather(lambda: next(records, None))[0]) is not None:
+            table, worst = found
+            first += len(table)
+            self.collector.require_values_up_to(first)
+            self.collector.add(table, worst)
+        if first and self.progress is not None:
+            self.progress(first, rows)
+        return first
+
+    def measure(self, blocks: Iterable[tuple[int, Tensor, Tensor] | None]) -> None:
+        """Measure blocks, a thread for each part, and keep and add the results."""
+        remaining, part = iter(blocks), self._part
+        # torch itself uses several threads for a row longer than a part.
+        with ThreadPoolExecutor(torch.get_num_threads() if self._classes <= PART else 1) as pool:
+
+            def measure_next() -> tuple[int, Iterable[_Rows]] | None:
+                """Measure the next block; with several workers completely, because its results are sent."""
+                block = next(remaining, None)
+                if block is None:
+                    return None
+                first, p, q = block
+                stop = first + len(p)
+                self.collector.require_values_up_to(stop)
+                measured = pool.map(self._measured, range(first, stop, part), p.split(part), q.split(part))
+                return stop, measured if self.workers.size == 1 and not self.resumes else list(measured)
+
+            while found := [block for block in self.workers.gather(measure_next) if block is not None]:
+                if self.resumes:
+                    self.workers.each(partial(self._keep, [parts for _, parts in found]))
+                for stop, measured in found:
+                    for table, candidates in measured:
+                        self.collector.add(table, candidates)
+                    if self.progress is not None:
+                        self.progress(stop, self.collector.rows)
+
+    def _measured(self, start: int, p: Tensor, q: Tensor) -> _Rows:
+        """Return the table of a part that begins at row `start`, and the worst of its rows."""
+        labels = None if self.collector.labels is None else self.collector.labels[start : start + len(p)]
+        representations = self.sides[0].representation, self.sides[1].representation
+        found = measure(p, q, representations, labels, like_llama_cpp=self.like)
+        return found.table, self.collector.worst.candidates(start, found)
+
+    def _keep(self, blocks: list[Iterable[_Rows]]) -> None:
+        """Add measured blocks to the checkpoint, where this worker has it."""
+        if self.checkpoint is None:
+            return
+        for parts in blocks:
+            tables, worst = zip(*parts, strict=True)
+            self.checkpoint.add(encoded_rows(torch.cat(tables), [row for rows in worst for row in rows]))
 
 
 def _identity(sides: Sequence[RowSource], labels: Tensor | None, worst: int, llama_cpp: str | None) -> str:
@@ -230,60 +323,6 @@ def _content(side: RowSource) -> Any:
     return digest.hexdigest()
 
 
-def _encoded_block(parts: Iterable[_Rows]) -> dict[str, Any]:
-    """Return the measured parts of a block as values that JSON can represent."""
-    tables, worst = zip(*parts, strict=True)
-    return encoded_rows(torch.cat(tables), [row for rows in worst for row in rows])
-
-
-def _add_finished(
-    workers: Workers,
-    checkpoint: Checkpoint | None,
-    collector: Collector,
-    part: int,
-    classes: int,
-    most_rows: int,
-) -> int:
-    """Add the rows of the records that one worker's checkpoint holds to the collectors of all.
-
-    Arguments:
-        workers: the workers.
-        checkpoint: the first worker's; the others have none.
-        collector: takes the rows.
-        part: the rows that are measured together: a record has whole ones.
-        classes: the number of classes.
-        most_rows: the most rows in a record.
-
-    Returns:
-        how many rows there are.
-    """
-    first = 0
-
-    def decode(held: Any) -> _Rows:
-        table, worst = decoded_rows(held, first)
-        stop = first + len(table)
-        if (
-            len(table) > max(part, most_rows)
-            or first % part  # after the last rows, which may be fewer
-            or stop > (collector.rows or stop)
-            or (stop % part and stop != (collector.rows or stop))
-            or not collector.is_possible(table)
-            or any(each.index >= classes for row in worst for each in row.top)
-        ):
-            raise ValueError
-        return table, worst
-
-    records = iter(() if checkpoint is None else checkpoint.records(decode, max(part, most_rows)))
-    while True:
-        (found, *_) = workers.gather(lambda: next(records, None))
-        if found is None:
-            return first
-        table, worst = found
-        first += len(table)
-        collector.require_values_up_to(first)
-        collector.add(table, worst)
-
-
 def _require_same(workers: Workers, sides: tuple[RowSource, RowSource], settings: tuple[object, ...]) -> None:
     """Raise unless all workers have files of the same shape and the same settings."""
     own = [f"{s.rows} rows of {s.classes} classes, {s.representation}, {s.dtype}" for s in sides], settings
@@ -296,67 +335,6 @@ def _require_same(workers: Workers, sides: tuple[RowSource, RowSource], settings
                 got=f"{own} on worker {workers.rank}, and {found} on worker {rank}",
                 instead="the same command on every worker, of files that all of them can read",
             )
-
-
-def _measure_all(
-    blocks: Iterable[tuple[int, Tensor, Tensor] | None],
-    sides: tuple[RowSource, RowSource],
-    collector: Collector,
-    progress: Progress | None,
-    like: LikeLlamaCpp | None,
-    workers: Workers,
-    checkpoint: Checkpoint | None,
-    *,
-    resumes: bool,
-) -> None:
-    """Measure all rows in small parts, one thread for each, and add the results to `collector` in order.
-
-    Several workers measure blocks in turn, and each adds all results. If the comparison `resumes`, the worker with the
-    checkpoint also stores them.
-    """
-    representations = sides[0].representation, sides[1].representation
-    classes = sides[0].classes
-    part = rows_in_part(classes)
-
-    def measure_part(start: int, p: Tensor, q: Tensor) -> tuple[Tensor, list[WorstRow]]:
-        labels = None if collector.labels is None else collector.labels[start : start + len(p)]
-        found = measure(p, q, representations, labels, like_llama_cpp=like)
-        return found.table, collector.worst.candidates(start, found)
-
-    # torch itself uses several threads for a row longer than a part.
-    threads = torch.get_num_threads() if classes <= PART else 1
-    with ThreadPoolExecutor(threads) as pool:
-        remaining = iter(blocks)
-
-        def measure_next() -> tuple[int, Iterable[tuple[Tensor, list[WorstRow]]]] | None:
-            """Measure the next block; with several workers completely, because its results are sent."""
-            block = next(remaining, None)
-            if block is None:
-                return None
-            first, p, q = block
-            stop = first + len(p)
-            collector.require_values_up_to(stop)
-            measured = pool.map(measure_part, range(first, stop, part), p.split(part), q.split(part))
-            return stop, measured if workers.size == 1 and not resumes else list(measured)
-
-        while True:
-            found = [block for block in workers.gather(measure_next) if block is not None]
-            if not found:
-                return
-            if resumes:
-                workers.each(partial(_keep, checkpoint, [measured for _, measured in found]))
-            for stop, measured in found:
-                for table, candidates in measured:
-                    collector.add(table, candidates)
-                if progress is not None:
-                    progress(stop, collector.rows)
-
-
-def _keep(checkpoint: Checkpoint | None, blocks: list[Any]) -> None:
-    """Add measured blocks to the checkpoint, if this worker has it."""
-    if checkpoint is not None:
-        for parts in blocks:
-            checkpoint.add(_encoded_block(parts))
 
 
 def _check_llama_cpp(llama_cpp: object, labels: Tensor | None) -> None:

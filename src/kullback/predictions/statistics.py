@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -55,13 +55,7 @@ class Quantiles:
         if self._count == 0:
             return [math.nan] * len(probabilities)
         self._held = [torch.cat(self._held).sort().values]
-        ordered = self._held[0]
-        position = torch.tensor(probabilities, dtype=torch.float64, device="cpu") * (self._count - 1)
-        below, weight = position.floor().long(), position.frac()
-        low, high = ordered[below], ordered[(below + 1).clamp(max=self._count - 1)]
-        # Avoids 0 * inf and inf - inf.
-        between = torch.where(weight > 0, (1 - weight) * low + weight * high, low)
-        return torch.where(low == high, low, between).tolist()
+        return _interpolated(probabilities, self._count, lambda rank: self._held[0][rank]).tolist()
 
 
 class SignedSketch:
@@ -76,18 +70,24 @@ class SignedSketch:
 
     def quantile(self, probabilities: Sequence[float]) -> Tensor:
         """Return the quantiles, interpolated linearly between the values next to them."""
-        last = self._above.count + self._below.count - 1
-        place = torch.tensor(probabilities, dtype=torch.float64, device="cpu") * last
-        below, share = place.floor(), place.frac()
-        low, high = self._ordered(below), self._ordered((below + 1).clamp(max=last))
-        return torch.where(low == high, low, (1 - share) * low + share * high)
+        return _interpolated(probabilities, self._above.count + self._below.count, self._ordered)
 
     def _ordered(self, rank: Tensor) -> Tensor:
         """Return the values of the given ranks, counted from 0 in increasing order."""
-        negative = self._below.count
+        rank, negative = rank.double(), self._below.count
         above = self._above.quantile(((rank - negative) / max(self._above.count - 1, 1)).clamp(min=0))
         below = self._below.quantile(((negative - 1 - rank) / max(negative - 1, 1)).clamp(min=0))
         return torch.where(rank < negative, -below, above)
+
+
+def _interpolated(probabilities: Sequence[float], count: int, ordered: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return quantiles of values, interpolated linearly; `ordered` gives the values of ranks from 0."""
+    place = torch.tensor(probabilities, dtype=torch.float64, device="cpu") * (count - 1)
+    below, share = place.floor().long(), place.frac()
+    low, high = ordered(below), ordered((below + 1).clamp(max=count - 1))
+    # Avoids 0 * inf and inf - inf.
+    between = torch.where(share > 0, (1 - share) * low + share * high, low)
+    return torch.where(low == high, low, between)
 
 
 class Histogram:
