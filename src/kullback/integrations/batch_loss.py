@@ -91,9 +91,8 @@ class BatchLoss:
         check_flag(call, "causal", causal)
         self.call, self.loss, self.teacher, self.causal = call, loss, teacher, causal
         self._batches = 0
-        self.entropy: Tensor | None = (
-            None  # of the student at each position of the last batch, if the loss returns it
-        )
+        # Of the student at each position of the last batch, if the loss returns it.
+        self.entropy: Tensor | None = None
         if teacher is not None:
             teacher.requires_grad_(False).eval()
 
@@ -319,9 +318,8 @@ def _no_cache(model: Any) -> dict[str, bool]:
 
 def _router_coefficient(model: Any) -> float | None:
     """Return the weight that a mixture of experts gives to its router loss."""
-    for name in ("router_aux_loss_coef", "aux_loss_coef"):
-        if (coefficient := getattr(model, name, None)) is not None:
+    places = (model, "router_aux_loss_coef"), (model, "aux_loss_coef")
+    for holder, name in (*places, (getattr(model, "config", None), "router_aux_loss_coef")):
+        if (coefficient := getattr(holder, name, None)) is not None:
             return float(coefficient)
-    config = getattr(model, "config", None)
-    coefficient = getattr(config, "router_aux_loss_coef", None)
-    return None if coefficient is None else float(coefficient)
+    return None

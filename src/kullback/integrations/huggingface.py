@@ -18,7 +18,7 @@ __all__ = ["DistillationTrainer", "compute_loss_func"]
 
 load(
     "accelerate", "kullback.integrations.huggingface"
-)  # which the Trainer needs and transformers does not install
+)  # the Trainer needs it; transformers does not install it
 _Trainer: Any = load("transformers", "kullback.integrations.huggingface").Trainer
 
 
@@ -185,22 +185,24 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
         num_items_in_batch: Any = None,
     ) -> Any:
         """Return the loss of a batch, with the model's outputs if asked for."""
-        with (
-            self.accelerator.autocast()
-        ):  # of the fused heads; the models' own forward passes have it already
-            loss, outputs = self.batch_loss(
-                model,
-                inputs,
-                normalizer=num_items_in_batch,
-                unwrapped=self.accelerator.unwrap_model(model),
-                keep_logits=return_outputs,
-            )
+        loss, outputs = loss_of_batch(self, model, inputs, num_items_in_batch, keep_logits=return_outputs)
         loss = loss * scale_of_processes(self, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
         self._signature_columns = [*dict.fromkeys([*self._signature_columns, *STORED])]
+
+
+def loss_of_batch(
+    trainer: Any, model: torch.nn.Module, inputs: dict[str, Any], normalizer: Any, *, keep_logits: bool
+) -> tuple[Tensor, Any]:
+    """Return a trainer's `batch_loss` of a batch, and the student's outputs."""
+    unwrapped = trainer.accelerator.unwrap_model(model)
+    with trainer.accelerator.autocast():  # of the fused heads; the models' own forward passes have it already
+        return trainer.batch_loss(
+            model, inputs, normalizer=normalizer, unwrapped=unwrapped, keep_logits=keep_logits
+        )
 
 
 def scale_of_processes(trainer: Any, num_items_in_batch: Any) -> int:

@@ -13,7 +13,7 @@ from kullback.common.optional import load
 from kullback.errors import invalid_value, safe_repr
 from kullback.generators import KL, Divergence, JensenShannon, ReverseKL
 from kullback.integrations.batch_loss import BatchLoss, at_least_one, head_settings, logits_of, next_tokens
-from kullback.integrations.huggingface import scale_of_processes
+from kullback.integrations.huggingface import loss_of_batch, scale_of_processes
 from kullback.losses.distillation import distillation_loss
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
@@ -172,16 +172,8 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
         names = ("input_ids", "attention_mask", "position_ids", "labels")
         batch = {name: inputs[name] for name in names if name in inputs}
         # The items of the step were counted before the batch was replaced.
-        with (
-            self.accelerator.autocast()
-        ):  # of the fused heads; the models' own forward passes have it already
-            loss, outputs = self.batch_loss(
-                model,
-                batch,
-                normalizer=None if generated else num_items_in_batch,
-                unwrapped=self.accelerator.unwrap_model(model),
-                keep_logits=return_outputs,
-            )
+        normalizer = None if generated else num_items_in_batch
+        loss, outputs = loss_of_batch(self, model, batch, normalizer, keep_logits=return_outputs)
         if generated and num_items_in_batch is not None:
             loss = loss / self.current_gradient_accumulation_steps
         else:
@@ -268,14 +260,7 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
                 [torch.full_like(prompts, ignored), completions.masked_fill(~counted, ignored)], 1
             ),
         }
-        with self.accelerator.autocast():  # of the fused heads
-            loss, outputs = self.batch_loss(
-                model,
-                batch,
-                normalizer=num_items_in_batch,
-                unwrapped=self.accelerator.unwrap_model(model),
-                keep_logits=False,
-            )
+        loss, outputs = loss_of_batch(self, model, batch, num_items_in_batch, keep_logits=False)
         self._log_entropy(outputs, next_tokens(batch["labels"], ignored) != ignored)
         return (loss, None) if return_outputs else loss
 

@@ -22,7 +22,7 @@ from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_m
 from kullback.predictions.mean_intervals import RatioOfSums
 from kullback.predictions.measure import COLUMNS, DIVERGENCES, LABEL_COLUMNS, TOP_CLASSES
 from kullback.predictions.prediction_results import Comparison, Summary, TopClass, WorstRow
-from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows, join_rows, measure_reference
+from kullback.predictions.reference_rows import DrawnDivergence, ReferenceRows, measure_reference
 from kullback.results.value import Reason
 
 WIDTH = len(COLUMNS) + len(LABEL_COLUMNS)
@@ -103,14 +103,8 @@ def _table(p: _Known, q: _Known, labels: Tensor, divergences: list[Tensor]) -> T
     both = (p.at_label == -torch.inf) & (q.at_label == -torch.inf)
     difference = torch.where(both, 0, p.at_label - q.at_label)
     columns = [*divergences, p.log_probs[:, 0].exp(), *agreement.unbind(-1)]
-    columns += [
-        torch.ones(count, dtype=torch.float64),
-        -p.at_label,
-        -q.at_label,
-        difference,
-        change,
-        change.square(),
-    ]
+    labeled = torch.ones(count, dtype=torch.float64)
+    columns += [labeled, -p.at_label, -q.at_label, difference, change, change.square()]
     for top in tops:
         hit = (top == labels[:, None]).cumsum(-1).clamp(max=1).double()
         columns += torch.where((top >= 0) | (hit > 0), hit, torch.nan).unbind(-1)
@@ -165,6 +159,12 @@ class _PartialPairing(Pairing):
             self._collector.add(rows, [])
         return self._collector.comparison(self.base, self.candidate, notes)
 
+    def _candidate(self, comparison: Comparison, divergences: dict[str, Summary], **known: Any) -> Candidate:
+        """Return the result with other divergences than those of the rows in the table."""
+        rate = complement(divergences["tv"])
+        comparison = replace(comparison, divergences=divergences, acceptance_rate=rate)
+        return Candidate(self.candidate.info, comparison, self.passages.passages(), None, **known)
+
 
 class ListedPairing(_PartialPairing):
     """A pair with only some classes known on one side or on both: divergences are bounded."""
@@ -176,7 +176,13 @@ class ListedPairing(_PartialPairing):
     def row_divergences(self, p: Any, q: Any, known: tuple[_Known, _Known]) -> tuple[list[Tensor], Tensor]:
         blocks = [_known_classes(each) if isinstance(each, ReferenceBlock) else each for each in (p, q)]
         lists = [
-            TopK(other.indices, _of_listed(side, other)) if isinstance(block, Tensor) else block
+            # A complete side's log-probabilities of the classes that the other side lists.
+            TopK(
+                other.indices,
+                side.dense.gather(-1, other.indices).where(other.log_probs != -torch.inf, -torch.inf),
+            )
+            if side.dense is not None
+            else block
             for block, other, side in zip(blocks, blocks[::-1], known, strict=True)
         ]
         bounds = {
@@ -190,30 +196,17 @@ class ListedPairing(_PartialPairing):
                 bounds[name] = DivergenceBounds(
                     *(torch.where(fewer, torch.inf, each) for each in bounds[name])
                 )
-        return [each.lower for each in bounds.values()], torch.stack(
-            [each.upper for each in bounds.values()], -1
-        )
+        lower, upper = zip(*((each.lower, each.upper) for each in bounds.values()), strict=True)
+        return list(lower), torch.stack(upper, -1)
 
     def result(self) -> tuple[Candidate, Tensor]:
         table = torch.cat(self._tables)
         comparison = self._comparison(table, [self._note()])
         upper = dict(zip(DIVERGENCES, table[:, WIDTH:].unbind(-1), strict=True))
-        certain = {
-            name: (comparison.divergences[name].mean, float(most.mean())) for name, most in upper.items()
-        }
-        divergences = {
-            name: self._up_to(comparison.divergences[name], most, BOUNDS[name][1])
-            for name, most in upper.items()
-        }
-        found = Candidate(
-            self.candidate.info,
-            replace(comparison, divergences=divergences, acceptance_rate=complement(divergences["tv"])),
-            self.passages.passages(),
-            None,
-            known="top classes",
-            certain=certain,
-        )
-        return found, table[:, 0]
+        lower = comparison.divergences
+        certain = {name: (lower[name].mean, float(most.mean())) for name, most in upper.items()}
+        divergences = {name: self._up_to(lower[name], most, BOUNDS[name][1]) for name, most in upper.items()}
+        return self._candidate(comparison, divergences, known="top classes", certain=certain), table[:, 0]
 
     def _up_to(self, summary: Summary, upper: Tensor, bound: float) -> Summary:
         """Return the lower bounds' summary, with an interval that extends to the interval of the upper bounds."""
@@ -237,12 +230,6 @@ class ListedPairing(_PartialPairing):
             "histogram show the lower bounds. "
             "The acceptance rate is the largest possible one."
         )
-
-
-def _of_listed(side: _Known, other: TopKBlock) -> Tensor:
-    """Return a complete side's log-probabilities of the classes that the other side lists."""
-    dense: Any = side.dense
-    return torch.where(other.log_probs == -torch.inf, -torch.inf, dense.gather(-1, other.indices))
 
 
 def _known_classes(block: ReferenceBlock) -> TopKBlock:
@@ -291,21 +278,15 @@ class ReferencePairing(_PartialPairing):
         for place, name in enumerate(self._measured_as.values()):
             values = row_estimates(rows, name)[0]
             table[:, place] = torch.where(values.isnan(), table[:, place], values)
-        comparison = self._comparison(table, [_NOTE_ON_BASE if self._of_base else _NOTE_ON_CANDIDATE])
+        note = _NOTE.format("P") if self._of_base else _NOTE.format("Q") + _NOTE_ON_CANDIDATE
+        comparison = self._comparison(table, [note])
         drawn = {name: drawn_mean(rows, of) for name, of in self._measured_as.items()}
         divergences = {
             name: self._with_interval(comparison.divergences[name], rows, of, drawn[name])
             for name, of in self._measured_as.items()
         }
-        found = Candidate(
-            self.candidate.info,
-            replace(comparison, divergences=divergences, acceptance_rate=complement(divergences["tv"])),
-            self.passages.passages(),
-            None,
-            known="reference",
-            certain={name: each.bounds for name, each in drawn.items()},
-            drawn=drawn,
-        )
+        certain = {name: each.bounds for name, each in drawn.items()}
+        found = self._candidate(comparison, divergences, known="reference", certain=certain, drawn=drawn)
         return found, table[:, 0]
 
     def _with_interval(self, summary: Summary, rows: ReferenceRows, name: str, drawn: DrawnMean) -> Summary:
@@ -325,16 +306,14 @@ class ReferencePairing(_PartialPairing):
 
 
 MIRRORED = {"kl_pq": "kl_qp", "kl_qp": "kl_pq"}
-_NOTE_ON_BASE = (
-    "P is a reference: its most probable classes are exact, and random draws represent all others. Means are "
+_NOTE = (
+    "{} is a reference: its most probable classes are exact, and random draws represent all others. Means are "
     "unbiased, and their intervals include the sampling noise. The values of single rows are noisy, and so are "
     "quantiles, the worst rows and the histogram."
 )
 _NOTE_ON_CANDIDATE = (
-    "Q is a reference: its most probable classes are exact, and random draws represent all others. Means are "
-    "unbiased, and their intervals include the sampling noise. The values of single rows are noisy, and so are "
-    "quantiles, the worst rows and the histogram. KL(P||Q) has a finite upper limit only if p/q has light tails in "
-    "every row, because draws from Q seldom show classes where P has mass and Q almost none."
+    " KL(P||Q) has a finite upper limit only if p/q has light tails in every row, because draws from Q seldom show "
+    "classes where P has mass and Q almost none."
 )
 _DRAWN = DrawnDivergence._fields
 _MOMENTS = 3, 4  # the columns of its last two fields, `variances` and `thirds`
@@ -355,7 +334,7 @@ _FLAGS = "has_whole_support", "has_tail"
 
 def _unpacked(table: Tensor, draws: int) -> ReferenceRows:
     """Return the rows that `_packed` made columns of."""
-    columns = iter(table.unbind(-1))
+    columns = iter(table.T.contiguous())
     divergences: dict[str, DrawnDivergence] = {}
     for name in DIVERGENCES:
         single = (next(columns) for _ in _DRAWN[: -len(_MOMENTS)])
@@ -364,4 +343,4 @@ def _unpacked(table: Tensor, draws: int) -> ReferenceRows:
     plain: dict[str, Any] = {name: next(columns) for name in _PLAIN}
     plain |= {name: plain[name] > 0 for name in _FLAGS}
     plain["matching"] = plain["matching"].long()
-    return join_rows([ReferenceRows(divergences=divergences, draws=draws, **plain)])
+    return ReferenceRows(divergences=divergences, draws=draws, **plain)
