@@ -16,9 +16,8 @@ from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["DistillationTrainer", "compute_loss_func"]
 
-load(
-    "accelerate", "kullback.integrations.huggingface"
-)  # the Trainer needs it; transformers does not install it
+# The Trainer needs accelerate, and transformers does not install it.
+load("accelerate", "kullback.integrations.huggingface")
 _Trainer: Any = load("transformers", "kullback.integrations.huggingface").Trainer
 
 

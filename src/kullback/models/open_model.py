@@ -53,40 +53,10 @@ def open_model(
             ...
         kullback.errors.ModelError: model = nowhere/model: wanted a folder of a Hugging Face model, ...
     """
-    if isinstance(model, LanguageModel):
-        return model
-    if isinstance(model, torch.nn.Module):
-        return _module(model, tokenizer, argument)
-    if not isinstance(model, str | os.PathLike):
-        raise invalid_type(
-            "compare_models",
-            argument,
-            wanted="a path, a module, or an open source of rows",
-            got=type(model).__name__,
-            instead=f"{argument}='folder/of/model'",
-        )
-    if dtype not in DTYPES:
-        wanted = f"one of {', '.join(map(repr, DTYPES))}"
-        raise invalid_value("compare_models", "dtype", wanted=wanted, got=repr(dtype), instead="dtype='auto'")
-    name = os.fspath(model)
-    path = Path(name)
-    if name.lower().endswith(".gguf") and path.is_file():
-        from kullback.models.gguf import GGUFModel
-
-        return GGUFModel(path, device=device)
-    if (path.is_dir() and (path / "config.json").is_file()) or (hub and not path.exists()):
-        return open_folder(name, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub)
-    got = (
-        "a folder without config.json"
-        if path.is_dir()
-        else "another file"
-        if path.exists()
-        else "nothing there"
+    options = OpenOptions(
+        tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub
     )
-    raise ModelError(
-        f"{argument} = {printable(name)}: wanted a folder of a Hugging Face model, a .gguf file or a server; got "
-        f"{got}; check the path, or add --hub (hub=True) for a name on the Hugging Face hub"
-    )
+    return options.model(model, argument)
 
 
 def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFaceModel:
@@ -102,10 +72,9 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
     first = next(model.parameters(), torch.empty(0))
     classes = head_classes(model)
     if classes is None:
+        tokens = torch.zeros(1, 1, dtype=torch.int64, device=first.device)
         with torch.inference_mode():
-            classes = model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=first.device)).logits.shape[
-                -1
-            ]
+            classes = model(input_ids=tokens).logits.shape[-1]
     count = sum(each.numel() for each in model.parameters())
     info = ModelInfo(name, "module", str(first.dtype).removeprefix("torch."), classes, count, None)
     return HuggingFaceModel(model, tokenizer, info)
@@ -125,15 +94,37 @@ class OpenOptions:
     server_top: int = 20
 
     def model(self, given: object, argument: str = "model") -> LanguageModel:
-        """Open a language model."""
-        return open_model(
-            given,
-            argument=argument,
-            tokenizer=self.tokenizer,
-            dtype=self.dtype,
-            device=self.device,
-            trust_remote_code=self.trust_remote_code,
-            hub=self.hub,
+        """Open a language model; `open_model` with these options."""
+        if isinstance(given, LanguageModel):
+            return given
+        if isinstance(given, torch.nn.Module):
+            return _module(given, self.tokenizer, argument)
+        if not isinstance(given, str | os.PathLike):
+            raise invalid_type(
+                "compare_models",
+                argument,
+                wanted="a path, a module, or an open source of rows",
+                got=type(given).__name__,
+                instead=f"{argument}='folder/of/model'",
+            )
+        if self.dtype not in DTYPES:
+            wanted, got = f"one of {', '.join(map(repr, DTYPES))}", repr(self.dtype)
+            raise invalid_value("compare_models", "dtype", wanted=wanted, got=got, instead="dtype='auto'")
+        name = os.fspath(given)
+        path = Path(name)
+        if name.lower().endswith(".gguf") and path.is_file():
+            from kullback.models.gguf import GGUFModel
+
+            return GGUFModel(path, device=self.device)
+        if (path.is_dir() and (path / "config.json").is_file()) or (self.hub and not path.exists()):
+            weights = {"dtype": self.dtype, "device": self.device}
+            return open_folder(name, **weights, trust_remote_code=self.trust_remote_code, hub=self.hub)
+        found = (
+            ("a folder without config.json" if path.is_dir() else "another file") if path.exists() else None
+        )
+        raise ModelError(
+            f"{argument} = {printable(name)}: wanted a folder of a Hugging Face model, a .gguf file or a server; got "
+            f"{found or 'nothing there'}; check the path, or add --hub (hub=True) for a name on the Hugging Face hub"
         )
 
 

@@ -434,9 +434,8 @@ def _largest_untold(
         return -math.inf
     numbers = {word: float(each) for word, each in others.items() if isinstance(each, (int, float))}
     largest = max((each for word, each in numbers.items() if word not in words), default=-math.inf)
-    in_list = value >= min(
-        numbers.values(), default=math.inf
-    )  # otherwise it may come in addition to the list
+    # Otherwise it may come in addition to the list.
+    in_list = value >= min(numbers.values(), default=math.inf)
     if len(numbers) < top - in_list:
         rest = 1 - sum(math.exp(min(each, 1)) for each in (*numbers.values(), value))
         largest = max(largest, math.log(max(rest, SMALLEST_REST)))

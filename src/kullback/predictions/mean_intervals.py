@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kullback.common.arrays import Floats
 from kullback.common.serial_dependence import SerialDependence, number_scores, serial_dependence
-from kullback.predictions.row_blocks import RowBlocks, finite, sums_of_blocks
+from kullback.predictions.row_blocks import RowBlocks, finite, sums_of_blocks, with_combined
 from kullback.results.value import Reason
 
 # Units beyond so many share a group at random, which preserves the variance of the mean.
@@ -115,9 +115,8 @@ class MeanEstimator:
         generator = generator or torch.Generator().manual_seed(0)
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         self._draws, self._random = draws, np.random.default_rng(seed)
-        self._sums = torch.zeros(
-            GROUPS, columns + 1, dtype=torch.float64, device="cpu"
-        )  # the last column counts rows
+        # The last column counts rows.
+        self._sums = torch.zeros(GROUPS, columns + 1, dtype=torch.float64, device="cpu")
         self._rows = 0
         self._group_of_row, self._examined = None, list(examined)
         self._blocks = RowBlocks(columns + 1, examined) if clusters is None and examined else None
@@ -157,20 +156,17 @@ class MeanEstimator:
     def combine(self, weights: Mapping[int, float]) -> int:
         """Add a column that is the weighted sum of others, given all rows, and return its place."""
         if self._blocks is not None:
-            self._blocks.combine(dict(weights))
-        *columns, rows = self._sums.unbind(-1)
-        combined = torch.stack([weight * columns[place] for place, weight in weights.items()]).sum(0)
-        self._sums = torch.stack([*columns, combined, rows], -1)
-        return len(columns)
+            self._blocks.combine(weights)
+        self._sums = with_combined(self._sums, weights)
+        return self._sums.shape[1] - 2
 
     def estimates(self, quantities: Sequence[RatioOfSums]) -> list[MeanEstimate]:
         """Return the standard error and the interval of each quantity, all from the same draws."""
         units, dependence = self._units(), self.dependence
         in_blocks = dependence is not None and dependence.kind != "pattern"
         if dependence is not None and in_blocks:
-            units = (
-                sums_of_blocks(units, dependence) if self._blocks is None else self._blocks.sums(dependence)
-            )
+            blocks = self._blocks
+            units = sums_of_blocks(units, dependence) if blocks is None else blocks.sums(dependence)
         wider = math.sqrt(dependence.correction) if dependence is not None else 1.0
         clustered = self._group_of_row is not None or in_blocks
         of_rows = not clustered and self._rows > GROUPS  # rows that share groups, whose sizes say nothing

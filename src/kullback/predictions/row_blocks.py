@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,11 +53,9 @@ class RowBlocks:
             self._length *= 2
         self._sums.index_add_(0, parts // self._length, table)
 
-    def combine(self, weights: dict[int, float]) -> None:
+    def combine(self, weights: Mapping[int, float]) -> None:
         """Insert the weighted sum of columns before the last one."""
-        *columns, rows = self._sums.unbind(-1)
-        combined = torch.stack([weight * columns[place] for place, weight in weights.items()]).sum(0)
-        self._sums = torch.stack([*columns, combined, rows], -1)
+        self._sums = with_combined(self._sums, weights)
 
     def dependence(self) -> SerialDependence | None:
         """Return the serial dependence of the first rows and of the means of all parts; None if there is none.
@@ -86,6 +84,13 @@ class RowBlocks:
     def sums(self, found: SerialDependence) -> Floats:
         """Return the sums of the blocks, shape (blocks, columns); too few if no more are independent."""
         return sums_of_blocks(self._sums[: math.ceil(self._rows / self._length)].numpy(), found)
+
+
+def with_combined(sums: Tensor, weights: Mapping[int, float]) -> Tensor:
+    """Return sums with the weighted sum of some columns before the last one."""
+    *columns, rows = sums.unbind(-1)
+    combined = torch.stack([weight * columns[place] for place, weight in weights.items()]).sum(0)
+    return torch.stack([*columns, combined, rows], -1)
 
 
 def sums_of_blocks(parts: Floats, found: SerialDependence) -> Floats:

@@ -50,9 +50,8 @@ def open_source(
     """Open a path, or wrap a tensor, as a source of rows; `name` is the argument it was passed as."""
     if isinstance(given, RowSource):
         return given
-    if not (
-        representation is None or (isinstance(representation, str) and representation in REPRESENTATIONS)
-    ):  # pyright: ignore[reportUnnecessaryIsInstance]
+    is_name = isinstance(representation, str) and representation in REPRESENTATIONS
+    if representation is not None and not is_name:
         raise invalid_value(
             CALL,
             "representation",

@@ -168,9 +168,7 @@ def _neighbors_joined(bins: Bins, expected: Floats, both: ColumnProfile) -> Bins
     cuts: list[int] = []
     together = expected[0]
     for index, following in enumerate(expected[1 : len(bins.cuts) + 1].tolist()):
-        if (
-            max(together, following) < MIN_EXPECTED / 2
-        ):  # half: bins that should hold that many vary by chance
+        if max(together, following) < MIN_EXPECTED / 2:  # half: bins that should hold that many vary
             together += following
         else:
             cuts.append(index)

@@ -15,15 +15,9 @@ import numpy as np
 
 from kullback.tables.columns.types import ColumnType
 from kullback.tables.engines.arrow import integers_of, numbers_of, weights_of
-from kullback.tables.engines.counters import (
-    CategoryCounter,
-    Counter,
-    GridCounter,
-    StringCounter,
-    WeightCounter,
-)
+from kullback.tables.engines.counters import CategoryCounter, Counter, GridCounter, StringCounter
 from kullback.tables.engines.engine import ColumnSpec, CountsByGroup, Groups, Intervals, Table, TableCounts
-from kullback.tables.engines.joint_counts import JointCounter
+from kullback.tables.engines.joint_counts import add_batch
 
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
@@ -49,24 +43,23 @@ class BatchTable(Table):
 
     def count(self, specs: Sequence[ColumnSpec], weights: str | None) -> TableCounts:
         """Count columns in one reading, and columns of strings with too many bytes in another."""
-        total, counters = WeightCounter(), {spec.name: counter_for(spec) for spec in specs}
-        self._read(counters, total, weights)
+        counts, counters = TableCounts({}), {spec.name: counter_for(spec) for spec in specs}
+        self._read(counters, counts, weights)
         strings = {name: each for name, each in counters.items() if isinstance(each, StringCounter)}
         again = {name: CategoryCounter() for name, each in strings.items() if each.undecided}
         if again:
-            self._read(again, WeightCounter(), weights)
+            self._read(again, TableCounts({}), weights)
             counters.update({name: each for name, each in again.items() if not strings[name].too_many(each)})
-        columns = {name: counter.profile() for name, counter in counters.items()}
-        return TableCounts(columns, total.rows, total.weight, total.squares)
+        counts.columns = {name: counter.profile() for name, counter in counters.items()}
+        return counts
 
-    def _read(self, counters: Mapping[str, Counter], total: WeightCounter, weights: str | None) -> None:
-        names = each_once(counters, weights)
+    def _read(self, counters: Mapping[str, Counter], counts: TableCounts, weights: str | None) -> None:
         threads = max(1, min(8, os.cpu_count() or 1))
         with ThreadPoolExecutor(threads) as pool:
             waiting: deque[Future[None]] = deque()
-            for rows, batch in self.batches(names):
+            for rows, batch in self.batches(each_once(counters, weights)):
                 w = None if weights is None else weights_of(weights, batch[weights])
-                total.add(rows, w)
+                counts.add(rows, w)
                 for part in range(threads):
                     mine = [name for at, name in enumerate(counters) if at % threads == part]
                     waiting.append(pool.submit(_count_part, mine, counters, batch, w))
@@ -88,11 +81,8 @@ class BatchTable(Table):
                     values, ends = numbers_of(array, column_types[name]), (low, high)
                 values = values[(values >= ends[0]) & (values <= ends[1])]
                 if len(values):
-                    before = found.get(name, (np.inf, -np.inf))
-                    found[name] = (
-                        min(before[0], values.min().item() + 0),
-                        max(before[1], values.max().item() + 0),
-                    )
+                    least, most = found.get(name, (np.inf, -np.inf))
+                    found[name] = min(least, values.min().item() + 0), max(most, values.max().item() + 0)
         return found
 
     def first_rows(self, names: Sequence[str], rows: int) -> Mapping[str, Any] | None:
@@ -111,10 +101,13 @@ class BatchTable(Table):
         return {name: pa.concat_arrays(array.chunks) for name, array in arrays.items()}
 
     def joint_counts(self, bins: Mapping[str, Bins], keys: Groups, weights: str | None) -> CountsByGroup:
-        counter = JointCounter(bins, keys)
+        counts: CountsByGroup = {tuple(key): {} for key in keys}
         for _, batch in self.batches(each_once(chain(*keys), weights)):
-            counter.add(batch, None if weights is None else weights_of(weights, batch[weights]))
-        return counter.counts
+            add_batch(counts, bins, batch, None if weights is None else weights_of(weights, batch[weights]))
+        return {
+            key: {combination: weight for combination, weight in each.items() if weight}
+            for key, each in counts.items()
+        }
 
 
 def counter_for(spec: ColumnSpec) -> Counter:

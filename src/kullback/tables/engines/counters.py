@@ -20,19 +20,6 @@ PENDING = 1 << 17
 MOST_BYTES = 1 << 26
 
 
-class WeightCounter:
-    """The number of rows, the sum of their weights and the sum of squared weights."""
-
-    def __init__(self) -> None:
-        self.rows, self.weight, self.squares = 0, 0.0, 0.0
-
-    def add(self, rows: int, weights: Floats | None) -> None:
-        """Count a batch of rows."""
-        self.rows += rows
-        self.weight += rows if weights is None else float(weights.sum())
-        self.squares += rows if weights is None else float(np.square(weights).sum())
-
-
 class Counter(ABC):
     """The weights of one column."""
 

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from kullback.common.arrays import Floats
 from kullback.errors import ArgumentValueError, invalid_value, quoted
 from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.types import ColumnType, Field, FieldType
@@ -53,9 +56,15 @@ class TableCounts:
     """The counts of one reading of a table: columns, rows, the rows' weight and the sum of its squares."""
 
     columns: dict[str, ColumnProfile]
-    rows: int
-    weight: float
-    weight_squares: float
+    rows: int = 0
+    weight: float = 0.0
+    weight_squares: float = 0.0
+
+    def add(self, rows: int, weights: Floats | None) -> None:
+        """Count the rows of a batch."""
+        self.rows += rows
+        self.weight += rows if weights is None else float(weights.sum())
+        self.weight_squares += rows if weights is None else float(np.square(weights).sum())
 
 
 class Table(ABC):

@@ -8,54 +8,47 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kullback.common.arrays import Floats, Integers
-from kullback.errors import ArgumentValueError, invalid_value, quoted
+from kullback.errors import invalid_value, quoted
 from kullback.tables.columns.log_grid import buckets_of
 from kullback.tables.columns.types import is_arrow_integer
 from kullback.tables.engines.arrow import category_codes, integer_offsets, integers_of, numbers_of
-from kullback.tables.engines.engine import JointCounts
+from kullback.tables.engines.engine import CountsByGroup, JointCounts
 
 if TYPE_CHECKING:
     from kullback.tables.columns.bins import Bins
 
 
-class JointCounter:
-    """The weight of every combination of bins, for each key; a column without bins counts by its own values."""
+# A code for each row and, for a column without bins, the values of the codes.
+Coded = tuple[Integers, list[Any] | None]
 
-    def __init__(self, bins: Mapping[str, Bins], keys: Sequence[Sequence[str]]) -> None:
-        self.bins = bins
-        self._counts: dict[tuple[str, ...], JointCounts] = {tuple(key): {} for key in keys}
 
-    @property
-    def counts(self) -> dict[tuple[str, ...], JointCounts]:
-        """The weight of every combination, where it is above 0."""
-        return {
-            key: {combination: weight for combination, weight in counts.items() if weight}
-            for key, counts in self._counts.items()
-        }
+def add_batch(
+    counts: CountsByGroup, bins: Mapping[str, Bins], batch: Mapping[str, Any], weights: Floats | None
+) -> None:
+    """Add the weights of a batch's combinations; a row of weight 0 may have values without a bin."""
+    names = dict.fromkeys(name for key in counts for name in key)
+    coded = {name: _coded(name, batch[name], bins.get(name), weights) for name in names}
+    for key, each in counts.items():
+        _add_key(each, [coded[name] for name in key], weights)
 
-    def add(self, batch: Mapping[str, Any], weights: Floats | None) -> None:
-        """Count a batch of rows; a row of weight 0 may have values without a bin."""
-        names = dict.fromkeys(name for key in self._counts for name in key)
-        coded = {name: self._coded(name, batch[name], weights) for name in names}
-        for key, counts in self._counts.items():
-            _add_key(counts, [coded[name] for name in key], weights)
 
-    def _coded(self, name: str, array: Any, weights: Floats | None) -> tuple[Integers, list[Any] | None]:
-        """Return a code for each row and, for a column without bins, the values of the codes."""
-        if name in self.bins:
-            bins = _bins_of(array, self.bins[name])
-            if (bins if weights is None else bins[weights > 0]).min(initial=0) < 0:
-                raise _unknown_category(name)
-            return np.maximum(bins, 0), None
+def _coded(name: str, array: Any, bins: Bins | None, weights: Floats | None) -> Coded:
+    if bins is None:
         encoded = array.dictionary_encode(null_encoding="encode")
         return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+    places = _bins_of(array, bins)
+    if (places if weights is None else places[weights > 0]).min(initial=0) < 0:
+        raise invalid_value(
+            "contingency_tables",
+            "bins",
+            wanted="a bin for every value",
+            got=f"values of {quoted(name)} in none",
+            instead="choose_bins(p, q) with the profiles of both tables",
+        )
+    return np.maximum(places, 0), None
 
 
-def _add_key(
-    counts: JointCounts,
-    coded: Sequence[tuple[Integers, list[Any] | None]],
-    weights: Floats | None,
-) -> None:
+def _add_key(counts: JointCounts, coded: Sequence[Coded], weights: Floats | None) -> None:
     """Add the weights of one key's combinations in a batch."""
     if not coded or not len(coded[0][0]):
         return
@@ -86,17 +79,6 @@ def _special_bins(bins: Bins) -> dict[str, int]:
     """Return the bins of missing values, NaN and the infinities, by label."""
     first = len(bins) - len(bins.specials)
     return {label: first + index for index, label in enumerate(bins.specials)}
-
-
-def _unknown_category(name: str) -> ArgumentValueError:
-    """Return the error for a value that is in no bin."""
-    return invalid_value(
-        "contingency_tables",
-        "bins",
-        wanted="a bin for every value",
-        got=f"values of {quoted(name)} in none",
-        instead="choose_bins(p, q) with the profiles of both tables",
-    )
 
 
 def _bins_of_numbers(array: Any, bins: Bins) -> Integers:

@@ -146,9 +146,8 @@ def _pearson_tail(observed: float, total: Floats, proportion: float) -> float:
     parts: list[tuple[float, Floats, Floats, Floats]] = []
     mean = covariance = variance = third = 0.0
     for rows, number in zip(*(each.tolist() for each in np.unique(total, return_counts=True)), strict=True):
-        most = int(
-            rows * proportion + 12 * np.sqrt(rows * proportion) + 30
-        )  # more have no probability to speak of
+        # More have no probability to speak of.
+        most = int(rows * proportion + 12 * np.sqrt(rows * proportion) + 30)
         x = np.arange(min(rows, most) + 1)
         probability = binom.pmf(x, rows, proportion)
         part = xlogy(x, x / rows) + xlogy(rows - x, (rows - x) / rows)
