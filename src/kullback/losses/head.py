@@ -182,7 +182,10 @@ class HeadRows(NamedTuple):
 
     def _through_whole_logits(self, tensors: Any, grad: Tensor, wanted: Wanted) -> Gradients:
         """Compute the gradients by differentiable operations on all logits at once."""
-        excluded = self._excluded(tensors[0])
+        excluded = None  # the positions that do not count
+        if self.counted is not None:
+            excluded = tensors[0].new_ones(len(tensors[0]), dtype=torch.bool)
+            excluded = excluded.index_fill(0, self.counted, False)
         with torch.enable_grad():
             # Both sides may share a tensor; the aliases have separate gradients.
             aliases = [x if x is None else x.view_as(x) for x in tensors]
@@ -223,14 +226,6 @@ class HeadRows(NamedTuple):
         values = logit_divergence(RowDivergence(KL(), self.temperature, self.dtype), logits, uniform)
         values = (math.log(logits.shape[-1]) - values).clamp(min=0)
         return values if excluded is None else torch.where(excluded, 0, values)
-
-    def _excluded(self, rows: Tensor) -> Tensor | None:
-        """Return a mask of the positions that do not count; None if all count."""
-        if self.counted is None:
-            return None
-        return torch.ones(rows.shape[0], dtype=torch.bool, device=rows.device).index_fill(
-            0, self.counted, False
-        )
 
     def chunk_rows(
         self, positions: int, row_bytes: int, head_bytes: int, item_bytes: int, device: str

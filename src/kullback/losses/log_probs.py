@@ -251,13 +251,9 @@ def _surrogate(
     finite = (weight * quotient).isfinite() & weight.isfinite()
     weight, quotient = torch.where(finite, weight, 0), torch.where(finite & (weight != 0), quotient, 0)
     # The scores are 0; only their gradient matters.
-    scores = [_without_value(torch.where(weight == 0, 0, _at_least_float32(x))) for x in (first, second)]
+    logs = [torch.where(weight == 0, 0, _at_least_float32(x)) for x in (first, second)]
+    scores = [torch.where(x.detach().isfinite(), x - x.detach(), 0) for x in logs]
     return value + weight * (quotient * scores[0] - scores[1])
-
-
-def _without_value(x: Tensor) -> Tensor:
-    """Return zeros with the gradient of `x`."""
-    return torch.where(x.detach().isfinite(), x - x.detach(), 0)
 
 
 def _estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:

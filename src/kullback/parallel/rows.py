@@ -21,7 +21,7 @@ from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
 from kullback.kernels.row_operation import Evaluation, Gradients, Wanted, Weights, overwritten
 from kullback.parallel import native_shards
 from kullback.parallel.collectives import Ranks, check_first_derivative
-from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first_rank, rule_of
+from kullback.parallel.combine import CombineRule, Merged, first_rank, rule_of
 from kullback.parallel.native_shards import Normalizer
 from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, places_of
 
@@ -154,7 +154,10 @@ class ShardedRows(NamedTuple):
                 results, derivatives, (pair.p, pair.q), tops, merged.sums, (None, q[block]), strict=True
             ):
                 if result is not None and top is not None and sums is not None:
-                    gradient = _by_logits(by, mass, top, sums) / self.temperature
+                    # From the derivatives by log-masses to those by logits / temperature.
+                    total = (sums.others + sums.top).unsqueeze(-1)
+                    at_top = -(sums.others.unsqueeze(-1) - sums.mass.unsqueeze(-1) * total)
+                    gradient = torch.where(top, at_top, by - mass * total) / self.temperature
                     if state.labels is not None:
                         gradient = state.labels.gradient(block, gradient, labeled)
                     if factors is not None:  # a row of weight 0 gives 0, even if it contains inf or NaN
@@ -256,10 +259,3 @@ def _normalized(logits: Tensor, norm: Normalizer, temperature: float) -> Normali
     x, peak = logits - shift, peak - shift
     mass, empty = torch.exp((x - peak) / temperature) / total, x == -torch.inf
     return Normalized(mass, torch.where(empty, 0, x), peak, torch.log(total), empty, temperature)
-
-
-def _by_logits(by: Tensor, mass: Tensor, top: Tensor, sums: DerivativeSums) -> Tensor:
-    """Convert derivatives by log-masses to derivatives by logits / temperature."""
-    total = (sums.others + sums.top).unsqueeze(-1)
-    at_top = -(sums.others.unsqueeze(-1) - sums.mass.unsqueeze(-1) * total)
-    return torch.where(top, at_top, by - mass * total)

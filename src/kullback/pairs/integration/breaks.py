@@ -61,7 +61,11 @@ def find_breaks(
             inside = inside & (fixed.abs() < OUTERMOST)
             if not bool(inside.any()):
                 continue
-            place = _place(point, line, inside)
+            # Outside, the place is a constant: derivatives may be infinite there.
+            low, high = line.coordinate.low, line.coordinate.high
+            low = low if low is None else torch.where(inside, low, 0.0)
+            high = high if high is None else torch.where(inside, high, 1.0)
+            place = line.v(Coordinate(low, high).of(torch.where(inside, point, 0.5)))
             if not is_tracked(place):
                 continue
             fixed = torch.where(inside, fixed, 0)
@@ -76,14 +80,6 @@ def find_breaks(
             bend = torch.where(inside & ~jumps, slope[1] - slope[0], 0)
             breaks.append(Break(side, torch.where(inside, place, 0), jumps, bend))
     return breaks
-
-
-def _place(point: Tensor, line: Line, inside: Tensor) -> Tensor:
-    """Return the place of a point on a line; a constant outside `inside`, where derivatives may be infinite."""
-    low, high = line.coordinate.low, line.coordinate.high
-    low = low if low is None else torch.where(inside, low, 0.0)
-    high = high if high is None else torch.where(inside, high, 1.0)
-    return line.v(Coordinate(low, high).of(torch.where(inside, point, 0.5)))
 
 
 def _one_sided(log_densities: LogDensities, side: int, place: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:

@@ -447,8 +447,14 @@ def _first_panels(piece: _Piece, breakpoints: list[Tensor], terms: DivergenceTer
         start = torch.where(cut, torch.maximum(start, lower), start)
         stop = torch.where(cut, torch.minimum(stop, upper), stop)
         rest = torch.where(cut, rest_below + rest_above, 0).squeeze(-1)
-    for corner in terms.corners:
-        breakpoints = [*breakpoints, _crossings(piece, v, log_p > log_q + corner.at, corner.at)]
+    for (
+        corner
+    ) in terms.corners:  # where log p - log q crosses its level between two points; unused ones are arbitrary
+        above = log_p > log_q + corner.at
+        changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
+        index = changes.topk(min(_CROSSINGS, int(changes.sum(-1).max())), dim=-1).indices
+        edges = v.gather(-1, index), v.gather(-1, index + 1)
+        breakpoints = [*breakpoints, _bisected(piece, *edges, ~above.gather(-1, index), corner.at)]
     return _FirstPanels(*first_edges(start, stop, breakpoints, _FIRST_PANELS), diverges, underflows, rest)
 
 
@@ -501,14 +507,6 @@ def _beyond(v: Tensor, has_terms: Tensor, log_size: Tensor) -> tuple[Tensor, Ten
     fall = (log_size.gather(-1, before) - size) / (end - v.gather(-1, before)).abs().clamp(min=1e-300)
     matters = (size > log_size.amax(-1, keepdim=True) - NEGLIGIBLE) & (fall > 0)
     return end, torch.where(matters, 2 * torch.exp(size) / torch.where(fall > 0, fall, 1), 0)
-
-
-def _crossings(piece: _Piece, v: Tensor, above: Tensor, level: float) -> Tensor:
-    """Return where log p - log q crosses a level between points of a grid, by bisection; unused ones are arbitrary."""
-    changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
-    index = changes.topk(min(_CROSSINGS, int(changes.sum(-1).max())), dim=-1).indices
-    ends = v.gather(-1, index), v.gather(-1, index + 1)
-    return _bisected(piece, *ends, ~above.gather(-1, index), level)
 
 
 def _cut_at_crossings(piece: _Piece, lower: Tensor, upper: Tensor, level: float) -> tuple[Tensor, Tensor]:
