@@ -99,7 +99,7 @@ BAD: list[tuple[Callable[[], Any], type[KullbackError], str]] = [
     (lambda: fit(NORMAL, to=torch.ones(3)), ArgumentTypeError, r"Samples\(x\) for draws"),
     (lambda: fit(torch.ones(3), to=NORMAL), ArgumentTypeError, "a tensor without a wrapper"),
     (lambda: fit(int, to=NORMAL), ArgumentTypeError, "class of distributions"),
-    (lambda: fit(MultivariateNormal, to=NORMAL), ArgumentValueError, "numbers of the start"),
+    (lambda: fit(MultivariateNormal, to=NORMAL), ArgumentValueError, "parameters to start from"),
     (
         lambda: fit(NORMAL, to=NORMAL, kind=3),
         ArgumentTypeError,
