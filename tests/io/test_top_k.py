@@ -645,7 +645,7 @@ def test_responses_without_log_probabilities_say_how_to_ask(
     [
         ("x.json", "", "wanted JSON; got Expecting value"),
         ("x.json", "{", "wanted JSON; got Expecting property"),
-        ("x.json", '{"a": 1}\n{"a": 1}', r"wanted JSON; got Extra data.*is named \.jsonl"),
+        ("x.json", '{"a": 1}\n{"a": 1}', r"wanted JSON; got Extra data.*name it \.jsonl"),
         ("x.jsonl", "\n\n", "at least one response; got none"),
         ("x.json", "[" * 100_000, "objects nested too deep"),
         ("x.json", "\xff", "wanted JSON"),

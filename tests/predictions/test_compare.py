@@ -417,7 +417,7 @@ def test_the_notes_say_what_the_intervals_assume(logits):
         "At 95 % confidence, up to 0.43 % of rows (3/n) may be of a kind that is absent from these 700."
     )
     few = compare_predictions(*logits, representation="logits", cluster=np.arange(ROWS) % 5)
-    assert "take the 5 clusters to be independent." in few.notes[0]
+    assert "assume that the 5 clusters are independent." in few.notes[0]
     assert "No interval for KL(P||Q), KL(Q||P), JS, TV" in few.notes[1]
     assert "fewer than 10 clusters" in few.notes[1]
     assert {summary.reason for summary in few.divergences.values()} == {"few units"}

@@ -193,7 +193,7 @@ def test_saved_profiles_keep_the_order_and_old_ones_still_read() -> None:
     independent = compare_profiles(saved, batch, independent=True)
     assert not {each.code for each in independent.findings} & {"rows-in-order", "order-unknown"}
     old["order"] = {"rows": 10, "times": {"column 0": 0.5}, "unknown": [], "repeated": 1}
-    with pytest.raises(FileError, match="no order of rows"):
+    with pytest.raises(FileError, match="not an order of rows"):
         Profile.from_json(json.dumps(old))
 
 
