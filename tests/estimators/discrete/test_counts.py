@@ -213,7 +213,7 @@ def test_the_test_of_counts_is_that_of_rows():
 
 def test_the_test_of_many_counts_takes_no_row_for_each():
     assert two_sample_test(Counts(A * 100_000), Counts(A * 200_000), permutations=99).p_value == 1
-    with pytest.raises(ArgumentValueError, match=r"less than 1,000,000,000 draws"):
+    with pytest.raises(ArgumentValueError, match=r"fewer than 1,000,000,000 draws"):
         two_sample_test(Counts(A * 1_000_000), Counts(A * 1_000_000))
     with pytest.raises(ArgumentValueError, match=r"one row of counts on each side.*Counts\(p\[i\]\)"):
         two_sample_test(Counts(np.stack([A, A])), Counts(B))
