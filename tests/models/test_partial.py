@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from kullback.errors import ArgumentValueError, FileError, ModelError
 from kullback.io import Reference, open_top_k
 from kullback.models import ModelComparison, compare_models, record_reference
+from kullback.predictions.checkpoint import KeptState
 from kullback.report import html, json as report, terminal
 from tests.models import folders
 from tests.models.test_server import served
@@ -123,8 +124,9 @@ def test_one_model_at_a_time_says_the_same(whole: ModelComparison) -> None:
         true = exact.comparison.divergences["kl_pq"].mean
         assert candidate.comparison.divergences["kl_pq"].mean == pytest.approx(true, rel=0.02)
     assert found.differences[0].mean == pytest.approx(whole.differences[0].mean, rel=0.05)
-    with pytest.raises(ArgumentValueError, match="resume without one_at_a_time"):
-        compare_models(folders.base(), folders.int8(), words(), one_at_a_time=True, resume="state")
+    for path in ("a.state", KeptState(Path("a.state"))):
+        with pytest.raises(ArgumentValueError, match=r"got a\.state. Write: resume without one_at_a_time"):
+            compare_models(folders.base(), folders.int8(), words(), one_at_a_time=True, resume=path)
 
 
 class _StopError(Exception):

@@ -165,7 +165,7 @@ def compare_models(
             CALL,
             "resume",
             wanted="none with one_at_a_time",
-            got=str(resume),
+            got=os.fspath(resume),
             instead="resume without one_at_a_time",
         )
     text = None if texts is None else take_texts(CALL, texts)
