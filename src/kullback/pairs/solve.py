@@ -472,7 +472,7 @@ def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptio
             f"{'' if is_kl else f'{kind!r} of '}{pair.names()} in "
             f"{options.max_evaluations} evaluations; the largest error is "
             f"{float(torch.where(error.isnan(), math.inf, error).max()):.3g} (error.estimate has all errors)",
-            instead=f"{again}, a larger rtol{', or method=' + repr('monte_carlo') if is_kl else ''}",
+            instead=f"{again}, a larger rtol or atol{', or method=' + repr('monte_carlo') if is_kl else ''}",
         ),
         replace(result, kind=kind.name),
     )

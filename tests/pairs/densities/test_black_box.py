@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
+import mpmath
 import pytest
 import torch
 from torch.distributions import (
@@ -27,6 +28,7 @@ from torch.distributions import (
     StudentT,
     TransformedDistribution,
     Uniform,
+    constraints,
 )
 
 from kullback import (
@@ -230,3 +232,53 @@ def test_an_own_density_next_to_a_known_one_is_not_infinite_by_a_guess() -> None
     for kind in (ChiSquared(), Alpha(3.0)):  # both are finite
         with pytest.raises(ConvergenceError):
             divergence(OfMass(*doubles(0.3, 1.0)), Normal(*doubles(0.0, 1.3)), kind)
+
+
+class Rayleigh(Distribution):
+    """A class that computes the logarithm of its parameter in the parameter's dtype."""
+
+    support = constraints.nonnegative
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {"scale": constraints.positive}
+
+    def __init__(self, scale: torch.Tensor) -> None:
+        self.scale = scale
+        super().__init__(scale.shape, validate_args=False)
+
+    def log_prob(self, value: torch.Tensor) -> torch.Tensor:
+        ratio = value / self.scale
+        return ratio.log() - self.scale.log() - ratio**2 / 2
+
+    def sample(self, sample_shape: Any = torch.Size()) -> torch.Tensor:  # noqa: B008
+        u = torch.rand(torch.Size(sample_shape) + self.batch_shape, dtype=torch.float64)
+        return self.scale * (-2 * u.log()).sqrt()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_parameters_of_every_dtype_are_read_as_doubles(dtype: torch.dtype) -> None:
+    scales = torch.tensor([2.0, 2.01, 3.0], dtype=dtype, requires_grad=True)
+    q = Rayleigh(torch.tensor(2.0, dtype=dtype))
+    value = kl_divergence(Rayleigh(scales), q)
+    assert value.dtype == dtype
+    log_r = [mpmath.log(mpmath.mpf(x) / 2) for x in scales.tolist()]
+    expected = [float(mpmath.expm1(2 * x) - 2 * x) for x in log_r]
+    slopes = [float(2 * mpmath.expm1(2 * x) * 2 * mpmath.exp(-x) / 4) for x in log_r]
+    value.sum().backward()
+    eps = torch.finfo(dtype).eps
+    assert value.tolist() == pytest.approx(expected, rel=2e-6 + eps, abs=1e-9)
+    assert scales.grad is not None
+    assert scales.grad.tolist() == pytest.approx(slopes, rel=2e-6 + eps, abs=1e-6)
+
+
+class Rounded(Rayleigh):
+    """A class whose constant has the digits of float32, whatever its parameters are."""
+
+    def log_prob(self, value: torch.Tensor) -> torch.Tensor:
+        return super().log_prob(value) + (self.scale.log() - self.scale.float().log().double())
+
+
+def test_a_density_of_few_digits_needs_a_larger_atol_as_the_error_says() -> None:
+    p = Rounded(*doubles(2.0))
+    with pytest.raises(ConvergenceError, match="a larger rtol or atol, or method='monte_carlo'"):
+        kl_divergence(p, p)
+    assert 0 <= float(kl_divergence(p, p, atol=1e-6)) <= 1e-6
+    assert float(kl_divergence(p, p, method="monte_carlo")) == 0

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Distribution, VonMises
 
 from kullback.common.dtypes import tensor_of, upcast
-from kullback.pairs.clone import detached
+from kullback.pairs.clone import detached, upcast_copy
 from kullback.pairs.densities.density import Coordinate, Density, Points, Tail, register_density
 from kullback.pairs.densities.integer import CategoricalDensity
 from kullback.pairs.sampling.generator import DrawsFrom
@@ -282,7 +282,7 @@ def _of_any_other(d: Distribution) -> Density | None:
     try:
         if d.support is None:
             return None
-        return _of_all_values(d) if d.support.is_discrete else black_box(d)
+        return _of_all_values(d) if d.support.is_discrete else black_box(upcast_copy(d))
     except NotImplementedError:
         return None
 
