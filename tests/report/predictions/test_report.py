@@ -35,6 +35,7 @@ from kullback.predictions import (
 )
 from kullback.report import html, json as report_json, terminal
 from kullback.report.formats import number, percent, probability
+from kullback.report.subjects import document
 from kullback.results.value import Value
 
 NASTY = 'a<script>alert("x")</script>&[bold]\x1b[31m\udcff${7*7}{{ 7*7 }}.npy'
@@ -498,3 +499,12 @@ def test_a_missing_library_is_named_with_its_remedy(monkeypatch, module, library
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(OptionalDependencyError, match=rf"needs {library}.*pip install {library}$"):
         html.render(COMPARISON)
+
+
+@pytest.mark.parametrize(("q", "tone"), [([0.5, 0.5], ""), ([0.5, 0.4999999], ""), ([1.0, 0.0], "bad")])
+def test_an_infinite_divergence_has_the_color_of_a_failure(q: list[float], tone: str) -> None:
+    p = Probs(torch.tensor([[0.5, 0.5]] * 4, dtype=torch.float64))
+    weights = torch.tensor([q] * 4, dtype=torch.float64)
+    comparison = compare_predictions(p, Probs(weights / weights.sum(-1, keepdim=True)))
+    assert document(comparison).tone == tone
+    assert f'class="outcome {tone}"' in html.render(comparison) or not tone

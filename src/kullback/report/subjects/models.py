@@ -36,6 +36,7 @@ from kullback.report.subjects.predictions import (
     brief_remarks,
     infinite,
     numbers,
+    tone_of,
     top_classes,
     unseen,
     with_interval,
@@ -73,7 +74,7 @@ def document(found: ModelComparison, verdicts: Sequence[Verdict] = ()) -> Docume
     blocks += Findings.of_notes(_notes(found))
     return Document(
         f"{found.candidates[0].model.name} against {found.base.name}: KL divergence of language models",
-        Headline(_outcome(found), _reason(found), _size(found)),
+        Headline(_outcome(found), _reason(found), _size(found), tone=tone_of(found.candidates[0].comparison)),
         tuple(blocks),
         tuple(verdicts),
         MEANINGS,

@@ -28,6 +28,7 @@ from kullback.report.document import (
     Meaning,
     Remark,
     Table,
+    Tone,
 )
 from kullback.report.formats import Unit, count, counted, number, percent, probability, visible
 from kullback.report.plots.ladder import place_on_ladder
@@ -74,7 +75,8 @@ def document(
             place_on_ladder(comparison.divergences[KL_PQ].mean),
             _sizes(comparison),
             {"P": comparison.p_name, "Q": comparison.q_name},
-            figures=_figures(comparison),
+            tone_of(comparison),
+            _figures(comparison),
         ),
         tuple(blocks),
         tuple(verdicts),
@@ -463,6 +465,11 @@ def unseen(comparison: Comparison) -> str:
     if not comparison.unseen:
         return ""
     return f" The interval leaves out kinds of rows not seen here, up to {percent(comparison.unseen)} of all."
+
+
+def tone_of(comparison: Comparison) -> Tone:
+    """The color of the outcome: bad if a KL(P||Q) is infinite; a finite one is judged by your limits alone."""
+    return "bad" if comparison.infinite.get(KL_PQ, 0) else ""
 
 
 def infinite(comparison: Comparison) -> list[Remark]:
