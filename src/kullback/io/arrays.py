@@ -220,7 +220,10 @@ class TorchReader(Reader):
         if not is_dense(tensor) or tensor.dtype not in READABLE:
             got, instead = unusual(tensor) or (f"dtype {tensor.dtype}", "float(), or x.long() for counts")
             if tensor.is_meta:
-                got, instead = "a tensor without values", "clone() of the tensor that has them"
+                got, instead = (
+                    "a tensor on the meta device, which has no values",
+                    "clone() of the tensor that has them",
+                )
             elif tensor.is_complex():
                 instead = "real.contiguous() if you mean the real part"
             raise ref.error(

@@ -443,7 +443,7 @@ def two_modes(seed: int, n: int, d: int) -> tuple[Any, Any]:
 def test_the_bias_allowed_for_is_that_of_the_power_by_which_it_falls(d: int, power: float) -> None:
     few, many, wide = (0.5 - 0.01 * k ** (power / d) + np.zeros(50) for k in (4, 16, 64))
     terms = neighbor_estimate._NeighborTerms(
-        (4, 16), np.stack([few, many]), np.zeros((2, 50)), [], [], 0.0, d, (few, few), wide, ball=0.5
+        (4, 16), np.stack([few, many]), np.zeros((2, 50)), [], [], radii=(few, few), wide=wide, ball=0.5
     )
     bias = 0.01 * 16 ** (power / d)
     assert neighbor_estimate._most_bias(terms, d, None) == pytest.approx(bias, rel=1e-9)
