@@ -160,3 +160,18 @@ def test_infinite_and_equal_predictions_say_so(tmp_path: Path) -> None:
     equal = lines(run(tmp_path, "p.npy", "p.npy", "--as", "probs"), 80)
     assert any(re.match(r"mean KL\(P\|\|Q\) +0 nat ", line) for line in equal)
     assert not any(line.startswith("worst row") for line in equal)
+
+
+@WIDTHS
+def test_a_column_of_texts_shows_the_psi_of_its_words(tmp_path: Path, width: int) -> None:
+    random = np.random.default_rng(3)
+    for name, words in (("before", ["alpha", "beta", "gamma"]), ("after", ["alpha", "beta", "delta"])):
+        texts = [" ".join(random.choice(words, 12)) for _ in range(600)]
+        pd.DataFrame({"comment": texts}).to_csv(tmp_path / f"{name}.csv", index=False)
+    arguments = ("before.csv", "after.csv", "--as", "table")
+    printed = lines(run(tmp_path, *arguments, width=width), width)
+    psi = numbers(tmp_path, *arguments)["columns"][0]["words"]
+    assert psi > 1
+    assert any(
+        line.split()[:6] == ["comment", "large", "shift", f"{psi:.3f}", "of", "words"] for line in printed
+    )

@@ -142,22 +142,21 @@ def _brief(comparison: TableComparison, remarks: Sequence[Remark]) -> Brief:
     blocks += [f"error: {each.message}" for each in remarks if each.level == "error" and not each.link][:1]
     worst = (differing(comparison) or comparison.columns)[:WORST_IN_BRIEF]
     if worst:
-        rows = [
-            [
-                each.name,
-                meaning(each).words,
-                value_text(each.psi),
-                interval(each.psi),
-                p_value_text(each.p_adjusted),
-                ", ".join(part.label for part in contributors(each, 1)),
-            ]
-            for each in worst
-        ]
+        rows = [[each.name, meaning(each).words, *_brief_cells(each)] for each in worst]
         headings = ("column", "", "PSI", f"{100 * comparison.confidence:g}% CI", "p", "most of it in")
         columns = range(5 + any(row[5] for row in rows))
         shown = [[row[place] for place in columns] for row in (headings, *rows)]
         blocks.append(Table("", shown[0], shown[1:], dropped_first=tuple(columns)[:3:-1]))
     return Brief(f"{p} and {q}, {counted(len(comparison.columns), 'column')}", tuple(blocks))
+
+
+def _brief_cells(column: ColumnComparison) -> list[str]:
+    """Return the PSI, its interval, the p-value and the largest contributor; of texts, whichever PSI is larger."""
+    p_value, words = p_value_text(column.p_adjusted), words_psi(column) or 0.0
+    if words > least(column.psi):
+        return [f"{decimal(words)} of words", "", p_value, ""]
+    parts = ", ".join(part.label for part in contributors(column, 1))
+    return [value_text(column.psi), interval(column.psi), p_value, parts]
 
 
 def _table(
