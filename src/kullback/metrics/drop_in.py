@@ -119,7 +119,7 @@ def resolve_representation(call: str, log_prob: object, representation: object) 
 def row_values(
     call: str, p: Tensor, q: Tensor, representation: RepresentationName, mask: Tensor | None
 ) -> tuple[Tensor, torch.dtype]:
-    """Return KL(P || Q) of each row that counts, in float32 or better, and the dtype the caller expects."""
+    """Return KL(P || Q) of each row that is not masked, in float32 or better, and the dtype the caller expects."""
     for name, x in {"p": p, "q": q}.items():
         if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             made = tensor_remedy(name, x, floating=False) or f"torch.as_tensor({name})"

@@ -131,8 +131,8 @@ class DensePairing(Pairing):
         def parts() -> Iterator[MeasuredRows]:
             for low in range(first, stop, step):
                 rows = slice(low, min(low + step, stop))
-                here = labels[low - first : rows.stop - first]
-                yield measure(p[rows], q[rows], LOGITS, here, like_llama_cpp=like)
+                own_labels = labels[low - first : rows.stop - first]
+                yield measure(p[rows], q[rows], LOGITS, own_labels, like_llama_cpp=like)
 
         tables: list[Tensor] = []
         worst: list[WorstRow] = []

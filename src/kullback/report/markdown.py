@@ -87,9 +87,9 @@ def _rest(table: Table) -> list[str]:
 
 
 def _remarks(findings: Findings) -> list[str]:
-    told = findings.unlinked
-    lines = [f"- {each.level}: {escaped(each.message)}" for each in told[:MOST_REMARKS]]
-    more = len(told) - MOST_REMARKS
+    remarks = findings.unlinked
+    lines = [f"- {each.level}: {escaped(each.message)}" for each in remarks[:MOST_REMARKS]]
+    more = len(remarks) - MOST_REMARKS
     return lines + [f"- {counted(more, 'finding')} more in the JSON and on the page"] * (more > 0)
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -234,7 +233,7 @@ def _searched(
         def on_a_line(ks: tuple[int, ...]) -> _NeighborTerms:
             own = search_line(x, x, ks, own=True, weights=p.weights, query_weights=p.weights)
             cross = search_line(y, x, ks, own=False, weights=q.weights, query_weights=p.weights)
-            return _terms((p, q), ks, (own, cross), np.zeros((len(ks), 1)), radii=(x, y))
+            return _terms((p, q), ks, (own, cross), np.zeros((len(ks), 1)), (x, y))
 
         return on_a_line
     pilot = whiten and d > 1 and min(p.effective, q.effective) >= max(_PILOT_DRAWS, 10 * d)
@@ -268,8 +267,8 @@ def _searched(
             overfit = parameters * (1 / p.effective + 1 / q.effective) / 2 * d / (d + 2)
         flat = _flat((p.x, at_p), (q.x, draws_q), ks[-1]) if 1 < d <= _MOST_DIMENSIONS else ""
         stretch = whitening_q.log_volume - whitening_p.log_volume
-        measured: dict[str, Any] = {"overfit": overfit, "flat": flat, "ball": ball}
-        return _terms((p, q), ks, (own, cross), smoothing, stretch, radii=radii, **measured)
+        terms = _terms((p, q), ks, (own, cross), smoothing, radii, stretch)
+        return replace(terms, overfit=overfit, flat=flat, ball=ball)
 
     return in_space
 
@@ -279,8 +278,8 @@ def _terms(
     ks: tuple[int, ...],
     nearest: tuple[list[KNearest], list[KNearest]],
     smoothing: Array,
+    radii: tuple[Array, Array],
     stretch: float = 0.0,
-    **measured: Any,
 ) -> _NeighborTerms:
     """Return the terms from the searches in P's and in Q's draws; one search more than `ks` is the wide one."""
     p, q = sides
@@ -290,7 +289,7 @@ def _terms(
     smoothing = np.broadcast_to(smoothing, log_ratio.shape)[:used]
     in_p, in_q = ([each.occurrence for each in side[:used]] for side in nearest)
     wide = log_ratio[used] if len(log_ratio) > used else None
-    return _NeighborTerms(ks, log_ratio[:used], smoothing, in_p, in_q, wide=wide, **measured)
+    return _NeighborTerms(ks, log_ratio[:used], smoothing, in_p, in_q, radii, wide)
 
 
 def _wide(ks: tuple[int, ...], p: Draws, q: Draws) -> int | None:

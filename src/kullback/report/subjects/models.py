@@ -294,12 +294,14 @@ def _certain(found: ModelComparison) -> list[str]:
             continue
         low, high = candidate.certain[KL_PQ]
         most = "without an upper bound" if math.isinf(high) else f"at most {number(high)}"
-        told = f"{candidate.model.name}: on these tokens KL(P||Q) is certainly at least {number(low)}, {most}"
+        sentence = (
+            f"{candidate.model.name}: on these tokens KL(P||Q) is certainly at least {number(low)}, {most}"
+        )
         if candidate.drawn is not None:
             drawn = candidate.drawn[KL_PQ]
             ends = " to ".join(map(number, drawn.interval))
-            told += f"; the draws give {number(drawn.mean)} (95% CI of the sampling {ends})"
-        sentences.append(f"{told}.")
+            sentence += f"; the draws give {number(drawn.mean)} (95% CI of the sampling {ends})"
+        sentences.append(f"{sentence}.")
     return sentences
 
 
@@ -326,15 +328,13 @@ def _outcome(found: ModelComparison) -> str:
             f"{best.model.name} is {distance} from {found.base.name}; both choose the same token in {same} of "
             f"positions.{unseen(best.comparison)}"
         )
-    told = f"{distance}, the same top token in {same} of positions.{unseen(best.comparison)}"
+    sentence = f"{distance}, the same top token in {same} of positions.{unseen(best.comparison)}"
     if best.is_open_above or not _is_clear(found.differences[0]):
         return (
             f"It is unclear which of {len(found.candidates)} candidates is closest to {found.base.name}; the first is "
-            f"{best.model.name}: {told}"
+            f"{best.model.name}: {sentence}"
         )
-    return (
-        f"{best.model.name} is the closest of {len(found.candidates)} candidates to {found.base.name}: {told}"
-    )
+    return f"{best.model.name} is the closest of {len(found.candidates)} candidates to {found.base.name}: {sentence}"
 
 
 def _is_clear(difference: Value[float]) -> bool:
@@ -373,14 +373,14 @@ def _differences(found: ModelComparison) -> list[str]:
             )
             continue
         least = _least(b)
-        told = f"{b.model.name} has {least}{number(mean.mean)} nats per token more than {a.model.name}"
+        sentence = f"{b.model.name} has {least}{number(mean.mean)} nats per token more than {a.model.name}"
         if mean.interval is None:
-            told += "; there is no interval"
+            sentence += "; there is no interval"
         else:
-            told += f" (95% CI {_interval(mean)}): " + (
+            sentence += f" (95% CI {_interval(mean)}): " + (
                 "the order is clear" if _is_clear(mean) else "the order is unclear"
             )
-        sentences.append(told + ".")
+        sentences.append(sentence + ".")
     return sentences
 
 
@@ -389,12 +389,12 @@ def _noise(found: ModelComparison) -> list[str]:
     if found.noise_floor is None:
         return []
     floor = found.noise_floor.comparison.divergences[KL_PQ]
-    told = f"Rounding noise of its dtype ({found.base.dtype}) moves the base by {number(floor.mean)} nats per token"
+    sentence = f"Rounding noise of its dtype ({found.base.dtype}) moves the base by {number(floor.mean)} nats per token"
     if (rows := found.noise_floor.comparison.rows) < found.candidates[0].comparison.rows:
-        told += f" in the first {counted(rows, 'token')} scored (--noise-floor takes all)"
+        sentence += f" in the first {counted(rows, 'token')} scored (--noise-floor takes all)"
     if hidden := _hidden(found):
-        return [f"{told}: {', '.join(hidden)} cannot be distinguished from it."]
-    return [f"{told}."]
+        return [f"{sentence}: {', '.join(hidden)} cannot be distinguished from it."]
+    return [f"{sentence}."]
 
 
 def _hidden(found: ModelComparison) -> list[str]:

@@ -120,7 +120,7 @@ def _microseconds(array: Any) -> Floats:
     ticks = array.view(pa.int64()).to_numpy(zero_copy_only=False)
     if array.type.unit == "ns":
         return (ticks // 1000).astype(np.float64)
-    # Seconds may lie beyond what an integer of microseconds holds.
+    # Seconds may exceed the range of an integer of microseconds.
     return ticks.astype(np.float64) * {"us": 1, "ms": 1000, "s": MICROSECONDS}[array.type.unit]
 
 
