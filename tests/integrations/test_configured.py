@@ -104,6 +104,7 @@ def test_torchtunes_own(name: str, kind: str) -> None:
         assert type(own)(num_output_chunks=1)(*perfect, LABELS) == pytest.approx(float(entropy), rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*every label is -100")
 def test_torchtunes_loss_of_nothing_has_no_gradient_and_ours_has_zeros() -> None:
     student, teacher = logits()
     nothing = torch.full_like(LABELS, -100)

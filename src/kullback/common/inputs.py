@@ -286,6 +286,16 @@ def is_fake(x: Tensor) -> bool:
     return fake is not None and isinstance(x, fake.FakeTensor)
 
 
+def is_other_storage(x: Tensor) -> bool:
+    """Return whether `x` is of a class that stores its numbers in another form, such as a quantized weight of torchao.
+
+    Such a class defines which operations it supports. DTensor is one too.
+    """
+    if torch.compiler.is_compiling() or type(x) in _PLAIN or is_fake(x):
+        return False
+    return type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
 def can_inspect(x: Tensor) -> bool:
     """Return whether Python can read the values of `x`: not while compiling, under ``vmap``, or if it has none."""
     return can_inspect_all((x,))

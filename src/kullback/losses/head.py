@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import accurate_dtype, upcast
-from kullback.common.inputs import all_recordable, are_logits, check_dense
+from kullback.common.inputs import all_recordable, are_logits, check_dense, is_other_storage
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence
 from kullback.generators.growth import growth_of, is_own
@@ -561,6 +561,10 @@ def check_heads(tensors: Sequence[Any], stored: PartialTeacher | None, settings:
         check_positions(HEAD_CALL, student, teacher, "", last="hidden size", rows="hidden states")
     for name, x in zip(HEAD_TENSORS, [*sides[:3], teacher, *sides[4:]], strict=False):
         if x is not None and x.device != student.device:
+            if x.is_meta:
+                wanted, got = "a tensor with values", "one on the meta device, such as an offloaded weight"
+                instead = f"{name} loaded to student.device, or distillation_loss with the model's logits"
+                raise invalid_value(HEAD_CALL, name, wanted=wanted, got=got, instead=instead)
             wanted, got = f"a tensor on {student.device}, where the student is", f"one on {x.device}"
             raise invalid_value(
                 HEAD_CALL, name, wanted=wanted, got=got, instead=f"{name}={name}.to(student.device)"
@@ -572,6 +576,14 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
     if isinstance(x, Tensor):
         check_dense(HEAD_CALL, name, x)
     if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
+        if is_other_storage(x):  # no DTensor, as each rank's part of it is plain here
+            raise invalid_type(
+                HEAD_CALL,
+                name,
+                wanted="a plain tensor",
+                got=f"a {type(x).__name__}, such as a quantized weight",
+                instead=f"{name}={name}.dequantize(), or distillation_loss with the model's logits",
+            )
         return
     remedy = f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
     if name == "teacher" and isinstance(x, list | tuple):

@@ -435,7 +435,7 @@ def _of_examples(
     examples = kl.shape[:batch_dims]
     weights = None
     if mask is not None or weight is not None:
-        weights = position_weights(call, examples, mask, weight, None, 0, kl.device, kl.dtype)
+        weights = position_weights(call, examples, mask, weight, None, -100, kl.device, kl.dtype)
     number = math.prod(examples)
     return kl.reshape(number, *kl.shape[batch_dims:]), None if weights is None else weights.reshape(number)
 
