@@ -322,6 +322,22 @@ def quantized() -> Any:
     return teacher
 
 
+def released() -> Any:
+    """A teacher whose head has its weight during the forward pass alone, as with DeepSpeed's stage 3."""
+    teacher = language_models()[1]
+    weight = teacher.lm_head.weight.data
+
+    def give(*_: Any) -> None:
+        teacher.lm_head.weight.data = weight
+
+    def take(*_: Any) -> None:
+        teacher.lm_head.weight.data = weight.new_empty(0)
+
+    teacher.register_forward_pre_hook(give)
+    teacher.register_forward_hook(take)
+    return teacher
+
+
 def offloaded(folder: Path) -> Any:
     return accelerate.disk_offload(language_models()[1], folder / "offloaded", torch.device("cpu"))
 
@@ -329,8 +345,12 @@ def offloaded(folder: Path) -> Any:
 def test_heads_that_cannot_be_read_are_described_and_their_logits_are_served(tmp_path: Path) -> None:
     batch = batch_of(examples(4))
     for make, words in (
-        (quantized, r"a teacher whose head has a plain weight.*a Quantized, such as a quantized weight"),
+        (
+            quantized,
+            r"a teacher whose head has a plain weight.*of class Quantized, such as a quantized weight",
+        ),
         (lambda: offloaded(tmp_path), "one on the meta device, as accelerate has it on disk"),
+        (released, "a part of it, as the first FSDP or DeepSpeed's stage 3 has sharded it again"),
         (Remote, "a teacher without get_output_embeddings.*a LinearDistillationLoss and a Remote"),
     ):
         student, teacher = language_models()[0], make()

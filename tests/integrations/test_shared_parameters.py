@@ -254,7 +254,7 @@ def test_the_remedies_of_a_base_under_its_adapter(tmp_path: Path) -> None:
 
     def without_adapter(**inputs: Any) -> Any:
         with model.disable_adapter():
-            return model(**inputs)
+            return model(**inputs, use_cache=False)
 
     batch = batch_of(examples(4))
     p, q = (m(batch["input_ids"]).logits for m in (original, model))
@@ -314,6 +314,25 @@ def test_a_shared_frozen_module_trains_in_the_student_and_evaluates_in_the_teach
     )
     assert loss.item() == pytest.approx(want / 64, rel=1e-5)
     assert all(each.training for each in part.modules())
+
+
+def test_shared_running_averages_are_refused_while_the_student_trains() -> None:
+    torch.manual_seed(0)
+    part = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).requires_grad_(False)
+    student, teacher = Noisy(part), Noisy(part)
+    before = part.state_dict()["1.running_mean"].clone()
+    module, x = DistillationModule(student, teacher), torch.randn(8, 4)
+    student.train()
+    with pytest.raises(ArgumentValueError, match=r"shares those of part\.1\. Write: copy\.deepcopy"):
+        module.training_step(x, 0)
+    assert torch.equal(part.state_dict()["1.running_mean"], before)
+    student.eval()
+    assert module.validation_step(x, 0) > 0
+    student.part = copy.deepcopy(part)
+    student.train()
+    assert module.training_step(x, 0) > 0
+    assert torch.equal(part.state_dict()["1.running_mean"], before)
+    assert not torch.equal(student.get_buffer("part.1.running_mean"), before)
 
 
 def test_frozen_teachers_of_a_batch_loss_need_no_student() -> None:

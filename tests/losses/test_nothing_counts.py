@@ -233,7 +233,7 @@ def test_heads_that_are_quantized_or_offloaded_are_described() -> None:
     numbers = torch.randint(-5, 5, (5, 5), generator=torch.Generator().manual_seed(1))
     head = Quantized(numbers, 0.1)
     with pytest.raises(
-        KullbackError, match=r"a Quantized, such as a quantized weight.*teacher_weight\.dequantize"
+        KullbackError, match=r"of class Quantized, such as a quantized weight.*teacher_weight\.dequantize"
     ):
         linear_distillation_loss(student=STUDENT, student_weight=HEAD, teacher=TEACHER, teacher_weight=head)
     value = linear_distillation_loss(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kullback.common.inputs import check_flag
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.integrations.frozen_teacher import check_apart, evaluating, freeze
+from kullback.integrations.frozen_teacher import check_apart, check_statistics, evaluating, freeze
 from kullback.integrations.model_heads import ModelHead
 from kullback.integrations.model_reading import (
     is_encoder_decoder,
@@ -202,9 +202,10 @@ class BatchLoss:
         return loss
 
     def check_apart(self, student: torch.nn.Module) -> None:
-        """Raise if the student has begun to train parameters that it shares with the teacher."""
+        """Raise if the student has begun to train what it shares with the teacher."""
         if self._is_checked():
             check_apart(self.call, student, self.teacher)
+            check_statistics(self.call, student, self.teacher)
 
     @torch.no_grad()
     def teach(self, *inputs: Any, **features: Any) -> Any:

@@ -35,6 +35,24 @@ def check_apart(call: str, student: torch.nn.Module | None, teacher: torch.nn.Mo
         raise _refusal(call, student, teacher, shared, learning)
 
 
+def check_statistics(call: str, student: torch.nn.Module, teacher: torch.nn.Module | None) -> None:
+    """Raise if the student is about to change running averages of the teacher, as batch normalization does."""
+    theirs = set() if teacher is None else {id(x) for x in teacher.buffers()}
+    changing = [
+        name
+        for name, module in student.named_modules()
+        if module.training and id(getattr(module, "running_mean", None)) in theirs
+    ]
+    if changing:
+        raise invalid_value(
+            call,
+            "teacher",
+            wanted="a teacher that shares no running averages with the student, because training changes them",
+            got=f"one that shares those of {_listed(changing)}",
+            instead="copy.deepcopy of these modules in the student",
+        )
+
+
 def _shared(tensors: Mapping[str, Tensor], others: Iterable[Tensor]) -> list[str]:
     """Return the names of the tensors that are among the others, or that overlap one of them in memory."""
     identities: set[int] = set()
@@ -63,8 +81,7 @@ def _refusal(
     shared: list[str],
     learning: Mapping[str, Tensor],
 ) -> Exception:
-    others = f" and {len(shared) - _NAMES} more" if len(shared) > _NAMES else ""
-    listed = ", ".join(shared[:_NAMES]) + others
+    listed = _listed(shared)
     got = f"one that shares {len(shared)} of the student's {len(learning)}: {listed}"
     if not learning:
         got = f"a student whose parameters are all the teacher's, so that none learns: {listed}"
@@ -74,7 +91,8 @@ def _refusal(
         got += ". PEFT adds adapters to the base in place"
         instead = (
             "a copy of the base made before get_peft_model; or, without a copy, a module whose forward runs `with "
-            "model.disable_adapter(): return model(**inputs)` and that does not hold the model as an attribute"
+            "model.disable_adapter(): return model(**inputs, use_cache=False)` and that does not hold the model as an "
+            "attribute"
         )
     elif len(shared) >= len(learning):
         instead = (
@@ -88,6 +106,11 @@ def _refusal(
         )
     wanted = "a teacher that shares no parameter that learns with the student, because the teacher is frozen"
     return invalid_value(call, "teacher", wanted=wanted, got=got, instead=instead)
+
+
+def _listed(names: list[str]) -> str:
+    others = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return ", ".join(names[:_NAMES]) + others
 
 
 @contextmanager

@@ -90,7 +90,7 @@ class ModelHead(NamedTuple):
             got = "one on the meta device, as accelerate has it on disk or in another memory"
             instead = f"{_LOGITS}, or a device_map with the head on a device"
         elif is_other_storage(weight) and not is_dtensor(weight):
-            got = f"a {type(weight).__name__}, such as a quantized weight"
+            got = f"one of class {type(weight).__name__}, such as a quantized weight"
             instead = f"{_LOGITS}, or quantize_(model, config, filter_fn=...) that leaves the head out"
         else:
             return

@@ -581,7 +581,7 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
                 HEAD_CALL,
                 name,
                 wanted="a plain tensor",
-                got=f"a {type(x).__name__}, such as a quantized weight",
+                got=f"a tensor of class {type(x).__name__}, such as a quantized weight",
                 instead=f"{name}={name}.dequantize(), or distillation_loss with the model's logits",
             )
         return
