@@ -135,13 +135,8 @@ class BatchLoss:
             )
         if causal is not None:
             check_flag(call, "causal", causal)
-        self.call, self.loss, self.teacher, self.causal, self._otherwise = (
-            call,
-            loss,
-            teacher,
-            causal,
-            otherwise,
-        )
+        self.call, self.loss, self.teacher = call, loss, teacher
+        self.causal, self._otherwise = causal, otherwise
         self._batches = 0
         # Of the student at each position of the last batch, if the loss returns it.
         self.entropy: Tensor | None = None
