@@ -34,7 +34,7 @@ NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": 
 SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "libpthread.so.0"}
 
 # One worker builds each wheel once.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.heavy
 
 PROBE = """
 import json, sys, torch, kullback
