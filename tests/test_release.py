@@ -158,3 +158,10 @@ def test_the_build_has_what_it_needs_wherever_it_is_made():
         assert name in pinned
         assert requirement.replace(">=", " >=") in host
         assert requirement in PROJECT["optional-dependencies"]["dev"]
+
+
+def test_the_changelog_of_a_first_version_says_what_it_offers_in_500_words():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## \[([^]]+)\]", text, re.MULTILINE)
+    assert versions == [kullback.__version__] == ["0.1.0"]
+    assert 200 < len(text.split()) <= 500
