@@ -102,7 +102,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kullback needs Python 3.11 or newer; name one with make PYTHON=...")'
 	@echo 'Installing into $(VENV); PyTorch is large, so this can take a few minutes.'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(PIP) scikit-build-core cmake ninja
+	$(PIP) scikit-build-core hatch-fancy-pypi-readme cmake ninja
 	$(PIP) --no-build-isolation --editable '.[cli]'
 	@$(PATH_ALONE)
 	@touch $@
