@@ -64,6 +64,12 @@ def test_fewer_cases_are_no_sweep_without_the_mark():
     assert parts_of(*many("test_x", 3, "sweep")).count("quick") <= 2
 
 
+def test_one_slow_simulation_is_quick_if_it_belongs_to_the_tenth():
+    single = [Test(f"tests/test_a.py::test_{i}", {"sweep"}) for i in range(300)]
+    assert parts_of(*single) == [("sweeps", "quick")[parts.in_the_tenth(test.nodeid)] for test in single]
+    assert 10 < parts_of(*single).count("quick") < 60
+
+
 def test_marks_and_browsers_are_heavy():
     page = Test("tests/test_a.py::test_page", fixturenames=("report", "chromium"))
     server = Test("tests/test_a.py::test_server", {"heavy"})
