@@ -30,7 +30,7 @@ from kullback.integrations.huggingface import DistillationTrainer, compute_loss_
 from kullback.integrations.lightning import DistillationModule  # noqa: E402
 from kullback.integrations.model_heads import head_settings  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the trainers' own
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # of the trainers' own
 T5 = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
 BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
 BART |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}

@@ -31,7 +31,7 @@ from kullback.integrations.huggingface import DistillationTrainer
 from kullback.integrations.lightning import DistillationModule
 from kullback.integrations.trl import DistillationTrainer as TRLTrainer, GKDTrainer
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the trainers' own
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # of the trainers' own
 
 
 def trained_numbers(model: torch.nn.Module) -> int:
