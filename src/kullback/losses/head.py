@@ -561,14 +561,12 @@ def check_heads(tensors: Sequence[Any], stored: PartialTeacher | None, settings:
         check_positions(HEAD_CALL, student, teacher, "", last="hidden size", rows="hidden states")
     for name, x in zip(HEAD_TENSORS, [*sides[:3], teacher, *sides[4:]], strict=False):
         if x is not None and x.device != student.device:
-            if x.is_meta:
-                wanted, got = "a tensor with values", "one on the meta device, such as an offloaded weight"
-                instead = f"{name} loaded to student.device, or distillation_loss with the model's logits"
-                raise invalid_value(HEAD_CALL, name, wanted=wanted, got=got, instead=instead)
             wanted, got = f"a tensor on {student.device}, where the student is", f"one on {x.device}"
-            raise invalid_value(
-                HEAD_CALL, name, wanted=wanted, got=got, instead=f"{name}={name}.to(student.device)"
-            )
+            instead = f"{name}={name}.to(student.device)"
+            if x.is_meta:
+                got += ", which has no values, such as an offloaded weight"
+                instead = f"{name} loaded to student.device, or distillation_loss with the model's logits"
+            raise invalid_value(HEAD_CALL, name, wanted=wanted, got=got, instead=instead)
     return dtype
 
 
