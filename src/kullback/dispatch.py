@@ -17,7 +17,7 @@ from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergen
 from kullback.generators.growth import as_kl
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import FEWEST_DRAWS, METHODS, SolveOptions
-from kullback.pairs.clone import with_ordinary_tensors
+from kullback.pairs.clone import with_ordinary_tensors, without_empty_wrapper
 from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
@@ -437,7 +437,9 @@ def operand(call: str, argument: str, x: object) -> Any:
         if not is_frozen(x):
             raise _not_a_distribution(call, argument, x)
         x = to_torch(call, argument, x)
-    return with_ordinary_tensors(call, argument, x) if isinstance(x, Distribution) else x
+    return (
+        without_empty_wrapper(with_ordinary_tensors(call, argument, x)) if isinstance(x, Distribution) else x
+    )
 
 
 def of_classes(d: object) -> object:

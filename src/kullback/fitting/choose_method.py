@@ -40,7 +40,7 @@ from kullback.fitting.stochastic import fit_by_draws
 from kullback.fitting.unconstrained import has_numbers, read_family
 from kullback.generators import KL, Divergence, ReverseKL, as_divergence, behaves_as
 from kullback.generators.growth import as_kl
-from kullback.pairs.clone import upcast_copy, with_ordinary_tensors, with_tensors
+from kullback.pairs.clone import upcast_copy, with_ordinary_tensors, with_tensors, without_empty_wrapper
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
 from kullback.pairs.support import check_comparable
 from kullback.representations import Logits, LogProbs, Probs, Representation
@@ -207,7 +207,7 @@ def _target(to: Any, q: Any) -> Any:
         if isinstance(q, OneHotCategorical) or q is OneHotCategorical:
             to = OneHotCategorical(probs=to.probs, validate_args=False)
     if isinstance(to, Distribution):
-        return with_tensors(with_ordinary_tensors("fit", "to", to), _normalized)
+        return with_tensors(without_empty_wrapper(with_ordinary_tensors("fit", "to", to)), _normalized)
     if isinstance(to, Samples):
         return to
     if callable(to) and not isinstance(to, type | torch.nn.Module):

@@ -30,8 +30,10 @@ from kullback.estimators.draws import shares_of
 from kullback.fitting.moments import bisect, dirichlet_from_mean_logs, matched
 from kullback.fitting.targets import DrawsTarget, MeanTarget, target_of
 from kullback.fitting.unconstrained import Family
+from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
+from kullback.pairs.overrides import overrides_density
 from kullback.samples import Samples
 
 Parameters = dict[str, Tensor]
@@ -70,6 +72,8 @@ def _outwards(x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
 
 
 def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
+    if isinstance(to, Distribution) and any(d.event_shape and overrides_density(d) for d in parts_of(to)):
+        return None  # the formulas below are those of the family
     for families, rule in _RULES:
         if isinstance(q, families):
             return rule(q, to, fixed)

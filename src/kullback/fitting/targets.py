@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily
 
 from kullback.common.dtypes import upcast
+from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import Density, Points, density_of
 from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
@@ -29,6 +30,7 @@ from kullback.pairs.integration.panels import (
     scan_points,
     span,
 )
+from kullback.pairs.overrides import overrides_density
 
 # The relative error of quadrature, and the largest number of nodes of an element of the batch.
 _RTOL, _MOST_NODES = 1e-14, 6_000
@@ -188,16 +190,17 @@ class MixedTarget(FitTarget):
 
 def target_of(d: Distribution) -> MeanTarget | None:
     """Return the means of a distribution of numbers, or of the dimensions of independent ones; None for others."""
-    if isinstance(d, Independent):
+    if isinstance(d, Independent) and not overrides_density(d):
         return target_of(d.base_dist)
-    if isinstance(d, MixtureSameFamily) and d.event_shape:
+    if isinstance(d, MixtureSameFamily) and d.event_shape and not overrides_density(d):
         part = d.component_distribution
         inner = target_of(part) if isinstance(part, Independent) and len(part.event_shape) == 1 else None
         return None if inner is None else MixedTarget(inner, torch.exp(log_weights_of(d)))
     if d.event_shape:
         return None
     density = density_of(d)
-    if density is None:
+    # A mean of integers is read from the distribution, which has its family's mean even if it has its own density.
+    if density is None or (density.integer and any(map(overrides_density, parts_of(d)))):
         return None
     return IntegerTarget(d, d.batch_shape) if density.integer else DensityTarget(density, d.batch_shape)
 

@@ -381,11 +381,14 @@ def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Di
         raise _no_distribution(call, "posterior", posterior)
     if prior is not None and not isinstance(prior, Distribution):
         raise _no_distribution(call, "prior", prior)
-    p = posterior
+    from kullback.pairs.clone import with_torch_sizes
+    from kullback.pairs.overrides import overrides_density
+
+    p = with_torch_sizes(posterior)
     if prior is None:
-        while isinstance(p, Independent):
+        while isinstance(p, Independent) and not overrides_density(p):
             p = p.base_dist
-        if type(p) is not Normal:
+        if type(p) is not Normal or overrides_density(p):
             raise invalid_value(
                 call,
                 "prior",
@@ -395,9 +398,10 @@ def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Di
             )
         q = Normal(torch.zeros_like(p.loc), torch.ones_like(p.scale), validate_args=False)
         return _without_half(p), _without_half(q)
-    q = prior
+    q = with_torch_sizes(prior)
     while isinstance(p, Independent) and isinstance(q, Independent):
-        if p.reinterpreted_batch_ndims != q.reinterpreted_batch_ndims:
+        is_own = overrides_density(p) or overrides_density(q)
+        if is_own or p.reinterpreted_batch_ndims != q.reinterpreted_batch_ndims:
             break
         p, q = p.base_dist, q.base_dist
     return _without_half(p), _without_half(q)

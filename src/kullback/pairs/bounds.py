@@ -17,6 +17,8 @@ from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.distribution_checks import check_domains
 from kullback.pairs.numerics.cholesky import identity_like, of_root, whitened
 from kullback.pairs.numerics.parameters import batch_shape_of, dtype_of
+from kullback.pairs.overrides import overrides_density
+from kullback.pairs.plain_form import plain_form
 from kullback.pairs.solve import estimate
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import check_comparable
@@ -99,9 +101,10 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
                 got=f"a {type(d).__name__}",
                 instead="MixtureSameFamily(Categorical(weights), components)",
             )
+    p, q = with_ordinary_tensors("kl_bounds", "p", p), with_ordinary_tensors("kl_bounds", "q", q)
     check_comparable("kl_bounds", p, q)
     check_domains("kl_bounds", p, q)
-    p, q = with_ordinary_tensors("kl_bounds", "p", p), with_ordinary_tensors("kl_bounds", "q", q)
+    p, q = plain_form(p), plain_form(q)
     shape, dtype = batch_shape_of(p, q), dtype_of(p, q)
     (weights_p, parts_p), (weights_q, parts_q) = (_components(d, shape) for d in (p, q))
     across = _divergences(parts_p, parts_q)
@@ -121,7 +124,7 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
 def _components(d: Distribution, shape: torch.Size) -> tuple[Tensor, Distribution]:
     """Return the log-weights, and the components along the last batch dimension, in float64."""
     d = upcast_copy(expanded(d, shape))
-    if isinstance(d, MixtureSameFamily):
+    if isinstance(d, MixtureSameFamily) and not overrides_density(d):
         return log_weights_of(d), d.component_distribution
     alone = with_dimension(d, -1)
     return torch.zeros(alone.batch_shape, dtype=torch.float64, device="cpu"), alone

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Transform, constraints
+from torch.distributions import Distribution, Independent, Transform, constraints
 
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import are_ordinary, dense, is_fake
 from kullback.errors import invalid_value, no_rule
+from kullback.pairs.overrides import overrides_density
 
 # Its arguments are the distribution or transform with the tensor, the attribute's name, and the tensor.
 Change = Callable[[Any, str, Tensor], Tensor]
@@ -43,8 +44,14 @@ def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
 
 
 def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribution:
-    """Return a distribution, or a copy with parameters that autograd can save; raise if they are not dense numbers."""
-    if torch.compiler.is_compiling() or are_ordinary(_tensors_in(d)):
+    """Return a distribution, or a copy with parameters that autograd can save; raise if they are not dense numbers.
+
+    Shapes that the distribution, or one inside it, keeps as a tuple or a list become a `torch.Size` in the copy.
+    """
+    if torch.compiler.is_compiling():
+        return d
+    d = with_torch_sizes(d)
+    if are_ordinary(_tensors_in(d)):
         return d
 
     def checked(_owner: Any, name: str, x: Tensor) -> Tensor:
@@ -67,6 +74,23 @@ def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribu
         return dense(call, f"{argument}.{name}", x)
 
     return with_tensors(d, checked)
+
+
+def without_empty_wrapper(d: Distribution) -> Distribution:
+    """Return the distribution inside of an `Independent` that moves no dimension."""
+    while isinstance(d, Independent) and not d.reinterpreted_batch_ndims and not overrides_density(d):
+        d = d.base_dist
+    return d
+
+
+def with_torch_sizes(d: Distribution) -> Distribution:
+    """Return a distribution, or a copy whose shapes are of type `torch.Size`; torch allows tuples and lists too."""
+    if all(type(x) is torch.Size for part in parts_of(d) for x in (part.batch_shape, part.event_shape)):
+        return d
+    new = with_tensors(d, lambda _owner, _name, x: x)
+    for part in parts_of(new):
+        part._batch_shape, part._event_shape = torch.Size(part.batch_shape), torch.Size(part.event_shape)  # noqa: SLF001
+    return new
 
 
 def _tensors_in(*things: Any, of_parameters: bool = False) -> list[Tensor]:

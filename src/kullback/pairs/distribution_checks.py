@@ -18,7 +18,8 @@ from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.errors import invalid_value, no_rule
 from kullback.pairs.clone import parts_of
-from kullback.pairs.densities.image import Ends, ends_after, steps_of
+from kullback.pairs.densities.image import Ends, ends_after
+from kullback.pairs.densities.maps import inverted_by, parts_of_maps
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
 
@@ -52,7 +53,7 @@ def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
     if not isinstance(d, TransformedDistribution):
         return _ends_of(_support_of(d))
     ends = _checked_ends(call, argument, d.base_dist)
-    for step in steps_of(d.transforms):
+    for step in parts_of_maps(d.transforms):
         domain = _ends_of(step.domain)
         if (
             ends is None
@@ -61,7 +62,7 @@ def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
         ):
             return None
         if not _is_inside(ends, domain):
-            inverse = getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
+            inverse = inverted_by(step)
             name = type(step).__name__ if inverse is None else f"{type(inverse).__name__}().inv"
             raise invalid_value(
                 call,

@@ -33,6 +33,7 @@ from kullback.pairs.closed_forms.reductions import (
 from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.densities.density import densities_of
+from kullback.pairs.densities.maps import move_apart, same_maps
 from kullback.pairs.distribution_checks import check_domains, check_integrable
 from kullback.pairs.integration.divergence_terms import total_of_masses
 from kullback.pairs.numerics.parameters import (
@@ -43,6 +44,7 @@ from kullback.pairs.numerics.parameters import (
 )
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.overrides import overrides_density
+from kullback.pairs.plain_form import plain_form, pulled_back
 from kullback.pairs.registry import ClosedForm, Plan, UserRule, names_of, plan_for
 from kullback.pairs.rounding import rounding_error
 from kullback.pairs.sampling import monte_carlo
@@ -391,6 +393,29 @@ def _renyi(
 # ---- Both.
 
 
+def _by_plain_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
+    """Compute the divergence of the same distributions without empty wrappers, identities and round trips of maps."""
+    if pair.plan.is_plain:
+        return None
+    p, q = plain_form(pair.p), plain_form(pair.q)
+    if p is pair.p and q is pair.q:
+        return None
+    result = estimate(pair.call, p, q, options._replace(try_native=True), kind)
+    return _finished(pair, result.value, result.error, result.method)
+
+
+def _by_identity(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
+    """Return 0 for a distribution and itself; None if a derivative by one side alone would be needed."""
+    p, q = pair.p, pair.q
+    if options.method != "auto" or (torch.compiler.is_compiling() and p is not q):
+        return None
+    if not same_maps(p, q) or move_apart(p, q):
+        return None
+    device = next((x.device for x in (*pair.parameters_p, *pair.parameters_q)), torch.device("cpu"))
+    zero = torch.zeros(batch_shape_of(p, q), dtype=torch.float64, device=device)
+    return _finished(pair, zero, zero if options.wants_error else None, "closed_form")
+
+
 def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     if not torch.compiler.is_compiling():
         return _of_densities(pair, kind, options)
@@ -428,10 +453,20 @@ _KL_RULES: tuple[SolveRule, ...] = (
     _by_nan,
     _by_closed_form,
     _by_reduction,
+    _by_plain_form,
     _by_rule_of_torch,
     _by_densities,
+    _by_identity,
 )
-_OTHER_RULES: tuple[SolveRule, ...] = (_by_nan, _by_maps, _by_classes, _by_renyi, _by_densities)
+_OTHER_RULES: tuple[SolveRule, ...] = (
+    _by_nan,
+    _by_maps,
+    _by_classes,
+    _by_renyi,
+    _by_plain_form,
+    _by_densities,
+    _by_identity,
+)
 # The rules for a distribution that overrides the `log_prob` of its family.
 _RULES_BY_DENSITY: tuple[SolveRule, ...] = (_by_nan, _by_densities)
 
@@ -453,12 +488,25 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
 
 
 def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptions) -> Estimate:
-    """Raise if a sum or an integral did not reach the required error."""
+    """Raise if a sum or an integral did not reach the required error, also before the maps of the two variables."""
     error = cast("Tensor", result.error)
     is_nan = result.value.isnan() & error.isnan()  # because a parameter is NaN
     short = ~(options.is_accepted(result.value, error) | is_nan)
     if not bool(short.any()):
         return result
+    same = _by_identity(pair, kind, options)
+    if same is not None:
+        return same
+    other = pulled_back(pair.p, pair.q)
+    if other is not None:
+        try:
+            result = estimate(pair.call, *other, options, kind)
+            return _finished(pair, result.value, result.error, result.method)
+        except (
+            ConvergenceError,
+            NoRuleError,
+        ):  # the message below names the distributions that the user passed
+            pass
     is_kl = behaves_as(kind, KL)
     again = (
         f"{pair.call}({'p, q' if is_kl else 'p, q, kind'}, max_evaluations={10 * options.max_evaluations})"

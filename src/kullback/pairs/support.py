@@ -105,8 +105,7 @@ def is_infinite(p: Density, q: Density) -> Tensor | None:
     """Return a mask of the batch elements where KL is certainly +inf; None if there are none."""
     low_p, low_q, high_p, high_q = p.low(), q.low(), p.high(), q.high()
     return _any(
-        None if low_q is None else _reaches_out(low_p, low_q, below=True),
-        None if high_q is None else _reaches_out(high_p, high_q, below=False),
+        has_mass_outside(p, q),
         _diverges_at(low_p, low_q, p.lower_tail(), q.lower_tail()),
         _diverges_at(high_p, high_q, p.upper_tail(), q.upper_tail()),
     )
@@ -146,6 +145,29 @@ def _margin(
         (tensor_of(tail.level) == 1) & (tensor_of(tail.power) == 1) & (tensor_of(other.level) == 0)
     )
     return torch.where(both & is_power, tensor_of(tail.coefficient - other.power, torch.float64), torch.inf)
+
+
+def has_mass_outside(p: Density, q: Density) -> Tensor | None:
+    """Return where P has mass outside of Q's support: beyond its ends, or in a gap; None if nowhere."""
+    return _any(
+        _reaches_out(p.low(), q.low(), below=True),
+        _reaches_out(p.high(), q.high(), below=False),
+        _reaches_into_gaps(p, q),
+    )
+
+
+def _reaches_into_gaps(p: Density, q: Density) -> Tensor | None:
+    """Return where an interval of P's support overlaps a gap between the intervals of Q's; None if Q's has one."""
+    pieces = q.pieces()
+    if pieces is None or p.integer:
+        return None
+    low, high = (x.detach() for x in pieces)
+    low, order = low.sort(-1)
+    end = high.gather(-1, order).cummax(-1).values
+    gap = end[..., :-1].unsqueeze(-1), low[..., 1:].unsqueeze(-1)
+    whole = [x.detach().unsqueeze(-1) for x in p.ends()]
+    first, last = (x.unsqueeze(-2) for x in p.pieces() or whole)
+    return (torch.maximum(first, gap[0]) < torch.minimum(last, gap[1])).any(-1).any(-1)
 
 
 def _reaches_out(end_p: Tensor | None, end_q: Tensor | None, *, below: bool) -> Tensor | None:
@@ -202,7 +224,7 @@ def _is_infinite_as(p: Density, q: Density, end: End) -> Tensor | None:
         return is_power_infinite(p, q, 1 + end.rate)
     if end.rate == 0 and end.power > _NO_LESS_THAN_KL:
         return is_infinite(p, q)
-    return _any(_reaches_out(p.low(), q.low(), below=True), _reaches_out(p.high(), q.high(), below=False))
+    return has_mass_outside(p, q)
 
 
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
@@ -213,8 +235,7 @@ def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
         return is_power_infinite(q, p, 1 - alpha)
     factor = alpha * p.tail_factor() - (alpha - 1) * q.tail_factor()
     return _any(
-        _reaches_out(p.low(), q.low(), below=True),
-        _reaches_out(p.high(), q.high(), below=False),
+        has_mass_outside(p, q),
         _power_diverges_at(p.low(), q.low(), p.lower_tail(), q.lower_tail(), alpha, factor),
         _power_diverges_at(p.high(), q.high(), p.upper_tail(), q.upper_tail(), alpha, factor),
     )

@@ -8,14 +8,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.distributions import (
-    AffineTransform,
     Bernoulli,
     Categorical,
     Distribution,
     Independent,
     MixtureSameFamily,
     OneHotCategorical,
-    Transform,
     TransformedDistribution,
 )
 from torch.nn.functional import logsigmoid
@@ -24,8 +22,8 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import safe_logsumexp
 from kullback.errors import no_rule
 from kullback.pairs.densities.composite import log_weights_of
-from kullback.pairs.densities.image import steps_of
-from kullback.pairs.numerics.parameters import dtype_of, given_logits, is_differentiated
+from kullback.pairs.densities.maps import is_elementwise, move_apart, parts_of_maps, same_maps
+from kullback.pairs.numerics.parameters import dtype_of, given_logits
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import reduction
 from kullback.results.estimate import Estimate
@@ -62,20 +60,20 @@ def kl_transformed_transformed(
 
     Transforms with equal values do not cancel if they have different parameters that require gradients.
     """
-    if _same(p.transforms, q.transforms) and all(step.bijective for step in p.transforms):
-        if not _move_apart(p.transforms, q.transforms):
+    if same_maps(p.transforms, q.transforms) and all(step.bijective for step in p.transforms):
+        if not move_apart(p.transforms, q.transforms):
             return kl(p.base_dist, q.base_dist)
         if p.event_shape:
             return kl(_of_dimensions(p), _of_dimensions(q))
     if type(p) is not TransformedDistribution or type(q) is not TransformedDistribution:
         return None
-    steps = steps_of(p.transforms), steps_of(q.transforms)
+    steps = parts_of_maps(p.transforms), parts_of_maps(q.transforms)
     count = 0
     for pair in zip(*map(reversed, steps), strict=False):
-        if not (_same(*pair) and pair[0].bijective and not _move_apart(*pair)):
+        if not (same_maps(*pair) and pair[0].bijective and not move_apart(*pair)):
             break
         count += 1
-    if not count or any(step.domain.event_dim or step.codomain.event_dim for each in steps for step in each):
+    if not count or not all(map(is_elementwise, steps)):
         return kl_of_dimensions(p, q, kl)
     rest = [each[: len(each) - count] for each in steps]
     bases = (
@@ -100,11 +98,8 @@ def _in_dimensions(d: Distribution) -> Distribution:
     base: Any = d.base_dist if type(d) is TransformedDistribution else None
     if not isinstance(base, Independent) or overrides_density(base):
         return d
-    steps = [
-        AffineTransform(step.loc, step.scale) if isinstance(step, AffineTransform) else step
-        for step in steps_of(cast("TransformedDistribution", d).transforms)
-    ]
-    if any(step.domain.event_dim or step.codomain.event_dim for step in steps):
+    steps = parts_of_maps(cast("TransformedDistribution", d).transforms)
+    if not is_elementwise(steps):
         return d
     each = TransformedDistribution(base.base_dist, steps, validate_args=False)
     return Independent(each, base.reinterpreted_batch_ndims, validate_args=False)
@@ -123,32 +118,6 @@ def _of_dimensions(d: TransformedDistribution) -> Distribution:
             instead="the same transforms for p and q, or kl_divergence under torch.no_grad() for the value alone",
         )
     return result
-
-
-def _same(a: object, b: object) -> bool:
-    """Return whether two transforms are equal, also for classes of torch without a comparison."""
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    if not isinstance(a, Transform) or type(a) is not type(b) or a == b:
-        return bool(a == b)
-    if type(a).__eq__ is not Transform.__eq__ or type(a).__module__ != Transform.__module__:
-        return False
-    return all(_same(x, vars(b)[name]) for name, x in vars(a).items() if not name.startswith("_"))
-
-
-def _move_apart(a: object, b: object) -> bool:
-    """Return whether two equal transforms have different parameters that require gradients."""
-    if a is b or not torch.is_grad_enabled():
-        return False
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return is_differentiated(a) or is_differentiated(b)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return any(map(_move_apart, a, b))  # pyright: ignore[reportUnknownArgumentType]
-    if not (isinstance(a, Transform) and isinstance(b, Transform)):
-        return any(isinstance(x, Tensor) and is_differentiated(x) for x in (a, b))
-    if type(a).__name__ == "_InverseTransform":
-        return _move_apart(a.inv, b.inv)
-    return any(_move_apart(x, vars(b).get(name)) for name, x in vars(a).items() if not name.startswith("_"))
 
 
 @reduction(MixtureSameFamily, MixtureSameFamily)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Distribution, VonMises
 
 from kullback.common.dtypes import tensor_of, upcast
-from kullback.pairs.clone import detached, upcast_copy
+from kullback.pairs.clone import detached, unvalidated, upcast_copy
 from kullback.pairs.densities.density import Coordinate, Density, Points, Tail, register_density
 from kullback.pairs.densities.integer import CategoricalDensity
 from kullback.pairs.sampling.generator import DrawsFrom
@@ -25,7 +25,7 @@ from kullback.pairs.sampling.generator import DrawsFrom
 UNDERFLOWED = -746.0
 """The logarithm that a distribution may return for a positive density that rounds to 0."""
 
-_DRAWS = 257
+_DRAWS, _FEWEST = 257, 8
 # The log-distances at which tails are read: from the middle, in units of the width, and from a finite end.
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
@@ -66,15 +66,37 @@ class Quartiles(NamedTuple):
 
 
 def black_box(distribution: Distribution) -> BlackBoxDensity:
-    """Return the density of a distribution, from draws with a fixed seed."""
+    """Return the density of a distribution, from draws with a fixed seed.
+
+    Draws outside of the support do not count. A class has some if it narrows its family's support, but not its draws.
+    """
+    distribution = unvalidated(distribution)
+    low, high = _ends_of(distribution)
     with DrawsFrom(0), torch.no_grad():
-        draws = distribution.sample(torch.Size([_DRAWS]))
-        distribution.log_prob(draws[0])  # raises for a class without log_prob
-        draws = upcast(draws)
-    t = Coordinate(*_ends_of(distribution)).of(draws).nan_to_num(posinf=700.0, neginf=-700.0)
-    first, middle, last = t.sort(0).values[[_DRAWS // 4, _DRAWS // 2, 3 * _DRAWS // 4]]
+        draws = upcast(distribution.sample(torch.Size([_DRAWS])))
+        inside = torch.ones_like(draws, dtype=torch.bool)
+        inside = inside if low is None else inside & (draws >= low)
+        inside = inside if high is None else inside & (draws <= high)
+        distribution.log_prob(_inside(draws[0], low, high))  # raises for a class without log_prob
+        t = Coordinate(low, high).of(draws).nan_to_num(posinf=700.0, neginf=-700.0)
+        quartiles = _quartiles(t) if bool(inside.all()) else _quartiles_of_some(t, inside)
+    first, middle, last = quartiles
     width = (last - first).clamp(min=1e-300) + 1e-12 * middle.abs()
     return BlackBoxDensity(distribution, Quartiles(first, middle, last, width))
+
+
+def _quartiles(t: Tensor) -> Tensor:
+    return t.sort(0).values[[_DRAWS // 4, _DRAWS // 2, 3 * _DRAWS // 4]]
+
+
+def _quartiles_of_some(t: Tensor, inside: Tensor) -> Tensor:
+    """Return the quartiles of the draws inside of the support, or -1, 0 and 1 if there are fewer than `_FEWEST`."""
+    count = inside.sum(0)
+    ordered = torch.where(inside, t, torch.inf).sort(0).values
+    ranks = torch.stack([count // 4, count // 2, 3 * count // 4])
+    anywhere = torch.tensor([-1.0, 0.0, 1.0], dtype=t.dtype, device=t.device)
+    anywhere = anywhere.reshape(-1, *[1] * count.ndim).expand_as(ranks)
+    return torch.where(count < _FEWEST, anywhere, ordered.gather(0, ranks.clamp(max=_DRAWS - 1)))
 
 
 def _ends_of(distribution: Distribution) -> tuple[Tensor | None, Tensor | None]:

@@ -1,27 +1,30 @@
-"""The densities of mixtures."""
+"""The densities of mixtures, and of distributions with extra zeros."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributions import MixtureSameFamily
+from torch.nn.functional import logsigmoid
 
-from kullback.common.dtypes import tensor_of
-from kullback.common.special import safe_logsumexp
+from kullback.common.dtypes import tensor_of, upcast
+from kullback.common.special import safe_log, safe_logsumexp
 from kullback.pairs.densities.density import (
     Coordinate,
     Density,
     Points,
     Tail,
     density_of,
+    log_sum,
     register_density,
 )
 from kullback.pairs.densities.image import density_on_image
-from kullback.pairs.numerics.parameters import log_probs_of
+from kullback.pairs.densities.integer import IntegerDensity
+from kullback.pairs.numerics.parameters import first_given, log_probs_of
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,17 @@ class MixtureDensity(Density):
     def high(self) -> Tensor | None:
         ends = self.part.high()
         return ends if ends is None or not ends.ndim else self._of_used(ends, -torch.inf).amax(-1)
+
+    def pieces(self) -> tuple[Tensor, Tensor] | None:
+        pieces = self.part.pieces()
+        if pieces is None and not self._moves_ends():
+            return None
+        low, high = self.part.ends() if pieces is None else pieces
+        weights = self.log_weights if pieces is None else self.log_weights.unsqueeze(-1)
+        low, high, weights = torch.broadcast_tensors(low, high, weights)
+        unused = weights == -torch.inf
+        low, high = torch.where(unused, torch.inf, low), torch.where(unused, -torch.inf, high)
+        return (low, high) if pieces is None else (low.flatten(-2), high.flatten(-2))
 
     def _of_used(self, x: Tensor, otherwise: float) -> Tensor:
         """Replace the components without weight."""
@@ -144,6 +158,57 @@ class MixtureOfIntegersDensity(MixtureDensity):
 
     def _moves_ends(self) -> bool:
         return False
+
+
+@dataclass(frozen=True)
+class ZeroInflatedDensity(IntegerDensity):
+    """gate + (1 - gate) p(0) at 0, and (1 - gate) p(x) at the other integers."""
+
+    log_gate: Tensor
+    log_rest: Tensor
+    part: Density
+
+    @property
+    def smooth(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the probabilities above 0 are a smooth function."""
+        return getattr(self.part, "smooth", True)
+
+    def low(self) -> Tensor | None:
+        least = self.part.ends()[0]
+        return torch.where(self.log_gate > -torch.inf, least.clamp(max=0.0), least)
+
+    def high(self) -> Tensor | None:
+        return torch.where(self.log_rest > -torch.inf, self.part.ends()[1], 0.0)
+
+    def log_density(self, at: Points) -> Tensor:
+        other = self.log_rest + self.part.log_density(at)
+        return torch.where(at.x == 0, log_sum(other, self.log_gate), other)
+
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        center, width = self.part.center_and_width()
+        gate, rest = torch.exp(self.log_gate), torch.exp(self.log_rest)
+        return rest * center, torch.sqrt(rest * (width**2 + gate * center**2))
+
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        return [*self.part.breakpoints(steps), steps + torch.zeros_like(self.log_gate)]
+
+    def upper_tail(self) -> Tail:
+        return self.part.upper_tail()
+
+
+@register_density("pyro.distributions.zero_inflated.ZeroInflatedDistribution")
+def _zero_inflated(d: Any) -> Density | None:
+    owner = next(kind for kind in type(d).__mro__ if "log_prob" in vars(kind))
+    if owner.__name__ != "ZeroInflatedDistribution" or "log_prob" in vars(d):
+        return None
+    part = density_of(d.base_dist)
+    if part is None or not part.integer:
+        return None
+    if "gate" in vars(d) and first_given(d, ("gate", "gate_logits")) == "gate":
+        gate = upcast(d.gate)
+        return ZeroInflatedDensity(safe_log(gate), torch.log1p(-gate), part)
+    logits = upcast(d.gate_logits)
+    return ZeroInflatedDensity(logsigmoid(logits), logsigmoid(-logits), part)
 
 
 @register_density(MixtureSameFamily)

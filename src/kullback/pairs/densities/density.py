@@ -235,6 +235,13 @@ class Density(ABC):
         endless = torch.full((), torch.inf, dtype=torch.float64, device="cpu")
         return -endless if low is None else low, endless if high is None else high
 
+    def pieces(self) -> tuple[Tensor, Tensor] | None:
+        """Return the ends of intervals, along a new last dimension, whose union is the support.
+
+        None means that the support is one interval, between the ends.
+        """
+        return None
+
     @abstractmethod
     def log_density(self, at: Points) -> Tensor:
         """Return the logarithm of the density at points of the support."""
@@ -283,12 +290,13 @@ class PositiveAtEnds(Density):
 
 # Returns the density of a distribution, or None if it is not known.
 DensityReader = Callable[..., "Density | None"]
-_READERS: dict[type, DensityReader] = {}
+# By class; a class of a package that kullback does not import stands by its module and name.
+_READERS: dict[type | str, DensityReader] = {}
 DensityReaderT = TypeVar("DensityReaderT", bound=DensityReader)
 DensityT = TypeVar("DensityT", bound=Density)
 
 
-def register_density(family: type) -> Callable[[DensityReaderT], DensityReaderT]:
+def register_density(family: type | str) -> Callable[[DensityReaderT], DensityReaderT]:
     """Register the function that returns the density of a distribution of this type."""
 
     def enter(read: DensityReaderT) -> DensityReaderT:
@@ -317,7 +325,8 @@ def density_of(distribution: Distribution) -> Density | None:
     if overrides_density(distribution):
         return _READERS[Distribution](distribution)
     for family in type(distribution).__mro__:
-        density = _READERS[family](distribution) if family in _READERS else None
+        read = _READERS.get(family) or _READERS.get(f"{family.__module__}.{family.__qualname__}")
+        density = None if read is None else read(distribution)
         if density is not None:
             return density
     return None

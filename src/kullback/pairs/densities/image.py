@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
-from torch.distributions.transforms import ComposeTransform, Transform
+from torch.distributions.transforms import Transform
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.pairs.clone import unvalidated
@@ -18,15 +18,6 @@ from kullback.pairs.densities.density import Density
 _ONE = torch.Size()
 
 Ends = tuple[Tensor | None, Tensor | None]
-
-
-def steps_of(transforms: list[Transform]) -> list[Transform]:
-    """Return the elementary steps of transforms, after expanding each `ComposeTransform`."""
-    return [
-        step
-        for transform in transforms
-        for step in (steps_of(transform.parts) if isinstance(transform, ComposeTransform) else [transform])
-    ]
 
 
 def ends_after(ends: Ends, step: Transform) -> Ends | None:
@@ -41,7 +32,10 @@ def ends_after(ends: Ends, step: Transform) -> Ends | None:
     images: list[Tensor | None] = []
     for end, infinite in zip(ends, (-math.inf, math.inf), strict=True):
         at = torch.full((), infinite, dtype=torch.float64, device="cpu") if end is None else end
-        image = upcast(tensor_of(step(at)))
+        try:
+            image = upcast(tensor_of(step(at)))
+        except (NotImplementedError, ValueError):  # a distribution function of torch may have no value there
+            return None
         if bool(image.isnan().any()):
             return None
         images.append(None if bool(image.isinf().all()) else image)

@@ -34,7 +34,6 @@ from kullback.pairs.densities.density import (
     log_mean_exp,
     register_density,
 )
-from kullback.pairs.densities.real_densities import log_one_plus_square
 
 
 def _log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:
@@ -160,8 +159,8 @@ class HalfCauchyDensity(_Positive):
     scale: Tensor
 
     def log_density(self, at: Points) -> Tensor:
-        z = torch.exp(at.log_above(0.0) - torch.log(self.scale))
-        return math.log(2 / math.pi) - log_one_plus_square(z) - torch.log(self.scale)
+        log_z = at.log_above(0.0) - torch.log(self.scale)
+        return math.log(2 / math.pi) + logsigmoid(-2 * log_z) - torch.log(self.scale)
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         return torch.log(self.scale), torch.full_like(self.scale, math.pi / 2)
@@ -247,16 +246,16 @@ class GeneralizedParetoDensity(PositiveAtEnds):
 
     def log_density(self, at: Points) -> Tensor:
         c = self.concentration
-        z = torch.exp(at.log_above(self.loc) - torch.log(self.scale))
+        log_z = at.log_above(self.loc) - torch.log(self.scale)
         tiny = c.abs() < 1e-12
         safe = torch.where(tiny, 1, c)
         bounded = safe < 0
         # 1 + c z is the distance from the upper end in units of -scale / c, if there is an upper end.
-        log_factor = torch.log1p(torch.where(bounded, 0, safe * z))
+        log_factor = -logsigmoid(-torch.log(torch.where(bounded, 1, safe)) - log_z)
         high = torch.where(bounded, self.loc - self.scale / torch.where(bounded, safe, -1), 1e300)
         to_end = at.log_below(high) + torch.log(torch.where(bounded, -safe, 1)) - torch.log(self.scale)
         log_factor = torch.where(bounded, to_end, log_factor)
-        return torch.where(tiny, -z, -(1 / safe + 1) * log_factor) - torch.log(self.scale)
+        return torch.where(tiny, -torch.exp(log_z), -(1 / safe + 1) * log_factor) - torch.log(self.scale)
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         bounded = self.concentration < 0

@@ -114,7 +114,7 @@ def matrix_of(d: Distribution) -> str | None:
 def batch_shape_of(p: Distribution, q: Distribution) -> torch.Size:
     """Return the broadcast batch shape of two distributions."""
     if p.batch_shape == q.batch_shape:
-        return p.batch_shape
+        return torch.Size(p.batch_shape)
     return torch.broadcast_shapes(p.batch_shape, q.batch_shape)
 
 

@@ -1,0 +1,379 @@
+"""The elementary steps of transforms: equal maps have equal steps, in whatever way they are written.
+
+The steps of single numbers are shifts with scales, exp, sigmoid, softplus, the distribution functions of the standard
+normal, Laplace and Cauchy distributions, and the inverses of all of these. Any other transform is a step as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Cauchy,
+    Distribution,
+    Exponential,
+    Gumbel,
+    HalfCauchy,
+    HalfNormal,
+    Laplace,
+    LogNormal,
+    Normal,
+    TransformedDistribution,
+    Uniform,
+)
+from torch.distributions.transforms import (
+    AffineTransform,
+    CatTransform,
+    ComposeTransform,
+    CumulativeDistributionTransform,
+    ExpTransform,
+    IndependentTransform,
+    PowerTransform,
+    SigmoidTransform,
+    SoftplusTransform,
+    StackTransform,
+    TanhTransform,
+    Transform,
+)
+
+from kullback.common.dtypes import tensor_of, upcast
+from kullback.common.inputs import can_inspect, can_inspect_all
+from kullback.pairs.numerics.parameters import dtype_of, is_differentiated
+from kullback.pairs.overrides import overrides
+from kullback.pairs.torch_registry import is_of_torch
+
+# Rounding of a product of a few numbers, relative to 1.
+_ROUNDING = 4 * torch.finfo(torch.float64).eps
+
+
+def inverted_by(step: Transform) -> Transform | None:
+    """Return the transform whose inverse this is; None for any other transform."""
+    return getattr(step, "_inv", None) if type(step).__name__ == "_InverseTransform" else None
+
+
+def parts_of_maps(transforms: Iterable[Transform]) -> list[Transform]:
+    """Return transforms in order, after expanding compositions and wrappers that change only the event dimensions."""
+    return [part for transform in transforms for part in _parts(transform)]
+
+
+def steps_of(transforms: Iterable[Transform], dtype: torch.dtype = torch.float64) -> list[Transform]:
+    """Return the elementary steps of transforms, without identities and without a map next to its inverse.
+
+    Parameters that are Python numbers are rounded to `dtype`, as torch rounds them when it maps numbers of this dtype.
+    """
+    parts = _without_round_trips(_rounded(part, dtype) for part in parts_of_maps(transforms))
+    return _without_round_trips([step for part in parts for step in _elementary(part)])
+
+
+def _rounded(part: Transform, dtype: torch.dtype) -> Transform:
+    inner = inverted_by(part)
+    if inner is not None:
+        rounded = _rounded(inner, dtype)
+        return part if rounded is inner else rounded.inv
+    if type(part) is not AffineTransform or dtype == torch.float64:
+        return part
+    loc, scale = (x if isinstance(x, Tensor) else float(tensor_of(x, dtype)) for x in (part.loc, part.scale))
+    return part if (loc, scale) == (part.loc, part.scale) else AffineTransform(loc, scale)
+
+
+def base_and_steps(d: TransformedDistribution) -> tuple[Distribution, list[Transform]]:
+    """Return the innermost base of transformed distributions, and the elementary steps of all their transforms."""
+    base, maps = d.base_dist, list(d.transforms)
+    while is_map(base):
+        base, maps = base.base_dist, [*base.transforms, *maps]
+    dtype = dtype_of(d)
+    steps = steps_of(maps, dtype)
+    if (
+        type(base) is LogNormal
+        and steps
+        and len(shorter := steps_of([ExpTransform(), *maps], dtype)) < len(steps)
+    ):
+        return base.base_dist, shorter
+    return base, steps
+
+
+def is_map(d: Distribution) -> TypeGuard[TransformedDistribution]:
+    """Return whether a distribution is known only as the image of another one under its transforms."""
+    if not isinstance(d, TransformedDistribution) or overrides(d, "log_prob"):
+        return False
+    return next(kind for kind in type(d).__mro__ if is_of_torch(kind)) is TransformedDistribution
+
+
+def _parts(transform: Transform) -> list[Transform]:
+    inner = inverted_by(transform)
+    if inner is not None:
+        parts = _parts(inner)
+        return [transform] if parts == [inner] else [part.inv for part in reversed(parts)]
+    if isinstance(transform, ComposeTransform):
+        return parts_of_maps(transform.parts)
+    if isinstance(transform, IndependentTransform):
+        return _parts(transform.base_transform)
+    if isinstance(transform, AffineTransform) and transform.event_dim:
+        return [AffineTransform(transform.loc, transform.scale)]
+    each = [_parts(part) for part in _side_by_side(transform)]
+    is_one_map = (
+        bool(each) and is_elementwise(each[0]) and all(same_maps(each[0], other) for other in each[1:])
+    )
+    return each[0] if is_one_map else [transform]
+
+
+def _side_by_side(transform: Transform) -> list[Transform]:
+    """Return the transforms of the slices of an event."""
+    return list(transform.transforms) if isinstance(transform, StackTransform | CatTransform) else []
+
+
+def is_elementwise(steps: Iterable[Transform]) -> bool:
+    """Return whether transforms map each number by itself."""
+    return not any(step.domain.event_dim or step.codomain.event_dim for step in steps)
+
+
+def _without_round_trips(steps: Iterable[Transform]) -> list[Transform]:
+    kept: list[Transform] = []
+    for step in steps:
+        if (
+            kept
+            and kept[-1].bijective
+            and same_maps(kept[-1].inv, step)
+            and not move_apart(kept[-1].inv, step)
+        ):
+            kept.pop()
+            continue
+        kept += [step]
+        shorter = _shortened(kept)
+        if shorter is not None:
+            kept = _without_round_trips(shorter)
+        count = next(
+            (i for i, part in enumerate(reversed(kept)) if type(part) is not AffineTransform), len(kept)
+        )
+        if count and _is_identity(kept[len(kept) - count :]):
+            del kept[len(kept) - count :]
+    return kept
+
+
+def _shortened(steps: list[Any]) -> list[Transform] | None:
+    """Return equal steps if the last ones have a shorter form, which does not overflow; None if they have none."""
+    inverse = inverted_by(steps[-1])
+    before = steps[-2] if len(steps) > 1 else None
+    is_log = isinstance(inverse, ExpTransform)
+    if is_log and isinstance(before, SigmoidTransform):
+        return [*steps[:-2], _scaling(-1.0), SoftplusTransform(), _scaling(-1.0)]
+    if isinstance(inverse, SigmoidTransform) and isinstance(before, ExpTransform):
+        return [*steps[:-2], _scaling(-1.0), SoftplusTransform().inv, _scaling(-1.0)]
+    if is_log and type(before) is AffineTransform and isinstance([None, *steps][-3], ExpTransform):
+        middle = _log_of_affine_exp(before)
+        return None if middle is None else [*steps[:-3], *middle]
+    return None
+
+
+def _log_of_affine_exp(between: AffineTransform) -> list[Transform] | None:
+    """Return the steps of log(a + b e^y) for a positive b; None if the sign of b or of a is not one and known.
+
+    It is log |a| + softplus(y + log(b / |a|)) for a positive a, and with the inverse of softplus for a negative one.
+    """
+    loc, scale = exact_parameters(between)
+    if not can_inspect_all((loc, scale)) or not bool((scale > 0).all()):
+        return None
+    log_scale, log_size = torch.log(scale), torch.log(loc.abs())
+    if bool((loc == 0).all()):
+        return [_shift(log_scale)]
+    if bool((loc > 0).all()):
+        return [_shift(log_scale - log_size), SoftplusTransform(), _shift(log_size)]
+    inverse = [_shift(log_scale - log_size), SoftplusTransform().inv, _shift(log_size)]
+    return inverse if bool((loc < 0).all()) else None
+
+
+def _is_identity(steps: list[Any]) -> bool:
+    """Return whether consecutive affine steps are the identity, up to rounding if there are several."""
+    loc, scale, size = 0.0, 1.0, 0.0
+    for step in steps:
+        own = [_constant(step.loc), _constant(step.scale)]
+        if None in own:
+            return False
+        loc, scale, size = own[0] + own[1] * loc, own[1] * scale, abs(own[0]) + abs(own[1]) * size
+    rounding = _ROUNDING if len(steps) > 1 else 0.0
+    return abs(scale - 1) <= rounding and abs(loc) <= rounding * size
+
+
+def _constant(x: Tensor | float) -> Any:
+    """Return the one value of a parameter; None if it has several, or none that may be read."""
+    if not isinstance(x, Tensor):
+        return float(x)
+    if torch.compiler.is_compiling() or not can_inspect(x) or is_differentiated(x) or not x.numel():
+        return None
+    first = x.flatten()[0]
+    return float(first) if bool((x == first).all()) else None
+
+
+def _elementary(part: Transform) -> list[Transform]:
+    """Return the steps of a map of single numbers; any other map is one step."""
+    inner = inverted_by(part)
+    forward = part if inner is None else inner
+    if isinstance(forward, AffineTransform):
+        return [part] if inner is None else _inverse_affine(forward)
+    if isinstance(forward, PowerTransform):
+        exponent = _exact(forward.exponent)
+        return [ExpTransform().inv, _scaling(exponent if inner is None else 1 / exponent), ExpTransform()]
+    steps: list[Transform] = [forward]
+    if isinstance(forward, TanhTransform):
+        steps = [_scaling(2.0), SigmoidTransform(), AffineTransform(-1.0, 2.0)]
+    if isinstance(forward, CumulativeDistributionTransform):
+        steps = _distribution_function(forward)
+    if steps == [forward]:
+        return [part]
+    whole = steps if inner is None else [step.inv for step in reversed(steps)]
+    return [step for each in parts_of_maps(whole) for step in _elementary(each)]
+
+
+def _inverse_affine(forward: AffineTransform) -> list[Transform]:
+    is_zero = not isinstance(forward.scale, Tensor) and forward.scale == 0
+    return [forward.inv] if is_zero else [_shift(-_exact(forward.loc)), _scaling(1 / _exact(forward.scale))]
+
+
+def _distribution_function(transform: CumulativeDistributionTransform) -> list[Transform]:
+    """Return the steps of a distribution function, or the function itself if they are not known."""
+    d: Any = transform.distribution
+    if standard_family(transform) is not None or any(
+        overrides(d, method) for method in ("log_prob", "cdf", "icdf")
+    ):
+        return [transform]
+    steps = next((steps(d) for family, steps in _DISTRIBUTION_FUNCTIONS.items() if type(d) is family), None)
+    if steps is None and isinstance(d, TransformedDistribution):
+        steps = _transformed_distribution_function(d)
+    return [transform] if steps is None else steps
+
+
+def _transformed_distribution_function(d: TransformedDistribution) -> list[Transform] | None:
+    """Return the inverse steps, then the distribution function of the base, which is reversed for falling maps."""
+    sign: Any = 1
+    for transform in d.transforms:
+        sign = sign * transform.sign
+    sign = _constant(sign)
+    if sign is None or d.event_shape or not all(transform.bijective for transform in d.transforms):
+        return None
+    back = [transform.inv for transform in reversed(d.transforms)]
+    turn = [AffineTransform(1.0, -1.0)] if sign < 0 else []
+    return [*back, CumulativeDistributionTransform(d.base_dist), *turn]
+
+
+def _shift(loc: Any) -> Transform:
+    return AffineTransform(loc, 1.0)
+
+
+def _scaling(scale: Any) -> Transform:
+    return AffineTransform(0.0, scale)
+
+
+def exact_parameters(step: AffineTransform) -> tuple[Tensor, Tensor]:
+    """Return the location and the scale of an affine step in float64."""
+    loc, scale = (
+        upcast(tensor_of(x, None if isinstance(x, Tensor) else torch.float64)) for x in (step.loc, step.scale)
+    )
+    return loc, scale
+
+
+def _exact(x: Tensor | float) -> Any:
+    """Return a parameter in float64, so that its inverse keeps its digits."""
+    return upcast(x) if isinstance(x, Tensor) else float(x)
+
+
+def standard_family(step: Transform) -> type | None:
+    """Return the family of which a step is the standard distribution function; None for any other step."""
+    return next((family for family, standard in _STANDARD.items() if step is standard), None)
+
+
+# Made once, and known by their identity, because inside of torch.func no parameter can be compared with 0 or 1.
+_STANDARD: dict[type, Transform] = {
+    family: CumulativeDistributionTransform(
+        family(
+            *(torch.full((), x, dtype=torch.float64, device="cpu") for x in (0.0, 1.0)), validate_args=False
+        )
+    )
+    for family in (Normal, Laplace, Cauchy)
+}
+
+
+def _standardized(d: Any) -> list[Transform]:
+    steps = [_shift(-_exact(d.loc)), _scaling(1 / _exact(d.scale)), _STANDARD[type(d)]]
+    return [step for step in steps if not (type(step) is AffineTransform and _is_identity([step]))]
+
+
+def _folded(family: type) -> Callable[[Any], list[Transform]]:
+    """Return the steps of the distribution function of |X| for an X of a symmetric family."""
+    return lambda d: [_scaling(1 / _exact(d.scale)), _STANDARD[family], AffineTransform(-1.0, 2.0)]
+
+
+def _of_gumbel(d: Any) -> list[Transform]:
+    """Return e^-e^-z; torch's base distribution of a Gumbel is cut by its rounding."""
+    z = [_shift(-_exact(d.loc)), _scaling(-1 / _exact(d.scale))]
+    return [*z, ExpTransform(), _scaling(-1.0), ExpTransform()]
+
+
+_DISTRIBUTION_FUNCTIONS: dict[type, Callable[[Any], list[Transform]]] = {
+    **dict.fromkeys((Normal, Laplace, Cauchy), _standardized),
+    HalfNormal: _folded(Normal),
+    HalfCauchy: _folded(Cauchy),
+    Uniform: lambda d: [_shift(-_exact(d.low)), _scaling(1 / (_exact(d.high) - _exact(d.low)))],
+    Exponential: lambda d: [_scaling(-_exact(d.rate)), ExpTransform(), AffineTransform(1.0, -1.0)],
+    Gumbel: _of_gumbel,
+}
+
+
+def same_maps(a: Any, b: Any) -> bool:
+    """Return whether transforms, or the distributions in them, are equal, also without a comparison of their class."""
+    if a is b:
+        return True
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(same_maps(x, y) for x, y in zip(a, b, strict=True))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and can_inspect_all((a, b)) and bool((a == b).all())
+    if type(a) is type(b) and isinstance(a, Transform) and inverted_by(a) is not None:
+        return same_maps(inverted_by(a), inverted_by(b))
+    if type(a) is type(b) and _is_compared_by_attributes(a):
+        return _same_attributes(a, b)
+    return bool(a == b)
+
+
+def _is_compared_by_attributes(a: object) -> bool:
+    """Return whether a transform or a distribution has a class without a comparison."""
+    if isinstance(a, Distribution):
+        return True
+    return isinstance(a, Transform) and is_of_torch(type(a)) and type(a).__eq__ is Transform.__eq__
+
+
+def _same_attributes(a: object, b: object) -> bool:
+    own, others = _attributes(a), _attributes(b)
+    return own.keys() == others.keys() and all(same_maps(x, others[name]) for name, x in own.items())
+
+
+def _attributes(thing: object) -> dict[str, Any]:
+    """Return the attributes that decide the values of a transform or a density.
+
+    Private ones of torch's transforms are caches. Private numbers of torch's distributions are settings.
+    """
+    if not is_of_torch(type(thing)):
+        return vars(thing)
+    is_map = isinstance(thing, Transform)
+    return {
+        name: x
+        for name, x in vars(thing).items()
+        if not name.startswith("_") or (isinstance(x, Tensor | Distribution) and not is_map)
+    }
+
+
+def move_apart(a: object, b: object) -> bool:
+    """Return whether two equal transforms have different parameters that require gradients."""
+    if a is b or not torch.is_grad_enabled():
+        return False
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return is_differentiated(a) or is_differentiated(b)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return any(map(move_apart, a, b))  # pyright: ignore[reportUnknownArgumentType]
+    if not (isinstance(a, Transform | Distribution) and isinstance(b, Transform | Distribution)):
+        return any(isinstance(x, Tensor) and is_differentiated(x) for x in (a, b))
+    if isinstance(a, Transform) and isinstance(b, Transform) and inverted_by(a) is not None:
+        return move_apart(inverted_by(a), inverted_by(b))
+    others = _attributes(b)
+    return any(move_apart(x, others.get(name)) for name, x in _attributes(a).items())

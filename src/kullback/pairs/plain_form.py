@@ -1,0 +1,165 @@
+"""The same distribution in its plain form: without wrappers and maps that change nothing, or only a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributions import (
+    AffineTransform,
+    Cauchy,
+    Distribution,
+    Independent,
+    Laplace,
+    LowRankMultivariateNormal,
+    MixtureSameFamily,
+    MultivariateNormal,
+    Normal,
+    StudentT,
+    TransformedDistribution,
+    Uniform,
+)
+from torch.distributions.transforms import (
+    CumulativeDistributionTransform,
+    ExpTransform,
+    SigmoidTransform,
+    SoftplusTransform,
+    Transform,
+)
+
+from kullback.common.dtypes import upcast
+from kullback.common.inputs import can_inspect
+from kullback.pairs.densities.density import density_of
+from kullback.pairs.densities.maps import (
+    base_and_steps,
+    exact_parameters,
+    inverted_by,
+    is_elementwise,
+    is_map,
+    same_maps,
+)
+from kullback.pairs.numerics.parameters import matrix_of
+from kullback.pairs.overrides import overrides_density
+from kullback.pairs.registry import is_plain
+
+
+def plain_form(d: Distribution) -> Distribution:
+    """Return an equal distribution with fewer wrappers and maps; the same object if there are none to remove."""
+    if is_plain(type(d)) or overrides_density(d):
+        return d
+    if isinstance(d, Independent):
+        return _of_independent(d)
+    if is_map(d):
+        return _of_map(d)
+    if isinstance(d, MixtureSameFamily):
+        parts = plain_form(d.component_distribution)
+        if parts is not d.component_distribution:
+            return MixtureSameFamily(d.mixture_distribution, parts, validate_args=False)
+    return d
+
+
+def pulled_back(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution] | None:
+    """Return both variables before the last map of P, or of Q, onto a part of the line; None if there is none.
+
+    A map such as exp brings the ends of the line close to 0, where the mass of slow tails cannot be resolved. Before
+    the map, it can. The divergence is the same.
+    """
+    for side, other in ((p, q), (q, p)):
+        if not is_map(side) or side.event_shape:
+            continue
+        base, steps = base_and_steps(side)
+        last = next((i for i in reversed(range(len(steps))) if isinstance(steps[i], _ONTO_A_PART)), None)
+        if last is None:
+            continue
+        back = [step.inv for step in reversed(steps[last:])]
+        moved = TransformedDistribution(other, back, validate_args=False)
+        before = TransformedDistribution(base, steps[:last], validate_args=False) if last else base
+        if density_of(moved) is not None:
+            return (before, moved) if side is p else (moved, before)
+    return None
+
+
+_ONTO_A_PART = (ExpTransform, SigmoidTransform, SoftplusTransform, CumulativeDistributionTransform)
+
+
+def _of_independent(d: Any) -> Distribution:
+    base, count = plain_form(d.base_dist), d.reinterpreted_batch_ndims
+    if isinstance(base, Independent) and not overrides_density(base):
+        base, count = base.base_dist, count + base.reinterpreted_batch_ndims
+    if not count:
+        return base
+    return d if base is d.base_dist else Independent(base, count, validate_args=False)
+
+
+def _of_map(d: TransformedDistribution) -> Distribution:
+    base, steps = base_and_steps(d)
+    base = plain_form(base)
+    if isinstance(base, Independent) and not overrides_density(base) and is_elementwise(steps):
+        each = TransformedDistribution(base.base_dist, steps, validate_args=False)
+        return _of_independent(Independent(each, base.reinterpreted_batch_ndims, validate_args=False))
+    while steps and (image := _image_in_family(base, steps[0])) is not None:
+        base, steps = image, steps[1:]
+    if not steps:
+        return base
+    is_unchanged = base is d.base_dist and len(steps) == len(d.transforms)
+    if is_unchanged and all(a is b for a, b in zip(steps, d.transforms, strict=True)):
+        return d
+    return TransformedDistribution(base, steps, validate_args=False)
+
+
+def _image_in_family(base: Any, step: Transform) -> Distribution | None:
+    """Return the image of a distribution if it is of a family of torch with other parameters; None otherwise."""
+    if overrides_density(base):
+        return None
+    if isinstance(step, AffineTransform):
+        image = _AFFINE_IMAGES.get(type(base))
+        if image is None:
+            return None
+        loc, scale = exact_parameters(step)
+        return None if can_inspect(scale) and bool((scale == 0).any()) else image(base, loc, scale)
+    if isinstance(step, CumulativeDistributionTransform) and same_maps(step.distribution, base):
+        zero = torch.zeros(base.batch_shape, dtype=torch.float64, device="cpu")
+        return Uniform(zero, zero + 1, validate_args=False)
+    inverse = inverted_by(step)
+    if isinstance(inverse, CumulativeDistributionTransform) and type(base) is Uniform:
+        is_unit = can_inspect(base.low) and bool((base.low == 0).all()) and bool((base.high == 1).all())
+        known: Any = inverse.distribution
+        return known.expand(base.batch_shape) if is_unit else None
+    return None
+
+
+def _of_location_and_scale(base: Any, loc: Any, scale: Any) -> Distribution:
+    parameters = loc + scale * upcast(base.loc), scale.abs() * upcast(base.scale)
+    if isinstance(base, StudentT):
+        return StudentT(upcast(base.df), *parameters, validate_args=False)
+    return type(base)(*parameters, validate_args=False)
+
+
+def _of_normal_vector(base: MultivariateNormal, loc: Any, scale: Any) -> Distribution:
+    mean = loc + scale * upcast(base.loc)
+    scale = scale.expand(torch.broadcast_shapes(scale.shape, base.event_shape))
+    rows, columns = scale.unsqueeze(-1), scale.unsqueeze(-2)
+    name = matrix_of(base) or "scale_tril"
+    matrix = upcast(getattr(base, name))
+    if name == "scale_tril":
+        return MultivariateNormal(mean, scale_tril=rows * matrix * torch.sign(columns), validate_args=False)
+    factor = rows * columns
+    changed = factor * matrix if name == "covariance_matrix" else matrix / factor
+    return MultivariateNormal(mean, **{name: changed}, validate_args=False)
+
+
+def _of_low_rank_vector(base: LowRankMultivariateNormal, loc: Any, scale: Any) -> Distribution:
+    scale = scale.expand(torch.broadcast_shapes(scale.shape, base.event_shape))
+    factor, diagonal = scale.unsqueeze(-1) * upcast(base.cov_factor), scale**2 * upcast(base.cov_diag)
+    return LowRankMultivariateNormal(loc + scale * upcast(base.loc), factor, diagonal, validate_args=False)
+
+
+_AFFINE_IMAGES: dict[type, Callable[[Any, Any, Any], Distribution]] = {
+    Normal: _of_location_and_scale,
+    Laplace: _of_location_and_scale,
+    Cauchy: _of_location_and_scale,
+    StudentT: _of_location_and_scale,
+    MultivariateNormal: _of_normal_vector,
+    LowRankMultivariateNormal: _of_low_rank_vector,
+}
