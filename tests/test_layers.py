@@ -65,7 +65,7 @@ LAYERS = {
     ),
     "kullback.io": (
         {"blocks", "source_files", "windows"},
-        {"reader", "row_checks"},
+        {"class_columns", "reader", "row_checks"},
         {"arrays", "parquet"},
         {"csv_text", "llama_cpp_base", "safetensors_file"},
         {"reference_file", "row_sources", "tokens", "vectors"},
