@@ -112,7 +112,7 @@ LAYERS = {
         {"row_order"},
         {"inference", "table_profile"},
         {"plot_bins", "reference_profile", "table_findings"},
-        {"settings"},
+        {"contents", "settings"},
         {"contingency"},
         {"compare_two_tables"},
         {"__init__"},

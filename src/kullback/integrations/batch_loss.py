@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,14 +11,18 @@ import torch
 from torch import Tensor
 
 from kullback.common.inputs import check_flag
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.common.words import NO_LABEL as _NO_LABEL
+from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
 from kullback.losses.top_k import TopK
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["STORED", "BatchLoss", "at_least_one", "logits_of", "next_tokens", "of_tokens"]
 
-# The fields of a batch that replace a teacher: its most probable tokens, shape (..., tokens, k).
-STORED = ("teacher_indices", "teacher_log_probs")
+# The fields of a batch that replace a teacher: its most probable tokens, shape (..., tokens, k), and, if known, the
+# true token that each row is a prediction of, shape (..., tokens).
+STORED = ("teacher_indices", "teacher_log_probs", "teacher_labels")
+# The largest probability by chance at which stored rows are taken to be those of the tokens before.
+_CHANCE = 1e-4
 
 
 def next_tokens(labels: Tensor, ignore_index: int = -100) -> Tensor:
@@ -124,6 +129,7 @@ class BatchLoss:
         else:
             outputs = model(**{**_no_cache(unwrapped), **features})
             taught = self._stored(inputs) if self.teacher is None else logits_of(self._teach(**features))
+            self._batches += 1
             sides = {"student": logits_of(outputs), "teacher": taught}
         counted = self._counted(sides["student"], inputs)
         loss = self.loss(**sides, **counted, normalizer=normalizer)
@@ -172,7 +178,7 @@ class BatchLoss:
         return {"labels": of_tokens(self.call, logits, labels, self.loss.ignore_index, self.causal)}
 
     def _stored(self, inputs: Mapping[str, Any]) -> TopK:
-        indices, log_probs = (inputs.get(name) for name in STORED)
+        indices, log_probs, labels = (inputs.get(name) for name in STORED)
         if not isinstance(indices, Tensor) or not isinstance(log_probs, Tensor):
             raise invalid_value(
                 self.call,
@@ -181,7 +187,52 @@ class BatchLoss:
                 got=f"None, and a batch of {', '.join(inputs)}",
                 instead="teacher=AutoModelForCausalLM.from_pretrained(...)",
             )
+        tokens = inputs.get("input_ids")
+        # A batch is read by chance as well as by mistake, so the check is repeated at batches 1, 2, 4, 8 ...
+        if isinstance(tokens, Tensor) and tokens.shape == indices.shape[:-1] and self.causal:
+            listed = log_probs > -torch.inf
+            if isinstance(labels, Tensor):
+                self._require_aligned(labels, tokens)
+            elif self._batches & (self._batches + 1) == 0:
+                self._refuse_shifted(torch.where(listed, indices, -1), tokens, inputs.get("attention_mask"))
         return TopK(indices, log_probs)
+
+    def _require_aligned(self, labels: Tensor, tokens: Tensor) -> None:
+        """Refuse stored predictions of other tokens than the next ones."""
+        following = next_tokens(tokens, _NO_LABEL)
+        wrong = (labels != _NO_LABEL) & (following != _NO_LABEL) & (labels != following)
+        if bool(wrong.any()):
+            place = tuple(int(i) for i in wrong.nonzero()[0])
+            got = f"a prediction of token {int(labels[place])} at index {place}, where {int(following[place])} follows"
+            raise self._shifted("teacher_labels", got)
+
+    def _refuse_shifted(self, indices: Tensor, tokens: Tensor, mask: object) -> None:
+        """Refuse stored predictions that list the token of their own position, and not the next one.
+
+        Servers list the true token with the most probable ones. Rows that list their own token more often than the
+        next, beyond chance, are predictions of their own token.
+        """
+        counted = (indices >= 0).any(-1)
+        counted[..., -1:] = False
+        if isinstance(mask, Tensor) and mask.shape == tokens.shape:
+            counted &= next_tokens(mask, 0).bool() & mask.bool()
+        own = (indices == tokens.unsqueeze(-1)).any(-1)
+        following = (indices == next_tokens(tokens, _NO_LABEL).unsqueeze(-1)).any(-1)
+        more, fewer = (int((x & ~y & counted).sum()) for x, y in ((own, following), (following, own)))
+        if more > fewer and _sign_test(more, fewer) < _CHANCE:
+            rows, *listing = (int((x & counted).sum()) for x in (counted, own, following))
+            got = f"{rows} rows, of which {listing[0]} list the token at their position and {listing[1]} the next one"
+            raise self._shifted("teacher_indices", got)
+
+    def _shifted(self, argument: str, got: str) -> ArgumentValueError:
+        return invalid_value(
+            self.call,
+            argument,
+            wanted="in row i the prediction of the token after position i",
+            got=got,
+            instead="StoredTeacherCollator(collator, rows_predict='own') if row i predicts the token at i, as vLLM "
+            "and SGLang number them, or x.roll(-1, 1) of each field teacher_*",
+        )
 
     @torch.no_grad()
     def _teach(self, **features: Any) -> Any:
@@ -276,6 +327,12 @@ class BatchLoss:
                 instead="LinearDistillationLoss(softcap=..., logit_scale=...) as in the models' configurations, or "
                 "loss=kullback.nn.DistillationLoss()",
             )
+
+
+def _sign_test(more: int, fewer: int) -> float:
+    """Return a bound of the probability that at least `more` of so many fair coins show heads (Chernoff, 1952)."""
+    n = more + fewer
+    return math.exp(-sum(x * math.log(2 * x / n) for x in (more, fewer) if x))
 
 
 def head_settings(model: Any) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.words import NO_LABEL
+from kullback.common.words import NO_LABEL, is_name_of_ids
 from kullback.errors import printable, quoted
 
 if TYPE_CHECKING:
@@ -25,12 +25,6 @@ NAMES_OF_CLASSES = ("class_names", "classes", "columns", "names", "labels", "cat
 ENOUGH_ROWS = 20
 _SHOWN = 5
 _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
-# Words in the names of columns that identify a row, and in those of columns with its true class.
-_IDS = frozenset(("id", "ids", "idx", "index", "rowid", "rownum"))
-_LABELS = frozenset(
-    ("class", "gold", "groundtruth", "label", "labels", "target", "targets", "truth", "y", "ytrue")
-)
 
 
 def names_from_text(text: str, classes: int) -> tuple[str, ...] | None:
@@ -205,13 +199,13 @@ def refuse_other_columns(
     enough = rows >= ENOUGH_ROWS
     if bool(whole.all()):  # counts, of which one may rise and a class may have any name
         counting = (steps == 1).all(0) | (steps == -1).all(0)
-        named, fits_name = _IDS, x.sort(0).values.diff(dim=0).ne(0).all(0)
+        or_labels, fits_name = False, x.sort(0).values.diff(dim=0).ne(0).all(0)
     else:
         counting = whole & ((steps > 0).all(0) | (steps < 0).all(0))
-        named, fits_name = _IDS | _LABELS, whole
+        or_labels, fits_name = True, whole
     suspect = counting if enough else torch.zeros_like(whole)
     for at, name in enumerate(names or ()):
-        if bool(fits_name[at]) and (enough or at in integers) and _has_word(name, named):
+        if bool(fits_name[at]) and (enough or at in integers) and is_name_of_ids(name, or_labels=or_labels):
             suspect[at] = True
     if not bool(suspect.any()) or bool(suspect.all()):
         return
@@ -226,14 +220,6 @@ def refuse_other_columns(
         got=f"{f'column {names[at]!r}' if names else f'column {at}'} of whole numbers, {what}",
         instead=f"leave it out, or name the columns that are classes: columns= (--columns {printable(shown, 200)})",
     )
-
-
-def _has_word(name: str, words: Collection[str]) -> bool:
-    """Return whether a name has one of the words; numbered names, such as LABEL_0, are those of classes."""
-    parts = [part.lower() for part in _WORD.findall(name)]
-    if name.startswith("Unnamed:"):  # pandas' name for row numbers saved in a CSV file
-        return True
-    return not name[-1:].isdigit() and not {*parts, "".join(parts)}.isdisjoint(words)
 
 
 def _listed(names: Sequence[str]) -> str:
