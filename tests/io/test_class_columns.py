@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +11,11 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from kullback import compare, compare_predictions
+from kullback.cli.commands import kullback
 from kullback.errors import FileError, KullbackError
 from kullback.io import open_rows, read_labels
 
@@ -23,7 +23,6 @@ NAMES = ["cat", "dog", "owl"]
 OTHER_ORDER = ["owl", "cat", "dog"]
 ROWS = 40
 FORMATS = ("parquet", "csv", "npz", "safetensors", "pt")
-KULLBACK = Path(sys.executable).with_name("kullback")
 
 
 def probabilities(seed: int = 0) -> pd.DataFrame:
@@ -249,18 +248,18 @@ def test_columns_choose_classes_on_the_command_line(tmp_path: Path) -> None:
     p_file = save(p.assign(id=np.arange(ROWS), text="x"), tmp_path / "p.csv")
     q_file = save(q[OTHER_ORDER].assign(label=0), tmp_path / "q.parquet")
 
-    def run(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [KULLBACK, "compare", p_file, q_file, "--as", "probs", "--bootstrap", "0", *options]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+    def run(*options: str) -> Result:
+        command = ["compare", str(p_file), str(q_file), "--as", "probs", "--bootstrap", "0", *options]
+        return CliRunner().invoke(kullback, command)
 
     found = run("--columns", "dog,cat,owl", "--fail-above", f"mean={right + 1e-9}")
-    assert found.returncode == 0, found.stderr
+    assert found.exit_code == 0, found.output
     found = run("--columns", "dog,cat,owl", "--fail-above", f"mean={right - 1e-9}")
-    assert found.returncode == 1
+    assert found.exit_code == 1
     found = run("--columns", "dog,cat,emu")
-    assert found.returncode == 2
-    assert "'emu', which is no column" in found.stderr
-    assert run().returncode == 2
+    assert found.exit_code == 2
+    assert "'emu', which is no column" in found.output
+    assert run().exit_code == 2
 
 
 def test_wrong_columns_are_refused() -> None:

@@ -17,7 +17,7 @@ __all__ = ["StoredTeacherCollator"]
 
 _CALL = "StoredTeacherCollator"
 _Rows = Literal["next", "own"]
-_PADDING = dict(zip(STORED, (0, -torch.inf, NO_LABEL), strict=True))
+_PADDING: dict[str, float] = dict(zip(STORED, (0, -torch.inf, NO_LABEL), strict=True))
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class StoredTeacherCollator:
 
     Another collator pads the tokens and labels. This one pads ``teacher_indices`` and ``teacher_log_probs``, of shape
     (tokens, k), on the same side, and ``teacher_labels``, of shape (tokens), where there are some. Sequences may list
-    different numbers of tokens. A padded row has the log-probability -inf, which `TopK` does not count.
+    different numbers of tokens. A padded row has the log-probability -inf, which `TopK` does not count. Behind padding
+    on the left, the first token gets the label -100: nothing predicts it.
 
     Arguments:
         collator: pads the other fields, such as ``DataCollatorForSeq2Seq(tokenizer)``.
@@ -90,6 +91,9 @@ class StoredTeacherCollator:
             ]
             first = [self._first_token(batch, number, length - len(x)) for number, x in enumerate(rows)]
             batch[name] = self._padded(name, rows, first, length)
+            for number, start in enumerate(first):
+                if start and isinstance(batch.get("labels"), Tensor):
+                    batch["labels"][number, start] = NO_LABEL
         return batch
 
     def _tensor(self, name: str, x: Any, tokens: int) -> Tensor:
