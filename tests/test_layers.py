@@ -42,7 +42,7 @@ LAYERS = {
     ),
     "kullback.diagnosis": (
         {"scan"},
-        {"reading", "shapes"},
+        {"maps", "reading", "shapes"},
         {"values"},
         {"case"},
         {"call_checks", "suggestion"},
@@ -65,7 +65,7 @@ LAYERS = {
     ),
     "kullback.io": (
         {"blocks", "source_files", "windows"},
-        {"reader", "row_checks"},
+        {"class_columns", "reader", "row_checks"},
         {"arrays", "parquet"},
         {"csv_text", "llama_cpp_base", "safetensors_file"},
         {"reference_file", "row_sources", "tokens", "vectors"},
@@ -112,7 +112,7 @@ LAYERS = {
         {"row_order"},
         {"inference", "table_profile"},
         {"plot_bins", "reference_profile", "table_findings"},
-        {"settings"},
+        {"contents", "settings"},
         {"contingency"},
         {"compare_two_tables"},
         {"__init__"},
