@@ -32,7 +32,7 @@ _KL = KL()
 _FINITE_METHODS = ("auto", "summation")
 # The method that computes the divergence of the proportions of counts.
 _PLUGIN = "plugin"
-_OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without labels
+_OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without counts
 
 
 def kl_divergence(
@@ -539,6 +539,8 @@ def nats_per_unit(call: str, kind: Divergence, base: float | None) -> float:
 
 def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
     """Return KL between two representations of the same type; None unless shape, dtype, device and `dim` agree."""
+    if p.labels is not None or q.labels is not None:
+        return None
     a, b = p.tensor, q.tensor
     if type(p) is Logits and p.dim == q.dim == -1:
         value = fused_divergence_of_logits(a, b)
@@ -550,9 +552,8 @@ def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
 
 
 def comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
-    """Align labeled counts on the union of their classes; raise if devices, dtypes or shapes do not match."""
-    if isinstance(p, Counts) and isinstance(q, Counts):
-        p, q = p.aligned_with(q)
+    """Align labeled classes on the union of their labels; raise if devices, dtypes or shapes do not match."""
+    p, q = p.aligned_with(q)
     if p.tensor.device != q.tensor.device:
         raise invalid_value(
             call,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch
 from torch.distributions import Categorical, Distribution
 
 from kullback.common.inputs import check_confidence, first_of
+from kullback.common.labels import Labels, same_labels
 from kullback.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -206,6 +208,7 @@ def _kl(settings: _Settings, p: object, q: object) -> Estimate:
         check_samples(settings.call, p, q)
         return _between_samples(settings, p, q)
     if isinstance(p, Samples):
+        p, q = _by_label(p, q)
         return _to_density(settings, p, _as_distribution(settings.call, p, q))
     raise NoRuleError(
         explain(
@@ -270,6 +273,24 @@ def _to_density(settings: _Settings, p: Samples, q: Distribution) -> Estimate:
             "with draws",
         )
     return from_density(p, q, **settings.options)
+
+
+def _by_label(p: Samples, q: object) -> tuple[Samples, object]:
+    """Return draws as numbers of Q's classes if Q has labels."""
+    if not isinstance(q, Representation) or q.labels is None or not p.discrete or p.tensor.shape[1] > 1:
+        return p, q
+    if p.labels is None and same_labels(q.labels, tuple(range(q.classes))):
+        return p, q
+    names, codes = p.labels, p.tensor[:, 0]
+    if names is None:
+        values, codes = torch.unique(codes, return_inverse=True)
+        names = tuple(values.tolist())
+    known = Counts(torch.ones(len(names), dtype=torch.int64), labels=names).aligned_with(q)[1]
+    place = {label: i for i, label in enumerate(cast("Labels", known.labels))}
+    numbers = torch.tensor([place[name] for name in names], device=codes.device)
+    p = copy.copy(p)
+    p.tensor, p.labels = numbers[codes][:, None], None
+    return p, known
 
 
 def _as_distribution(call: str, p: Samples, q: object) -> Distribution:

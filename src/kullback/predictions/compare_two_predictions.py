@@ -37,6 +37,7 @@ from kullback.predictions.measure import PART, LikeLlamaCpp, measure, rows_in_pa
 from kullback.predictions.prediction_results import Comparison, WorstRow
 from kullback.predictions.shared_rows import shared_blocks
 from kullback.predictions.sources import CALL, open_source, take_clusters, take_labels
+from kullback.representations import Representation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -146,6 +147,8 @@ def compare_predictions(
     check_callback(
         CALL, "progress", progress, "progress=print, which takes the numbers of finished rows and of all rows"
     )
+    if isinstance(p, Representation) and isinstance(q, Representation):
+        p, q = p.aligned_with(q)
     representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(
         "representation", representation
     )
