@@ -92,7 +92,7 @@ LAYERS = {
         {"registry"},
         {"rounding", "sampling"},
         {"densities"},
-        {"closed_forms", "distribution_checks", "scipy_adapter", "support"},
+        {"closed_forms", "distribution_checks", "other_objects", "scipy_adapter", "support"},
         {"coverage", "integration"},
         {"univariate"},
         {"solve"},

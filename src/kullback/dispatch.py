@@ -20,7 +20,8 @@ from kullback.pairs import FEWEST_DRAWS, METHODS, SolveOptions
 from kullback.pairs.clone import with_ordinary_tensors
 from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
-from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
+from kullback.pairs.other_objects import line_for
+from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch, with_equal_outcomes
 from kullback.pairs.solve import estimate as estimate_pair
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
@@ -425,7 +426,10 @@ def no_common_rule(call: str, p: object, q: object) -> NoRuleError:
 
 def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
     """Convert SciPy distributions to torch, and a Categorical to a representation if the other side is one."""
+    from_scipy = is_frozen(p) or is_frozen(q)
     p, q = operand(call, "p", p), operand(call, "q", q)
+    if from_scipy:
+        p, q = with_equal_outcomes(p, q)
     if isinstance(p, Representation) != isinstance(q, Representation):
         p, q = of_classes(p), of_classes(q)
     return p, q
@@ -508,6 +512,17 @@ def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeErro
     wrap = "wrap it: Logits(x), LogProbs(x), Probs(x), Counts(x) or Samples(x)"
     if isinstance(x, Tensor):
         return ArgumentTypeError(f"{call}({argument}=...): a tensor does not say what it holds; {wrap}")
+    line = line_for(x, argument)
+    if line is not None:
+        name = x.__name__ if isinstance(x, type) else type(x).__name__
+        got = (
+            f"the class {name} itself"
+            if isinstance(x, type)
+            else f"{name}, which is no distribution of torch"
+        )
+        return invalid_type(
+            call, argument, wanted="a distribution, with its parameters", got=got, instead=line
+        )
     return ArgumentTypeError(
         f"{call}({argument}=...): wanted a distribution; got {type(x).__name__}. Numbers do not say what they "
         f"hold; {wrap}, or pass a torch.distributions object"

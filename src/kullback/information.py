@@ -26,6 +26,7 @@ from kullback.pairs import SolveOptions
 from kullback.pairs.clone import parameters_of, upcast_copy
 from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.overrides import overrides_density
+from kullback.pairs.scipy_adapter import ScipyDensity, ShiftedCounts
 from kullback.representations import Logits, Probs, Representation
 
 _KL = KL()
@@ -168,7 +169,7 @@ def mutual_information(joint: Representation, *, base: float | None = None) -> T
 
 def _entropy(call: str, d: object) -> Tensor:
     """Return the entropy of a representation, or of a torch distribution if torch has an accurate formula for it."""
-    d = of_classes(d)
+    d = of_classes(d.base_dist if isinstance(d, ShiftedCounts) else d)
     if isinstance(d, Representation):
         return _cross_entropy_of_classes(d, d)
     # torch computes a part of a Multinomial's entropy in float32.
@@ -194,14 +195,17 @@ def _entropy(call: str, d: object) -> Tensor:
 
 def _no_entropy(call: str, d: object) -> NoRuleError:
     """Return the error for a distribution whose entropy is not known."""
+    instead = "Counts(x.bincount()) for samples of categories"
+    if isinstance(d, ScipyDensity):
+        instead = "p.entropy() of SciPy"
+    elif isinstance(d, Distribution):
+        instead = "-p.log_prob(p.sample((100_000,))).mean(0), which estimates it"
     return no_rule(
         call,
         "p",
         wanted="Logits, LogProbs, Probs, Counts, or a torch distribution with an entropy",
         got=type(d).__name__,
-        instead="-p.log_prob(p.sample((100_000,))).mean(0), which estimates it"
-        if isinstance(d, Distribution)
-        else "Counts(x.bincount()) for samples of categories",
+        instead=instead,
     )
 
 

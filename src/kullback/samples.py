@@ -140,8 +140,7 @@ def _without_masked(x: object, dim: int, weights: object, cluster: object) -> tu
 
 def _whole_rows(mask: Array, axis: int) -> Array:
     """Return the rows that are masked as a whole; raise if a row is masked in part."""
-    some: Array = mask.any(1)
-    every: Array = mask.all(1)
+    some, every = (cast("Array", reduce(mask, axis=1)) for reduce in (np.any, np.all))
     partly = some & ~every
     if not partly.any():
         return every
