@@ -51,7 +51,7 @@ LAYERS = {
     ),
     "kullback.estimators": (
         {"directions", "draws", "sample_checks"},
-        {"dependence", "dimension", "knn_entropy", "permutations", "surfaces", "tails"},
+        {"dependence", "dimension", "knn_entropy", "permutations", "shared_draws", "surfaces", "tails"},
         {"lattice", "spans"},
         {"unseen"},
         {"known_categories", "normal_interval"},

@@ -25,6 +25,7 @@ from kullback import (
     Samples,
     TotalVariation,
     divergence,
+    estimate,
     kl_divergence,
     kl_estimate,
     two_sample_test,
@@ -283,6 +284,56 @@ def test_columns_and_rows_in_another_order_are_refused() -> None:
     assert matched is not None
     assert matched.tolist() == [0.75, 0.25]
     assert Samples(draws_of, weights=weights.to_numpy()).weights is not None
+
+
+def test_huge_and_tiny_draws_are_compared_as_in_usual_units() -> None:
+    g = np.random.default_rng(0)
+    settings: dict[str, Any] = {"independent": True}
+
+    def answers(x: Any, y: Any) -> list[str]:
+        p, q = Samples(x, **settings), Samples(y, **settings)
+        seeds = (torch.Generator().manual_seed(0) for _ in range(4))
+        methods = ["auto", "nearest_neighbors"] if x.shape[1] < 3 else ["auto"]
+        found = [str(kl_estimate(p, q, method=method, generator=next(seeds))) for method in methods]
+        test = two_sample_test(p, q, permutations=99, generator=next(seeds))
+        return [*found, f"{test.p_value:.4g} by {test.method}"]
+
+    for d in (1, 2, 11):
+        x, y = g.normal(size=(120, d)), g.normal(size=(120, d)) + 0.4
+        # Powers of two, so that no draw is rounded.
+        scales = [np.full(d, 2.0**k) for k in (400, -400, 700, -700, 990)]
+        scales += [np.where(np.arange(d) == 0, 2.0**400, 1.0), np.where(np.arange(d) == 0, 2.0**-600, 1.0)]
+        want = answers(x, y)
+        for scale in scales if d < 11 else scales[-1:]:  # the classifiers take most of the time
+            assert answers(scale * x, scale * y) == want, (d, scale)
+    for d in (1, 2):
+        x, y = 1e120 * g.normal(size=(200, d)), 1e120 * (g.normal(size=(200, d)) + 0.4)
+        for kind in ("reverse_kl", "jeffreys"):
+            usual = estimate(Samples(x / 1e120, **settings), Samples(y / 1e120, **settings), kind)
+            found = estimate(Samples(x, **settings), Samples(y, **settings), kind)
+            assert float(found.value) == pytest.approx(float(usual.value), rel=1e-6)
+    wide = [Samples(1e200 * g.normal(size=(60, 40))) for _ in range(2)]  # whose order is examined
+    assert kl_estimate(*wide, method="density_ratio").n == (60, 60)
+    rounded = [Samples(1e120 * g.normal(size=500).round(1), **settings) for _ in range(2)]
+    assert any("common step of 1e+119" in note for note in kl_estimate(*rounded).notes)
+
+
+def test_integers_that_may_be_amounts_get_a_note_with_the_way_out() -> None:
+    g = np.random.default_rng(0)
+    a, b = (g.normal(mean, 10_000, 1000).astype(int) for mean in (50_000, 52_000))
+    note = kl_estimate(Samples(a), Samples(b)).notes[0]
+    assert "categories" in note
+    for made in (Samples(a.astype(float)), Samples(torch.from_numpy(a).double())):
+        found = kl_estimate(made, Samples(b.astype(float)))
+        assert found.interval is not None
+        assert float(found.interval[0]) <= 0.02 <= float(found.interval[1])
+    assert "Samples(x.astype(float))" in note
+    assert "Samples(x.double())" in note
+    assert note in estimate(Samples(a), Samples(b), "js").notes
+    assert note in two_sample_test(Samples(a), Samples(b), permutations=19).notes
+    ages = [Samples(g.integers(0, 90, 1000)) for _ in range(2)]
+    assert not any("amounts" in text for text in kl_estimate(*ages).notes)
+    assert not any("amounts" in text for text in kl_estimate(Samples(a), Poisson(50_000.0)).notes)
 
 
 # --- the verb --------------------------------------------------------------------------------------------------------

@@ -28,8 +28,11 @@ from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.scipy_adapter import ScipyDensity, ShiftedCounts
 from kullback.representations import Logits, Probs, Representation
+from kullback.samples import Samples
 
 _KL = KL()
+# The largest number of values of integers with a row of their own in a table, and of bins; the mean draws of a cell.
+_MOST_VALUES, _MOST_BINS, _DRAWS_IN_A_CELL = 1000, 16, 25
 
 
 def entropy(p: Operand, *, base: float | None = None) -> Tensor:
@@ -157,7 +160,9 @@ def mutual_information(joint: Representation, *, base: float | None = None) -> T
             "joint",
             wanted="a joint table, with two class dimensions",
             got=f"{joint!r}",
-            instead="Probs(table, dim=(-2, -1)), or Counts or Logits likewise",
+            instead=_table_of(joint)
+            if isinstance(joint, Samples)
+            else "Probs(table, dim=(-2, -1)), or Counts or Logits likewise",
         )
     logs = _log_weights(joint)
     logs = logs - safe_logsumexp(logs, -1).unsqueeze(-1)
@@ -165,6 +170,21 @@ def mutual_information(joint: Representation, *, base: float | None = None) -> T
     product = safe_logsumexp(table, -1).unsqueeze(-1) + safe_logsumexp(table, -2).unsqueeze(-2)
     sides = (Logits(x, validate=False) for x in (logs, product.flatten(-2)))
     return (row_divergence(_KL, *sides) / unit).to(_dtype_of(joint))
+
+
+def _table_of(x: Samples) -> str:
+    """Return the call that counts draws of pairs in a table."""
+    if x.tensor.shape[1] != 2:
+        return "Counts(pandas.crosstab(a, b), dim=(-2, -1)), the table of the pairs of two columns a and b"
+    low, high = x.tensor.amin(0), x.tensor.amax(0)
+    if x.discrete and bool((high.long() - low.long() < _MOST_VALUES).all()):
+        bins = [int(value) for value in high.long() - low.long() + 1]
+        bias = "with one for each value"
+    else:
+        bins = [max(2, min(_MOST_BINS, int((len(x) / _DRAWS_IN_A_CELL) ** 0.5)))] * 2
+        bias = f"which is too high by about {(bins[0] - 1) ** 2 / (2 * len(x)):.1g} nats by chance"
+    table = f"torch.histogramdd(torch.as_tensor(x).double(), {bins}).hist"
+    return f"Counts({table}, dim=(-2, -1)), the table of the pairs x in bins, {bias}"
 
 
 def _entropy(call: str, d: object) -> Tensor:
