@@ -56,11 +56,12 @@ def kl_divergence(
 
     Arguments:
         p: the distribution P. It is `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes), a torch
-            distribution, or `Samples` from an unknown P. A frozen SciPy distribution such as
-            ``scipy.stats.norm(0, 1)`` is also accepted; it has dtype float64 and no gradient.
+            distribution, or `Samples` from an unknown P. A SciPy distribution with its parameters, such as
+            ``scipy.stats.norm(0, 1)`` or ``scipy.stats.Normal(mu=0, sigma=1)``, is also accepted; it has dtype float64
+            and no gradient.
         q: the distribution Q. If P is one of the first four, Q is one of them too, or a Categorical, with as many
-            classes. If P is a distribution, Q is a distribution. If P is `Samples`, Q is `Samples` or a known
-            distribution. Batch shapes broadcast.
+            classes. Classes with labels are matched by label. If P is a distribution, Q is a distribution. If P is
+            `Samples`, Q is `Samples` or a known distribution. Batch shapes broadcast.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         method: for two torch distributions, the rule: ``"auto"`` uses the most exact rule available among
             ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` draws at random.
@@ -207,6 +208,9 @@ def estimate(
     `kl_divergence` and `divergence` return it; it is biased upwards. The interval is for the divergence of the
     underlying distributions. It is the same as for `Samples` with one row for each counted sample.
     ``method="coverage_adjusted"``, or another method for categories, corrects the bias of the value.
+
+    Estimates from draws assume that both sides are independent. Numbers that are in both data sets, as of a part and
+    the whole, are noticed. Each then counts on one side only, or the upper limit is infinite; a note says so.
 
     Arguments:
         p: P, as in `kl_divergence`.
