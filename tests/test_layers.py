@@ -51,7 +51,7 @@ LAYERS = {
     ),
     "kullback.estimators": (
         {"directions", "draws", "sample_checks"},
-        {"dependence", "dimension", "knn_entropy", "permutations", "surfaces", "tails"},
+        {"dependence", "dimension", "knn_entropy", "permutations", "shared_draws", "surfaces", "tails"},
         {"lattice", "spans"},
         {"unseen"},
         {"known_categories", "normal_interval"},
@@ -92,7 +92,7 @@ LAYERS = {
         {"registry"},
         {"rounding", "sampling"},
         {"densities"},
-        {"closed_forms", "distribution_checks", "scipy_adapter", "support"},
+        {"closed_forms", "distribution_checks", "other_objects", "scipy_adapter", "support"},
         {"coverage", "integration"},
         {"univariate"},
         {"solve"},

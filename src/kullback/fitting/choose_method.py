@@ -124,6 +124,8 @@ def fit(
     settings = _checked(FitSettings(method, starts, tol, max_iterations, draws, generator, show_progress))
     names = _fixed_names(fixed)
     kind = None if kind is None else as_divergence("fit", kind)
+    if isinstance(q, Representation) and isinstance(to, Representation):
+        q, to = q.aligned_with(to)
     target = _target(to, q)
     is_function = not isinstance(target, Distribution | Samples)
     kind = as_kl(kind) if kind is not None else ReverseKL() if is_function else KL()

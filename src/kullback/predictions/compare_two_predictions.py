@@ -45,6 +45,7 @@ from kullback.predictions.sources import (
     take_clusters,
     take_labels,
 )
+from kullback.representations import Representation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -160,6 +161,8 @@ def compare_predictions(
     check_callback(
         CALL, "progress", progress, "progress=print, which takes the numbers of finished rows and of all rows"
     )
+    if isinstance(p, Representation) and isinstance(q, Representation):
+        p, q = p.aligned_with(q)
     representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(
         "representation", representation
     )
