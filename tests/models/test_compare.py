@@ -95,6 +95,7 @@ def test_all_tokens_are_scored_but_the_first_of_each_window() -> None:
     assert found.text.labels.tolist() == windows[:, 1:].reshape(-1).tolist()
 
 
+@pytest.mark.sweep
 def test_candidates_are_sorted_and_their_differences_paired() -> None:
     found = compare_models(folders.base(), [folders.int8(), folders.bf16()], words(), context=CONTEXT)
     assert [each.model.name for each in found.candidates] == [str(folders.bf16()), str(folders.int8())]
@@ -112,6 +113,7 @@ def test_a_model_and_itself_are_equal() -> None:
     assert found.candidates[0].comparison.divergences["kl_pq"].maximum == 0
 
 
+@pytest.mark.sweep
 def test_the_size_of_blocks_changes_nothing() -> None:
     reports = [
         as_json(compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, block_bytes=size))
@@ -127,6 +129,7 @@ def test_control_tokens_in_a_text_are_text() -> None:
     assert "</s>" in "".join(found.tokens[index] for index in found.text.tokens.tolist())
 
 
+@pytest.mark.sweep
 def test_modules_are_compared_as_folders_are() -> None:
     model, tokenizer = make_model(), make_tokenizer()
     near = make_model(noise=0.05)
@@ -149,6 +152,7 @@ class _WholeLogits(torch.nn.Module):
         return self.inner(input_ids, use_cache=use_cache)
 
 
+@pytest.mark.sweep
 def test_a_module_without_logits_to_keep_gives_the_same() -> None:
     model, tokenizer = make_model(), make_tokenizer()
     near = make_model(noise=0.05)
@@ -197,6 +201,7 @@ def test_documents_without_a_scored_token_are_counted() -> None:
     assert found.notes[0] in str(found)
 
 
+@pytest.mark.sweep
 def test_what_was_given_open_stays_open_and_as_it_was() -> None:
     model, tokenizer = make_model().train(), make_tokenizer()
     opened = open_model(folders.int8())
@@ -286,6 +291,7 @@ def test_padding_of_one_side_alone_is_left_out(swapped: bool) -> None:
     assert any("12 classes without a token" in note for note in candidate.comparison.notes)
 
 
+@pytest.mark.sweep
 def test_tokens_in_another_order_are_matched_by_their_bytes() -> None:
     found = compare_models(folders.base(), folders.shuffled(), words(), context=CONTEXT)
     candidate = found.candidates[0]
