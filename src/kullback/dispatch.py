@@ -53,8 +53,8 @@ def kl_divergence(
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
 
-    The result is never negative and never NaN. It is exactly 0 for P = Q, and +inf if Q has no mass where P has mass. An
-    estimate from random draws whose mean is below 0 is 0, which is nearer to KL; `kl_estimate` notes the mean.
+    The result is never negative and never NaN. It is exactly 0 for P = Q, and +inf if Q has no mass where P has mass.
+    An estimate from random draws whose mean is below 0 is 0, which is nearer to KL; `kl_estimate` notes the mean.
 
     Arguments:
         p: the distribution P. It is `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes), a torch

@@ -20,6 +20,7 @@ from torch.distributions import (
     Gamma,
     Independent,
     LogNormal,
+    LowRankMultivariateNormal,
     MixtureSameFamily,
     MultivariateNormal,
     Normal,
