@@ -146,7 +146,7 @@ def log_prob_inside(q: Distribution, x: Tensor) -> Tensor:
 
 def _support(d: Distribution) -> constraints.Constraint | None:
     try:
-        return cast("constraints.Constraint | None", d.support)
+        return d.support
     except NotImplementedError:
         return None
 

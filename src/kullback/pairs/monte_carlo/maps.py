@@ -102,13 +102,13 @@ def without_shared_maps(p: Distribution, q: Distribution) -> tuple[Distribution,
 
 def pushed(u: Tensor, steps: list[Transform], event_dims: int) -> tuple[Tensor, Tensor | None]:
     """Return the images of draws under maps, and the logarithm of the determinant of their Jacobian."""
-    log_det: Tensor | None = None
+    image, log_det = u, None
     for step in steps:
-        x = step(u)
-        change = step.log_abs_det_jacobian(u, x)
+        before: Tensor = image
+        image = cast("Tensor", step(before))
+        change: Tensor = step.log_abs_det_jacobian(before, image)
         more = event_dims - step.domain.event_dim
         change = change.flatten(-more).sum(-1) if more else change
         log_det = change if log_det is None else log_det + change
         event_dims += step.codomain.event_dim - step.domain.event_dim
-        u = x
-    return u, log_det
+    return image, log_det
