@@ -329,6 +329,7 @@ def test_nan_is_named_by_its_position() -> None:
         compare_models(model, broken, words(), tokenizer=tokenizer, context=CONTEXT)
 
 
+@pytest.mark.sweep
 def test_a_file_of_predictions_stands_for_a_model(tmp_path: Path) -> None:
     windows = torch.from_numpy(windows_by_hand(folders.base(), words(), CONTEXT))
     stored = logits_of(folders.int8(), windows)[:, CONTEXT // 2 : CONTEXT - 1].reshape(-1, 512)
@@ -347,6 +348,7 @@ def test_a_file_of_predictions_stands_for_a_model(tmp_path: Path) -> None:
         assert mean_kl(compare_models(folders.base(), source, words(), context=CONTEXT)) == mean_kl(found)
 
 
+@pytest.mark.sweep
 def test_the_noise_floor_is_that_of_the_dtype() -> None:
     found = compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT, noise_floor=True)
     coarse = found.noise_floor
@@ -362,6 +364,7 @@ def test_the_noise_floor_is_that_of_the_dtype() -> None:
     assert mean_kl(found) == mean_kl(compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT))
 
 
+@pytest.mark.sweep
 def test_the_noise_floor_of_a_folder_is_measured_on_few_windows() -> None:
     found = compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT)
     few, windows = found.noise_floor, len(found.text)
@@ -423,6 +426,7 @@ class _StopError(Exception):
     pass
 
 
+@pytest.mark.sweep
 def test_a_run_that_was_stopped_goes_on_to_the_same_report(tmp_path: Path) -> None:
     state = tmp_path / "state"
     rivals = [folders.int8(), folders.bf16()]
@@ -482,6 +486,7 @@ def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
     assert other.read_text() == "my notes\n"
 
 
+@pytest.mark.sweep
 def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
     state = tmp_path / "state"
 
@@ -522,6 +527,7 @@ def _refused_as_damaged(state: Path) -> None:
     assert state.read_bytes() == before
 
 
+@pytest.mark.sweep
 def test_of_a_short_text_every_token_is_kept() -> None:
     found = compare_models(folders.base(), folders.int8(), words(2500), context=CONTEXT)
     assert found.whole_text
@@ -637,6 +643,7 @@ def test_names_that_are_none_are_refused(given: Any, said: str) -> None:
     assert said in str(caught.value)
 
 
+@pytest.mark.sweep
 def test_windows_that_resemble_their_neighbors_are_taken_in_blocks() -> None:
     rng = np.random.default_rng(0)
     stretches = [
