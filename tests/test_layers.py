@@ -94,7 +94,7 @@ LAYERS = {
         {"densities"},
         {"closed_forms", "distribution_checks", "other_objects", "scipy_adapter", "support"},
         {"coverage", "integration"},
-        {"univariate"},
+        {"monte_carlo", "univariate"},
         {"solve"},
         {"bounds", "install"},
         {"__init__"},

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from kullback.common.bijective import check_bijective
 from kullback.common.inputs import check_confidence, check_generator, number_from, whole_from
 from kullback.errors import ArgumentTypeError, NoRuleError, invalid_type, invalid_value, no_rule, safe_repr
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence, behaves_as
@@ -19,6 +20,7 @@ from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import FEWEST_DRAWS, METHODS, SolveOptions
 from kullback.pairs.clone import with_ordinary_tensors
 from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
+from kullback.pairs.distribution_checks import check_domains
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.pairs.other_objects import line_for
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch, with_equal_outcomes
@@ -53,6 +55,7 @@ def kl_divergence(
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
 
     The result is never negative and never NaN. It is exactly 0 for P = Q, and +inf if Q has no mass where P has mass.
+    An estimate from random draws whose mean is below 0 is 0, which is nearer to KL; `kl_estimate` notes the mean.
 
     Arguments:
         p: the distribution P. It is `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes), a torch
@@ -64,7 +67,8 @@ def kl_divergence(
             `Samples`, Q is `Samples` or a known distribution. Batch shapes broadcast.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         method: for two torch distributions, the rule: ``"auto"`` uses the most exact rule available among
-            ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` draws at random.
+            ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` draws at random,
+            and refuses draws that lost the digits it needs, or that prove that a density is not normalized.
             For `Samples`, the name of a function in `kullback.estimators`, or ``"auto"`` for the one that suits the
             samples.
         rtol: the relative error that a sum or an integral must reach. By default, it aims at 1e-10 in float64.
@@ -153,7 +157,7 @@ def divergence(
         q: Q, as in `kl_divergence`.
         kind: the divergence, such as ``KL()``, ``JensenShannon(beta=0.5)`` or ``Renyi(alpha=2)``, or its name, such as
             ``"js:0.5"`` (`kullback.generators.parse`). Distributions of vectors support ``KL()``, ``ReverseKL()``,
-            ``Jeffreys()``, and powers of p / q where they have a closed form.
+            ``Jeffreys()``, powers of p / q where they have a closed form, and other kinds by random draws.
         base: the base of the logarithm, for the kinds that have one: 2 gives bits. The default gives nats.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
 
@@ -402,6 +406,9 @@ def _answer(
     ):
         from kullback.estimators.choose_estimator import estimate_from_samples
 
+        for name, side in (("p", p), ("q", q)):
+            if isinstance(side, Distribution):
+                check_bijective(call, name, side)
         answer = estimate_from_samples(
             call, p, q, kind, method, confidence=options.confidence, generator=options.generator
         )
@@ -491,6 +498,8 @@ def between_distributions(
         kind = as_kl(kind)
     if kind is _KL or behaves_as(kind, KL):
         return estimate_pair(call, p, q, options)
+    if behaves_as(kind, ReverseKL) or behaves_as(kind, Jeffreys):  # before P and Q change places
+        check_domains(call, p, q)
     if behaves_as(kind, ReverseKL):
         return estimate_pair(call, q, p, options)
     if behaves_as(kind, Jeffreys):

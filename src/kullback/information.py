@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Independent, Multinomial
 
+from kullback.common.bijective import check_bijective
 from kullback.common.dtypes import upcast
 from kullback.common.special import safe_log, safe_logsumexp
 from kullback.dispatch import (
@@ -192,6 +193,8 @@ def _entropy(call: str, d: object) -> Tensor:
     d = of_classes(d.base_dist if isinstance(d, ShiftedCounts) else d)
     if isinstance(d, Representation):
         return _cross_entropy_of_classes(d, d)
+    if isinstance(d, Distribution):
+        check_bijective(call, "p", d)
     # torch computes a part of a Multinomial's entropy in float32.
     if not isinstance(d, Distribution) or isinstance(d, Multinomial) or overrides_density(d):
         raise _no_entropy(call, d)

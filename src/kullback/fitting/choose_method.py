@@ -17,6 +17,7 @@ from torch.distributions import (
     OneHotCategorical,
 )
 
+from kullback.common.bijective import check_bijective
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import check_flag, check_generator, number_from, whole_from
 from kullback.errors import (
@@ -127,6 +128,9 @@ def fit(
     if isinstance(q, Representation) and isinstance(to, Representation):
         q, to = q.aligned_with(to)
     target = _target(to, q)
+    for name, side in (("to", target), ("q", q)):
+        if isinstance(side, Distribution):
+            check_bijective("fit", name, side)
     is_function = not isinstance(target, Distribution | Samples)
     kind = as_kl(kind) if kind is not None else ReverseKL() if is_function else KL()
     objective = _objective(target, kind)

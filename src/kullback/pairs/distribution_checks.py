@@ -14,6 +14,7 @@ from torch.distributions import (
     constraints,
 )
 
+from kullback.common.bijective import check_bijective
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.errors import invalid_value, no_rule
@@ -26,14 +27,17 @@ from kullback.pairs.registry import names_of
 _ROUNDING = 1e-6
 # Parameters that have to be finite and, except for the location, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")
+_OF_TRIALS = ("total_count", "probs")
+_LARGEST_PROBABILITY = 1 + 1e-6  # above 1 by rounding
 
 # The distribution that has a parameter, the parameter's name, and the parameter.
 _Parameter = tuple[Distribution, str, Tensor]
 
 
 def check_domains(call: str, p: Distribution, q: Distribution) -> None:
-    """Raise if a transform is applied to mass outside its domain, such as the logarithm to a Normal."""
+    """Raise if a map is not one-to-one, or is applied to mass outside its domain, such as the logarithm to a Normal."""
     for argument, d in (("p", p), ("q", q)):
+        check_bijective(call, argument, d)
         inner = _unwrapped(d)
         if isinstance(inner, TransformedDistribution):
             _checked_ends(call, argument, inner)
@@ -124,11 +128,14 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
         )
     for argument, side in sides:
         for owner, name, x in side:
-            if name not in _NUMBERS or not (are_readable or can_inspect(x)):
+            if name not in (*_NUMBERS, *_OF_TRIALS) or not (are_readable or can_inspect(x)):
                 continue
             is_wrong, allowed = x.isinf(), "a finite"
+            if name in _OF_TRIALS:
+                is_wrong = is_wrong | (x < 0) | ((x > _LARGEST_PROBABILITY) & (name == "probs"))
+                allowed = "a finite and non-negative" if name == "total_count" else "numbers from 0 to 1 as"
             is_free = isinstance(owner, GeneralizedPareto) and name == "concentration"
-            if name != "loc" and not is_free:  # a Poisson may have the rate 0
+            if name in _NUMBERS and name != "loc" and not is_free:  # a Poisson may have the rate 0
                 is_wrong = is_wrong | (x < 0 if isinstance(owner, Poisson) else x <= 0)
                 allowed = "a finite and positive"
             if bool(is_wrong.any()):
@@ -139,7 +146,8 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
                     argument,
                     wanted=f"{allowed} {name} in {type(owner).__name__}",
                     got=f"{float(x[index].detach())}{at}",
-                    instead="p and q without these elements of the batch, or a small positive number in place of 0",
+                    instead="p and q without these elements of the batch"
+                    + (", or a small positive number in place of 0" if name in _NUMBERS else ""),
                 )
 
 
