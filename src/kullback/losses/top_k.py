@@ -221,7 +221,7 @@ class TopKRows(PartialRows):
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
             # The mass outside is 0 if it is at most rounding and the student has none there.
             kept = log_probs.exp().sum(-1, keepdim=True)
-            is_more = 1 - kept > torch.where(is_whole, 1, self.rounding)
+            is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
             some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
             left = torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
         p = torch.cat([log_probs / self.temperature, left], -1)
