@@ -300,7 +300,7 @@ FUNCTIONS: dict[str, tuple[Function, Function]] = {
         for kind in FORMULAS
     },
 }
-NOT_FORWARD = {"distillation_loss of top classes"}
+NOT_FORWARD: set[str] = set()
 OF_FORWARD = {"forward_ad", "func.jvp", "func.linearize", "forward over backward", "func.hessian"}
 
 

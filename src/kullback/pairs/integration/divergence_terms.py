@@ -116,7 +116,9 @@ class DivergenceTerms(NamedTuple):
         return sides[0], sides[1]
 
     def _derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        if behaves_as(self.kind, Renyi):  # of order 0, which depends on the masses that are 0, or of order inf
+        if behaves_as(
+            self.kind, Renyi
+        ):  # of order 0, which depends on the masses that are 0, or of order inf
             return self.kind.derivatives(pair_of_logs(log_p, log_q))
         # A mass of 0 is replaced by a negligible one, which has a derivative.
         logs = (torch.where(log == -torch.inf, _NO_MASS, log) for log in (log_p, log_q))
