@@ -12,7 +12,7 @@ import gzip
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -249,6 +249,17 @@ def is_wrong(found: Tensor, true: float, order: int) -> bool:
     """Return whether a derivative of this order is not the true one."""
     relative, absolute = TOLERANCES[order]
     return not abs(float(found) - true) <= relative * abs(true) + absolute
+
+
+def wrong_routes(f: Function, start: float, truth: Truth, names: Iterable[str]) -> list[str]:
+    """Return the routes whose derivative is not the true one, with both numbers."""
+    wrong: list[str] = []
+    for name in names:
+        order = 1 if name in FIRST else 2
+        found = ROUTES[name](f, start)
+        if is_wrong(found, truth[order - 1], order):
+            wrong.append(f"{name}: {float(found)!r}, truth {truth[order - 1]!r}")
+    return wrong
 
 
 if __name__ == "__main__":
