@@ -389,6 +389,7 @@ def test_derivatives_and_transforms_agree(kind: Divergence) -> None:
     torch.testing.assert_close(hessian, hessian.T)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", [KL(), JensenShannon(beta=0.3), Renyi(alpha=2)], ids=repr)
 def test_compiles_into_one_graph(kind: Divergence) -> None:
     torch.compiler.reset()

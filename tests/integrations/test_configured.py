@@ -24,6 +24,8 @@ from kullback.integrations.modelopt import LogitsDistillationLoss
 from kullback.integrations.nemo import KDLoss
 from kullback.integrations.torchtune import ChunkedDistillationLoss
 
+pytestmark = pytest.mark.heavy
+
 LABELS = torch.tensor([[3, -100, 1, 0, 2, -100], [1, 2, -100, 4, 0, 0]])
 
 

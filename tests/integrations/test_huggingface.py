@@ -27,7 +27,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 from kullback.integrations.huggingface import DistillationTrainer, compute_loss_func  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the Trainer's own
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # of the Trainer's own
 LOSSES = [DistillationLoss, LinearDistillationLoss]
 EACH_LOSS = pytest.mark.parametrize("make", LOSSES)
 

@@ -20,7 +20,7 @@ from trl import DistillationConfig, DistillationTrainer as TheirTrainer
 
 from kullback.integrations.trl import DistillationTrainer
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL's own
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # of TRL's own
 
 
 @pytest.fixture(scope="module")

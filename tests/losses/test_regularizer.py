@@ -484,6 +484,7 @@ def run(loss, regularizer: KLRegularizer) -> list[Tensor]:
     return seen
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_compiled_as_one_graph_once_for_all_steps(options):
     if "balance" in options and TorchVersion(torch.__version__) < (2, 13):
@@ -510,6 +511,7 @@ def test_compiled_as_one_graph_once_for_all_steps(options):
     assert len(graphs) == 1
 
 
+@pytest.mark.heavy
 def test_two_terms_of_a_pair_never_seen_before_compile_as_one_graph():
     """What kullback remembers of a pair of types must not change while a graph is traced that asks for it."""
     torch.compiler.reset()
@@ -603,6 +605,7 @@ def test_the_cases_of_the_processes_tell_shared_decisions_from_their_own():
         assert any((own != apart[2]).any() for own in apart[:2]), name
 
 
+@pytest.mark.heavy
 def test_two_processes_train_as_one_with_the_whole_batch(tmp_path):
     address = f"file://{tmp_path}/rendezvous"
     torch.multiprocessing.spawn(_run_process, args=(address,), nprocs=PROCESSES)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kullback.tables.columns.types import Field
     from kullback.tables.table_profile import Profile
 
-# The codes of findings, each with its usual level and when it is reported. Within version 2 of the JSON codes may be
-# added, never changed.
 FINDINGS: dict[str, tuple[Level, str]] = {
     "no-rows": ("error", "a table has no rows, or no weight: there is no comparison"),
     "no-common-column": ("error", "the tables share no column: there is no comparison"),
@@ -63,6 +61,10 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "infinite": ("note", "the divergence of the counts is infinite: a bin is empty on one side"),
     "rare-categories": ("note", "values too rare to be compared one by one were compared in groups"),
 }
+"""The codes of findings, each with its usual level and when it is reported.
+
+Within version 2 of the JSON codes may be added, never changed.
+"""
 MOST_NAMED = 100  # new and vanished categories that a result names
 NAMED = 5  # of these in a sentence
 
