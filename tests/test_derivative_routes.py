@@ -49,6 +49,7 @@ CASES = [case_of(**entry) for entry in ENTRIES]
 OURS = ("create_graph", "double backward")
 
 
+@pytest.mark.sweep
 def test_pairs_with_shared_parameters_have_the_derivatives_of_their_formulas() -> None:
     """Every pair of the audit that has a formula, by the routes of plain autograd."""
     wrong: list[str] = []
