@@ -19,6 +19,8 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 # torch has no public function that detects the batched tensors of vmap and of batched gradients.
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 _is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
+_dispatch_mode: Callable[[Any], Any] = torch._C._get_dispatch_mode  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+_PROXY = torch._C._TorchDispatchModeKey.PROXY  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 _is_legacy_batch: Callable[[Tensor], bool] = _functorch.is_legacy_batchedtensor
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -357,12 +359,17 @@ def can_inspect(x: Tensor) -> bool:
 
 def can_inspect_all(tensors: Iterable[Tensor]) -> bool:
     """Return whether Python can read the values of all tensors."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_traced():
         return False
     for x in tensors:
         if x.is_meta or (type(x) is not Tensor and is_fake(x)) or _is_wrapped(x) or _is_legacy_batch(x):
             return False
     return True
+
+
+def is_traced() -> bool:
+    """Return whether ``make_fx`` records the operations, as in ``torch.func.linearize``: values are then unknown."""
+    return _dispatch_mode(_PROXY) is not None
 
 
 def first_of(mask: Tensor) -> str:

@@ -16,7 +16,7 @@ from torch.distributions import (
 
 from kullback.common.bijective import check_bijective
 from kullback.common.dtypes import tensor_of, upcast
-from kullback.common.inputs import can_inspect, can_inspect_all
+from kullback.common.inputs import can_inspect, can_inspect_all, is_traced
 from kullback.errors import invalid_value, no_rule
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.image import Ends, ends_after, steps_of
@@ -61,7 +61,7 @@ def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
         if (
             ends is None
             or domain is None
-            or not all(can_inspect(x) for x in (*ends, *domain) if x is not None)
+            or not can_inspect_all(x for x in (*ends, *domain) if x is not None)
         ):
             return None
         if not _is_inside(ends, domain):
@@ -118,6 +118,14 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
     sides = ("p", _parameters(p)), ("q", _parameters(q))
     parameters = [x for _, side in sides for _, _, x in side]
     are_readable = can_inspect_all(parameters)
+    if is_traced():
+        raise no_rule(
+            call,
+            "p, q",
+            wanted="parameters whose values an integral or a sum can read",
+            got=f"{names_of(type(p), type(q))} inside of torch.func.linearize or make_fx",
+            instead=f"torch.func.jvp, or {call}(p, q) outside of the traced function",
+        )
     if not are_readable and any(not can_inspect(x) and is_batched(x) for x in parameters):
         raise no_rule(
             call,

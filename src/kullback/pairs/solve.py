@@ -463,7 +463,8 @@ def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptio
     error = cast("Tensor", result.error)
     is_nan = result.value.isnan() & error.isnan()  # because a parameter is NaN
     short = ~(options.is_accepted(result.value, error) | is_nan)
-    if not bool(short.any()):
+    # Values that cannot be read are sums over classes, which are exact: integrals and series refuse them.
+    if not can_inspect_all((short,)) or not bool(short.any()):
         return result
     is_kl = behaves_as(kind, KL)
     again = (

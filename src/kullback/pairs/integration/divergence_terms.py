@@ -107,7 +107,7 @@ class DivergenceTerms(NamedTuple):
         Each is exact relative to its own mass, however large the other mass is: far out on a tail the derivative of
         the logarithm of a density is huge. The derivatives are differentiable.
         """
-        if 0 != self.order != 1:
+        if 0 != self.order != 1 and self.order < math.inf:
             derivatives = self._power_derivatives(log_p, log_q)
         elif self.beyond is None:
             derivatives = self._derivatives(log_p, log_q)
@@ -124,7 +124,9 @@ class DivergenceTerms(NamedTuple):
         return sides[0], sides[1]
 
     def _derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        if behaves_as(self.kind, Renyi):  # of order 0, which depends on the masses that are 0
+        if behaves_as(
+            self.kind, Renyi
+        ):  # of order 0, which depends on the masses that are 0, or of order inf
             return self.kind.derivatives(pair_of_logs(log_p, log_q))
         # A mass of 0 is replaced by a negligible one, which has a derivative.
         logs = (torch.where(log == -torch.inf, _NO_MASS, log) for log in (log_p, log_q))
