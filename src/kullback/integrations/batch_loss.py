@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from kullback.common.inputs import check_flag
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.common.words import NO_LABEL as _NO_LABEL
+from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
 from kullback.integrations.frozen_teacher import check_apart, check_statistics, evaluating, freeze
 from kullback.integrations.model_heads import ModelHead
 from kullback.integrations.model_reading import (
@@ -29,8 +30,11 @@ from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["STORED", "BatchLoss", "at_least_one", "next_tokens", "of_tokens"]
 
-# The fields of a batch that replace a teacher: its most probable tokens, shape (..., tokens, k).
-STORED = ("teacher_indices", "teacher_log_probs")
+# The fields of a batch that replace a teacher: its most probable tokens, shape (..., tokens, k), and, if known, the
+# true token that each row is a prediction of, shape (..., tokens).
+STORED = ("teacher_indices", "teacher_log_probs", "teacher_labels")
+# The largest probability by chance at which stored rows are taken to be those of the tokens before.
+_CHANCE = 1e-4
 
 
 def next_tokens(labels: Tensor, ignore_index: int = -100) -> Tensor:
@@ -182,7 +186,7 @@ class BatchLoss:
         else:
             outputs = model(**{**no_cache(base), **features})
             student = of_given_tokens(unwrapped, features, logits_of(outputs))
-            sides = {"student": student, "teacher": self._taught(features, inputs)}
+            sides = {"student": student, "teacher": self._taught(base, features, inputs)}
         counted = self._counted(base, sides["student"], inputs)
         loss = self.of_sides(sides, normalizer=normalizer, **counted)
         return loss + self._router_loss(base, outputs, counted, normalizer), outputs
@@ -280,8 +284,8 @@ class BatchLoss:
         causal = self.is_causal(model)
         return {"labels": of_tokens(self.call, logits, labels, self.loss.ignore_index, causal)}
 
-    def _stored(self, inputs: Mapping[str, Any]) -> TopK:
-        indices, log_probs = (inputs.get(name) for name in STORED)
+    def _stored(self, student: Any, inputs: Mapping[str, Any]) -> TopK:
+        indices, log_probs, labels = (inputs.get(name) for name in STORED)
         if not isinstance(indices, Tensor) or not isinstance(log_probs, Tensor):
             raise invalid_value(
                 self.call,
@@ -290,14 +294,58 @@ class BatchLoss:
                 got=f"None, and a batch of {', '.join(inputs)}",
                 instead="teacher=AutoModelForCausalLM.from_pretrained(...)",
             )
+        tokens = inputs.get("input_ids")
+        if isinstance(tokens, Tensor) and tokens.shape == indices.shape[:-1] and self.is_causal(student):
+            listed = log_probs > -torch.inf
+            if isinstance(labels, Tensor):
+                self._require_aligned(labels, tokens)
+            elif self._is_checked():
+                self._refuse_shifted(torch.where(listed, indices, -1), tokens, inputs.get("attention_mask"))
         return TopK(indices, log_probs)
 
-    def _taught(self, features: dict[str, Any], inputs: Mapping[str, Any]) -> Any:
+    def _taught(self, student: Any, features: dict[str, Any], inputs: Mapping[str, Any]) -> Any:
         """Return the teacher's logits, or its most probable tokens."""
         if self.teacher is None:
-            return self._stored(inputs)
+            return self._stored(student, inputs)
         outputs = self.teach(**{**no_cache(without_wrappers(self.teacher)), **features})
         return of_given_tokens(self.teacher, features, logits_of(outputs))
+
+    def _require_aligned(self, labels: Tensor, tokens: Tensor) -> None:
+        """Refuse stored predictions of other tokens than the next ones."""
+        following = next_tokens(tokens, _NO_LABEL)
+        wrong = (labels != _NO_LABEL) & (following != _NO_LABEL) & (labels != following)
+        if bool(wrong.any()):
+            place = tuple(int(i) for i in wrong.nonzero()[0])
+            got = f"a prediction of token {int(labels[place])} at index {place}, where {int(following[place])} follows"
+            raise self._shifted("teacher_labels", got)
+
+    def _refuse_shifted(self, indices: Tensor, tokens: Tensor, mask: object) -> None:
+        """Refuse stored predictions that list the token of their own position, and not the next one.
+
+        Servers list the true token with the most probable ones. Rows that list their own token more often than the
+        next, beyond chance, are predictions of their own token.
+        """
+        counted = (indices >= 0).any(-1)
+        counted[..., -1:] = False
+        if isinstance(mask, Tensor) and mask.shape == tokens.shape:
+            counted &= next_tokens(mask, 0).bool() & mask.bool()
+        own = (indices == tokens.unsqueeze(-1)).any(-1)
+        following = (indices == next_tokens(tokens, _NO_LABEL).unsqueeze(-1)).any(-1)
+        more, fewer = (int((x & ~y & counted).sum()) for x, y in ((own, following), (following, own)))
+        if more > fewer and _sign_test(more, fewer) < _CHANCE:
+            rows, *listing = (int((x & counted).sum()) for x in (counted, own, following))
+            got = f"{rows} rows, of which {listing[0]} list the token at their position and {listing[1]} the next one"
+            raise self._shifted("teacher_indices", got)
+
+    def _shifted(self, argument: str, got: str) -> ArgumentValueError:
+        return invalid_value(
+            self.call,
+            argument,
+            wanted="in row i the prediction of the token after position i",
+            got=got,
+            instead="StoredTeacherCollator(collator, rows_predict='own') if row i predicts the token at i, as vLLM "
+            "and SGLang number them, or x.roll(-1, 1) of each field teacher_*",
+        )
 
     def _of_heads(
         self,
@@ -310,7 +358,7 @@ class BatchLoss:
         """Return the hidden states and heads of both sides as arguments of the loss, and the student's outputs."""
         sides, outputs = self._side("student", model, unwrapped, features, keep_logits)
         if self.teacher is None:
-            sides["teacher"] = self._stored(inputs)
+            sides["teacher"] = self._stored(unwrapped, inputs)
         else:
             sides |= self._side("teacher", self.teach, self.teacher, features, keep_logits=False)[0]
         kept = {name: x for name, x in outputs.items() if not name.endswith("hidden_states")}
@@ -331,3 +379,9 @@ class BatchLoss:
             head.check_logits(self.loss, hidden[:, -1:], outputs.logits[:, -1:])
         tensors = of_given_tokens(module, features, hidden), head.linear.weight, head.linear.bias
         return dict(zip((side, f"{side}_weight", f"{side}_bias"), tensors, strict=True)), outputs
+
+
+def _sign_test(more: int, fewer: int) -> float:
+    """Return a bound of the probability that at least `more` of so many fair coins show heads (Chernoff, 1952)."""
+    n = more + fewer
+    return math.exp(-sum(x * math.log(2 * x / n) for x in (more, fewer) if x))

@@ -118,8 +118,10 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
     Arguments:
         args: the Trainer's, by position, such as the model and its `TrainingArguments`.
         teacher: the teacher; None if the batches have its most probable tokens, as ``teacher_indices`` and
-            ``teacher_log_probs`` of shape (batch, tokens, k). Row i predicts the token after position i. It is frozen,
-            so it must not share parameters that learn with the model.
+            ``teacher_log_probs`` of shape (batch, tokens, k). Row i predicts the token after position i; rows that
+            predict the token at their position are refused. With ``teacher_labels`` of shape (batch, tokens), the
+            tokens that the rows predict, every row is checked. `StoredTeacherCollator` makes such batches. A teacher is
+            frozen, so it must not share parameters that learn with the model.
         loss: the loss, ``DistillationLoss()`` if left out. A `LinearDistillationLoss` takes hidden states and heads,
             and never stores all logits of either side. The models must support `logits_to_keep`. With the first batch,
             the trainer checks that the head, with the cap and scale of the loss, gives the model's logits.
@@ -131,7 +133,8 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
         ArgumentTypeError: `loss` or `teacher` is of the wrong type.
         ArgumentValueError: `loss` has a reduction that is not a mean; the teacher shares parameters that learn;
             `causal` is True and the model says otherwise; at a batch, the loss does not fit the models, or is +inf with
-            ``vocabulary="mask"`` because a side lacks classes, or the batch holds no teacher.
+            ``vocabulary="mask"`` because a side lacks classes, or the batch holds no teacher, or stored predictions of
+            other tokens.
         OptionalDependencyError: transformers or accelerate is not installed.
 
     Gradient:

@@ -398,6 +398,7 @@ def linear_distillation_loss(
     inspected = [*tensors, weights, None if mixed is None else mixed.classes]
     if stored is not None:
         stored.check_indices(HEAD_CALL, n_classes)
+        stored.check_counted(HEAD_CALL, weights)
         rows = stored.rows(settings.kind, n_classes, temperature, accurate_dtype(student.device))
         tensors.append(rows.log_probs)
         inspected += [rows.log_probs, rows.indices]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import accurate_dtype, upcast
+from kullback.common.gradients import gradients_of
 from kullback.common.inputs import all_recordable, are_logits, check_dense, is_other_storage
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence
@@ -186,16 +187,7 @@ class HeadRows(NamedTuple):
         if self.counted is not None:
             excluded = tensors[0].new_ones(len(tensors[0]), dtype=torch.bool)
             excluded = excluded.index_fill(0, self.counted, False)
-        with torch.enable_grad():
-            # Both sides may share a tensor; the aliases have separate gradients.
-            aliases = [x if x is None else x.view_as(x) for x in tensors]
-            chosen = [x for x, want in zip(aliases, wanted, strict=True) if want and x is not None]
-            values = self.reference_rows(aliases, excluded)
-            gradients = iter(torch.autograd.grad(values, chosen, grad.to(values.dtype), create_graph=True))
-        return [
-            next(gradients) if want and x is not None else None
-            for x, want in zip(aliases, wanted, strict=True)
-        ]
+        return gradients_of(lambda aliases: self.reference_rows(aliases, excluded), tensors, grad, wanted)
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Compute the divergence of each position from all logits at once, by differentiable operations."""

@@ -84,6 +84,10 @@ class AffineDensity(Density):
     def nonsmooth_points(self) -> list[Tensor]:
         return [self.loc + self.scale * point for point in self.part.nonsmooth_points()]
 
+    def image_coordinate(self, t: Tensor) -> Tensor:
+        """Convert the part's coordinate to the coordinate of this density."""
+        return self._own_coordinate(t)
+
     def _own_coordinate(self, t: Tensor) -> Tensor:
         """Convert the part's coordinate to the coordinate of this density."""
         own = self.part.coordinate()
