@@ -8,6 +8,7 @@ forms.
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -29,11 +30,9 @@ LARGE_MATRIX = 128
 
 # The largest estimate of the relative error that is accepted. `benchmarks/bench_normals.py` compares the estimates with
 # true errors, which are less than a hundredth of them.
-_ACCEPTED = {torch.float64: 1e-11, torch.float32: 1e-7}
-# Rounding of these parts is not estimated below this KL: the exact forms compare nearly equal covariances.
-_FAR_APART = 0.01
+_ACCEPTED = {torch.float64: 1e-10, torch.float32: 1e-7}
 # The norm may exceed its estimate from images of random vectors by this factor.
-_SPREAD_OF_ESTIMATE, _VECTORS = 8.0, 12
+_SPREAD_OF_ESTIMATE, _VECTORS = 8.0, 4
 LARGEST_ROOT = 300
 """Products with a precision lose five digits if the columns of W are this many deviations of the noise."""
 
@@ -88,7 +87,7 @@ def large_divergence(p: Distribution, q: Distribution) -> Tensor | None:
     if sides is None:
         return None
     value, dtype = (_of_covariances(*sides) + _of_means(*sides)) / 2, dtype_of(p, q)
-    if _accepted_error(sides, value.detach(), dtype) is None:
+    if not _is_accepted(sides, value.detach(), dtype):
         return None
     value = (value.clamp(min=0) + 0.0).to(dtype)
     return value.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
@@ -96,30 +95,61 @@ def large_divergence(p: Distribution, q: Distribution) -> Tensor | None:
 
 def large_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
     """Bound the rounding error of `large_divergence`; None where that declines a pair."""
-    with torch.no_grad():
-        sides = _sides(p, q)
-        error = None if sides is None else _accepted_error(sides, upcast(value), dtype_of(p, q))
-    return None if error is None else 4 * error.expand(value.shape)
+    sides = _sides(p, q)
+    if sides is None or not _is_accepted(sides, upcast(value), dtype_of(p, q)):
+        return None
+    return (4 * _error(sides, upcast(value))).expand(value.shape)
 
 
-def _accepted_error(sides: _Sides, value: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Estimate the rounding error; return None if it is too large for the dtype, or if P and Q are nearly equal.
+def _is_accepted(sides: _Sides, value: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether the factors are exact, or their rounding costs no digits of the dtype."""
+    if not bool(value.isfinite().all()):
+        return False
+    if all(isinstance(side, _Full) and side.is_exact for side in sides):
+        return True
+    limit = _ACCEPTED.get(dtype, _ACCEPTED[torch.float32])
+    return bool((_error(sides, value) <= limit * value).all())
 
-    Rounding changes a covariance by a small multiple of its variances D^2. It changes KL by this multiple of the
-    squared norms of L^-1 D and K^-1 D, which the images of random vectors estimate.
+
+def _error(sides: _Sides, value: Tensor) -> Tensor:
+    """Estimate the rounding error.
+
+    Rounding changes a covariance with the variances D^2 by D R D, where the entries of R are a small multiple of the
+    rounding. It changes KL by the sum of the products of R and D G D, for the derivative G of KL by the covariance.
+    The images of random vectors estimate the norm of D G D.
     """
     with torch.no_grad():
         p, q = sides
-        of_means = _of_means(p, q) / 2
-        error = _ROUNDING * _canceling(p, q, value)
-        are_exact = all(isinstance(side, _Full) and side.is_exact for side in sides)
-        if not are_exact:  # otherwise no form is more exact
-            variances = _variances(p), torch.maximum(_variances(p), _variances(q))
-            growth = _growth(p, variances[0]) + _growth(q, variances[1]) * (1 + 2 * of_means)
-            error = error + _ROUNDING * _SPREAD_OF_ESTIMATE * growth
-        limit = _ACCEPTED.get(dtype, _ACCEPTED[torch.float32])
-        is_accepted = are_exact | ((value - of_means > _FAR_APART) & (error <= limit * value))
-        return error if bool((is_accepted & value.isfinite()).all()) else None
+        shift = (p.mean - q.mean).unsqueeze(-1)
+        spread_p, spread_q = (torch.sqrt(_variances(side)).unsqueeze(-1) for side in sides)
+        vectors = _random_vectors(p.mean.shape[-1]).to(shift.device)
+        by_q, by_q_of_p, step = (
+            _precision_times(q, x) for x in (spread_q * vectors, spread_p * vectors, shift)
+        )
+        by_covariance_q = by_q - _precision_times(q, _covariance_times(p, by_q))
+        by_covariance_p = by_q_of_p - _precision_times(p, spread_p * vectors)
+        is_exchanged = isinstance(p, _Full) and p.is_precision
+        of_step = (spread_p * shift) if is_exchanged else spread_q * step
+        norms = sum(
+            (spread * by).square().sum((-2, -1)).div(2 * _VECTORS).sqrt()
+            for spread, by in ((spread_p, by_covariance_p), (spread_q, by_covariance_q))
+        )
+        factor = _SPREAD_OF_ESTIMATE * math.sqrt(p.mean.shape[-1])
+        return _ROUNDING * (factor * norms + 8 * of_step.square().sum((-2, -1)) + _canceling(p, q, value))
+
+
+def _precision_times(side: _Side, columns: Tensor) -> Tensor:
+    if isinstance(side, _LowRank):
+        deviations = side.deviations.unsqueeze(-1)
+        return side.whitened.residual(columns / deviations)[0] / deviations
+    return _solved(side.root.mT, _solved(side.root, columns), upper=True)
+
+
+def _covariance_times(side: _Side, columns: Tensor) -> Tensor:
+    if isinstance(side, _LowRank):
+        return side.factors @ (side.factors.mT @ columns) + side.noise.unsqueeze(-1) * columns
+    root = _lower(side)
+    return root @ (root.mT @ columns)
 
 
 def _variances(side: _Side) -> Tensor:
@@ -128,23 +158,15 @@ def _variances(side: _Side) -> Tensor:
     return _lower(side).square().sum(-1) if side.diagonal is None else side.diagonal
 
 
-def _canceling(p: _Side, q: _Side, value: Tensor) -> Tensor | int:
-    """Return the sizes of the terms that cancel."""
+def _canceling(p: _Side, q: _Side, value: Tensor) -> Tensor:
+    """Return the sizes of the terms that cancel, and of the terms of M."""
+    size = value.new_full((), p.mean.shape[-1])
+    for side in (p, q):
+        if isinstance(side, _LowRank):
+            size = size + side.whitened.root.diagonal(dim1=-2, dim2=-1).square().sum(-1)
     if isinstance(p, _LowRank):
-        return 2 * (value + p.whitened.log_det())
-    if isinstance(q, _LowRank):
-        return 2 * (value + _explained(p, q))
-    return p.mean.shape[-1]
-
-
-def _growth(side: _Side, variances: Tensor) -> Tensor:
-    if isinstance(side, _LowRank):
-        return side.whitened.root.diagonal(dim1=-2, dim2=-1).square().sum(-1)
-    if side.is_exact:
-        return torch.zeros_like(variances[..., 0])
-    vectors = _random_vectors(variances.shape[-1]).to(variances.device)
-    images = _solved(side.root, variances.sqrt().unsqueeze(-1) * vectors)
-    return images.square().sum(-2).amax(-1)
+        return size + 2 * (value + p.whitened.log_det())
+    return size + 2 * (value + _explained(p, q)) if isinstance(q, _LowRank) else size
 
 
 @functools.cache
@@ -229,12 +251,12 @@ def _below(root: Tensor, start: int, columns: Tensor) -> Tensor:
     return (top**2).sum((-2, -1)) + (rest**2).sum((-2, -1))
 
 
-def _solved(root: Tensor, columns: Tensor) -> Tensor:
+def _solved(root: Tensor, columns: Tensor, *, upper: bool = False) -> Tensor:
     """Return root^-1 times columns. A single root solves the columns of a batch together, without a copy for each."""
     if root.ndim > 2 or columns.ndim == 2:
-        return torch.linalg.solve_triangular(root, columns, upper=False)
+        return torch.linalg.solve_triangular(root, columns, upper=upper)
     together = columns.movedim(-2, 0)
-    solved = torch.linalg.solve_triangular(root, together.flatten(1), upper=False)
+    solved = torch.linalg.solve_triangular(root, together.flatten(1), upper=upper)
     return solved.reshape(together.shape).movedim(0, -2)
 
 
