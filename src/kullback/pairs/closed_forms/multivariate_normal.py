@@ -126,7 +126,7 @@ def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
     sides = [tuple(map(upcast, side)) for side in (parameters[:start], parameters[start:])]
     models = [FactorModel(*side) for side in sides if len(side) == 3]
     if len(models) == 2 and not _is_formed(*models):
-        return factor_model_divergence(*models)
+        return factor_model_divergence(of_p, of_q)
     p, q = ((mean, of_low_rank(*rest) if len(rest) == 2 else of_root(*rest)) for mean, *rest in sides)
     return _divergence_of_moments(p, q)
 
@@ -383,18 +383,17 @@ _OF_FACTORS = Form("closed_form_of_factors", (), divergence_of_factors, low_rank
 
 def _error_of_diagonal(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     """Bound the rounding error of KL between a diagonal and a low-rank covariance."""
-    models = as_factor_model(p), as_factor_model(q)
-    if models[0] is not None and models[1] is not None and _are_sums(*models, dtype_of(p, q)):
+    of_p, of_q = as_factor_model(p), as_factor_model(q)
+    if of_p is not None and of_q is not None and _are_sums(of_p, of_q, dtype_of(p, q)):
         return 1e-12 * value + 1e-15  # like KL between two low-rank covariances
     return rounding_error(p, q, value)
 
 
 def _of_diagonal(p: Any, q: Any) -> Tensor | None:
     """Return KL between a diagonal and a low-rank covariance as that of two low-rank covariances."""
-    models = as_factor_model(p), as_factor_model(q)
-    if models[0] is None or models[1] is None or not is_ordinary_call():
+    of_p, of_q = as_factor_model(p), as_factor_model(q)
+    if of_p is None or of_q is None or not is_ordinary_call():
         return None
-    of_p, of_q = models
     if of_p.mean.shape != of_q.mean.shape:
         return None
     value = divergence_of(_OF_FACTORS, (*of_p, *of_q))
@@ -425,8 +424,8 @@ def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNor
 @closed_form(LowRankMultivariateNormal, Independent, error=_error_of_diagonal, native=_of_diagonal)
 def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
     """Return KL for covariances of any form; None if the dimensions are independent but not normal."""
-    models = as_factor_model(p), as_factor_model(q)
-    if models[0] is not None and models[1] is not None and _are_sums(*models, dtype_of(p, q)):
-        return factor_model_divergence(*models)
+    of_p, of_q = as_factor_model(p), as_factor_model(q)
+    if of_p is not None and of_q is not None and _are_sums(of_p, of_q, dtype_of(p, q)):
+        return factor_model_divergence(of_p, of_q)
     left, right = moments(p), moments(q)
     return None if left is None or right is None else _divergence_of_moments(left, right)
