@@ -28,8 +28,8 @@ from kullback.pairs.overrides import overrides_density
 LARGE_MATRIX = 128
 """The smallest number of dimensions at which torch's factorization is faster than the kernel's."""
 
-# The largest estimate of the relative error that is accepted. For covariances with condition numbers up to 100,000, true
-# errors were less than a hundredth of the estimates.
+# The largest estimate of the relative error that is accepted. For covariances with condition numbers up to 100,000,
+# true errors were less than a thirtieth of the estimates.
 _ACCEPTED = {torch.float64: 1e-10, torch.float32: 1e-7}
 # The norm may exceed its estimate from images of random vectors by this factor.
 _SPREAD_OF_ESTIMATE, _VECTORS = 8.0, 4

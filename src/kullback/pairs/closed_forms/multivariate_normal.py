@@ -126,7 +126,7 @@ def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
     sides = [tuple(map(upcast, side)) for side in (parameters[:start], parameters[start:])]
     models = [FactorModel(*side) for side in sides if len(side) == 3]
     if len(models) == 2 and not _is_formed(*models):
-        return factor_model_divergence(of_p, of_q)
+        return factor_model_divergence(*models)
     p, q = ((mean, of_low_rank(*rest) if len(rest) == 2 else of_root(*rest)) for mean, *rest in sides)
     return _divergence_of_moments(p, q)
 
