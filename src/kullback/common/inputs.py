@@ -349,7 +349,8 @@ def is_other_storage(x: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or type(x) in _PLAIN or is_fake(x):
         return False
-    return type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    hook = "__torch_dispatch__"
+    return getattr(type(x), hook) is not getattr(Tensor, hook)
 
 
 def can_inspect(x: Tensor) -> bool:

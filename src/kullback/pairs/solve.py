@@ -42,6 +42,7 @@ from kullback.pairs.numerics.parameters import (
     categorical_of,
     dtype_of,
     log_probs_of,
+    outside_of_graphs,
 )
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.overrides import overrides_density
@@ -112,7 +113,7 @@ def estimate(
         result = rule(pair, kind, options)
         if result is not None:
             is_exact = result.error is None or result.method not in ("summation", "quadrature")
-            return result if is_exact else _checked(pair, result, kind, options)
+            return result if is_exact else outside_of_graphs(_checked)(pair, result, kind, options)
     raise _no_rule(pair, kind, options)
 
 
@@ -423,8 +424,7 @@ def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estima
         msg=f"{pair.call} of {pair.names()} is an integral or a sum, which chooses its nodes from the values of the "
         "parameters. A graph cannot do that. Write: torch.compile(...) without fullgraph=True, or call it outside"
     )
-    of_densities: SolveRule = torch.compiler.disable(_of_densities)  # pyright: ignore[reportUnknownMemberType, reportAssignmentType]
-    return of_densities(pair, kind, options)
+    return outside_of_graphs(_of_densities)(pair, kind, options)
 
 
 def _of_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:

@@ -33,7 +33,7 @@ from kullback.pairs.numerics.bernoulli import (
     probabilities_of,
     rate_of,
 )
-from kullback.pairs.numerics.parameters import all_equal, given_logits, is_batched, is_differentiated
+from kullback.pairs.numerics.parameters import all_equal, given_logits, is_differentiated
 from kullback.pairs.registry import closed_form
 
 __all__: list[str] = []
@@ -97,8 +97,6 @@ def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
 def kl_negative_binomial_negative_binomial(p: NegativeBinomial, q: NegativeBinomial) -> Tensor | None:
     """Return KL of one trial times the mean number of trials, r / (1 - p), for equal and constant r."""
     counts = upcast(p.total_count), upcast(q.total_count)
-    if not torch.compiler.is_compiling() and any(map(is_batched, counts)):
-        return None
     if any(map(is_differentiated, counts)) or not all_equal(*counts, "total_count"):
         return None
     a, b = probabilities_of(p), probabilities_of(q)

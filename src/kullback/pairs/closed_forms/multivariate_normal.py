@@ -1,14 +1,13 @@
-r"""Closed forms of multivariate normal distributions: full, low-rank and diagonal covariances, in any combination.
+"""Closed forms of multivariate normal distributions: full, low-rank and diagonal covariances, in any combination.
 
-Covariances W W^T + D of many dimensions and few factors are never formed: Woodbury's identity reduces them to small
-matrices. With U = D^(-1/2) W and M = 1 + U^T U, the precision is D^(-1/2) (1 - B B^T) D^(-1/2) for
-B = U M^(-1/2). The minimum of |v - U z|^2 + |z|^2 over z is v^T (1 - B B^T) v, without cancellation.
+`factor_models` has the formulas of low-rank covariances, `cholesky` those of full ones, and `large_normals` those of
+full covariances of many dimensions.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -21,14 +20,14 @@ from torch.distributions import (
 )
 
 from kullback.common.dtypes import upcast
-from kullback.common.inputs import can_inspect, recordable
+from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.common.special import bregman_by_quadrature, itakura_saito
-from kullback.kernels.native.native_closed_forms import (
-    Form,
-    GradientFunction,
-    Parameters,
-    divergence,
-    required_gradients,
+from kullback.kernels.native.native_closed_forms import Form, GradientFunction, Parameters
+from kullback.pairs.closed_forms.large_normals import (
+    LARGE_MATRIX,
+    LARGEST_ROOT,
+    large_divergence,
+    large_error,
 )
 from kullback.pairs.native_forms import Shortcut, divergence_of, is_ordinary_call, reader_of
 from kullback.pairs.numerics.cholesky import (
@@ -39,31 +38,36 @@ from kullback.pairs.numerics.cholesky import (
     of_low_rank,
     of_root,
     relative,
-    solve_lower,
     whitened,
 )
-from kullback.pairs.numerics.parameters import MATRICES, matrix_of
+from kullback.pairs.numerics.factor_models import (
+    FactorModel,
+    as_factor_model,
+    factor_model_of,
+    is_diagonal_normal,
+    whitened_factors,
+)
+from kullback.pairs.numerics.parameters import MATRICES, dtype_of, matrix_of
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import closed_form
 
 # The smallest number of dimensions at which low-rank covariances are not formed.
 _MANY = 64
-# Products with the precision lose five digits if the columns of W are this many deviations of the noise.
-_LARGE = 300
+# Variances below this, or above its inverse, may be squares that lost digits.
+_LEAST = 1e-290
 # Below this, KL of the covariances is an integral of differences, which four nodes give to thirteen digits.
 _NEAR = 0.00125
-# Rounded Cholesky factors suffice up to this growth of rounding per dimension, and from this KL on.
-_LARGEST_GROWTH, _FAR_APART = 200.0, 0.01
-# The norm may exceed its estimate from three images by this factor.
-_SPREAD_OF_ESTIMATE = 8.0
-# From this many dimensions on, torch is faster than the kernel: for Cholesky factors, and for other matrices.
-_LARGE_ROOT, LARGE_MATRIX = 512, 128
+# From this many dimensions on, torch is faster than the kernel for Cholesky factors.
+_LARGE_ROOT = 512
 
 Gaussian = MultivariateNormal | LowRankMultivariateNormal | Independent[Normal]
 
 
 def rounding_error(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     """Bound the rounding error of KL between multivariate normals, from the condition numbers of their covariances."""
+    of_large = large_error(p, q, value)
+    if of_large is not None:
+        return of_large
     spreads = [moments(d) for d in (p, q)]
     if spreads[0] is None or spreads[1] is None:
         return torch.full_like(value, torch.inf)
@@ -90,38 +94,14 @@ def form_of_normals(name_p: str, name_q: str) -> Form:
 def _by_kernel(p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
     """Return KL by the kernel, from the matrices that the user passed."""
     name_p, name_q = matrix_of(p), matrix_of(q)
-    if name_p is None or name_q is None or not is_ordinary_call():
-        return None
     of_roots = name_p == name_q == "scale_tril"
     if p.event_shape[0] >= (_LARGE_ROOT if of_roots else LARGE_MATRIX):
-        return _by_roots(p, q)
-    parameters = p.loc, getattr(p, name_p), q.loc, getattr(q, name_q)
-    if p.loc.shape != q.loc.shape:
+        return large_divergence(p, q)
+    if name_p is None or name_q is None or not is_ordinary_call() or p.loc.shape != q.loc.shape:
         return None
-    return divergence_of(form_of_normals(name_p, name_q), parameters)
-
-
-def _by_roots(p: MultivariateNormal, q: MultivariateNormal) -> Tensor | None:
-    """Return KL in many dimensions from the Cholesky factors that torch computed from covariances or precisions.
-
-    The result is None if the factors are less accurate than the matrices: if these are nearly equal or ill-conditioned.
-    """
-    if p.loc.shape != q.loc.shape or p.loc.dtype is not q.loc.dtype:
-        return None
-    of_p, of_q = root_of_matrix(p), root_of_matrix(q)
-    if of_p is None or of_q is None:
-        return None
-    mean_p, mean_q = (upcast(d.loc) for d in (p, q))
-    root_p, root_q = (x.root.expand(*p.batch_shape, -1, -1) for x in (of_p, of_q))
-    parameters = tuple(map(recordable, (mean_p, root_p, mean_q, root_q)))
-    form, required = form_of_normals("scale_tril", "scale_tril"), required_gradients(parameters)
-    value = None
-    if required is not None:
-        is_large = p.event_shape[0] >= _LARGE_ROOT
-        value = form.reference(parameters) if is_large else divergence(form, parameters, required)
-    if value is None or not roots_suffice(of_p, of_q, (mean_p - mean_q).detach(), value.detach()):
-        return None
-    return value.to(p.loc.dtype)
+    return divergence_of(
+        form_of_normals(name_p, name_q), (p.loc, getattr(p, name_p), q.loc, getattr(q, name_q))
+    )
 
 
 @closed_form(MultivariateNormal, MultivariateNormal, error=rounding_error, native=_by_kernel)
@@ -134,67 +114,6 @@ def kl_multivariate_normal_multivariate_normal(p: MultivariateNormal, q: Multiva
     shift = (upcast(p.loc) - upcast(q.loc)).unsqueeze(-1)
     steps = first.root.mT @ shift if precise else whitened(shift, second)
     return relative(first, second).divergence() + (steps**2).sum((-2, -1)) / 2
-
-
-class RoundedRoot(NamedTuple):
-    """The Cholesky factor of a covariance, computed from the matrix that the user passed, and the variances."""
-
-    root: Tensor
-    variances: Tensor
-
-
-def root_of_matrix(d: MultivariateNormal) -> RoundedRoot | None:
-    """Return the Cholesky factor of the covariance in float64; None if its gradient does not reach the parameter."""
-    attributes = vars(d)
-    name = matrix_of(d)
-    root: Tensor | None = attributes.get("_unbroadcasted_scale_tril")
-    if name is None or root is None or not can_inspect(root):
-        return None
-    matrix: Tensor = attributes[name]
-    is_covariance = name == "covariance_matrix"
-    if root.dtype is not torch.float64 and name == "scale_tril":
-        root = upcast(root)
-    elif root.dtype is not torch.float64:
-        matrix = upcast(matrix)
-        root = torch.linalg.cholesky(matrix, upper=True).mT if is_covariance else _root_of_precision(matrix)
-    if matrix.requires_grad and not root.requires_grad:
-        return None
-    fixed = root.detach()
-    variances = matrix.detach().diagonal(dim1=-2, dim2=-1) if is_covariance else (fixed * fixed).sum(-1)
-    # The kernel is several times faster on row-major matrices; LAPACK returns column-major ones.
-    return RoundedRoot(root.contiguous(), variances)
-
-
-def roots_suffice(p: RoundedRoot, q: RoundedRoot, shift: Tensor, value: Tensor) -> bool:
-    """Return whether rounded Cholesky factors give KL with all but the last few digits, for the whole batch.
-
-    Rounding changes a covariance by a small multiple of its variances D^2. It changes KL by this multiple of the
-    squared norms of L^-1 D and K^-1 D, which the images of random vectors estimate. Nearly equal covariances do not
-    qualify: they are compared by their difference.
-    """
-    with torch.no_grad():
-        size = shift.shape[-1]
-        vectors = _random_vectors(size).to(shift.device)
-        marks = torch.maximum(p.variances, q.variances).sqrt().unsqueeze(-1) * vectors
-        columns = torch.cat([marks.expand(*shift.shape[:-1], size, -1), shift.unsqueeze(-1)], -1)
-        squares = torch.linalg.solve_triangular(q.root, columns, upper=False).square().sum(-2)
-        own = torch.linalg.solve_triangular(p.root, p.variances.sqrt().unsqueeze(-1) * vectors, upper=False)
-        growth = torch.maximum(squares[..., :-1], own.square().sum(-2)).amax(-1)
-        is_likely = growth < _LARGEST_GROWTH / _SPREAD_OF_ESTIMATE * size
-        return bool((is_likely & (value - squares[..., -1] / 2 > _FAR_APART)).all())
-
-
-@functools.cache
-def _random_vectors(size: int) -> Tensor:
-    """Return three fixed normal vectors; vectors of signs can miss the difference of two equal variables."""
-    generator = torch.Generator(device="cpu").manual_seed(size)
-    return torch.randn(size, 3, generator=generator, dtype=torch.float64, device="cpu")
-
-
-def _root_of_precision(matrix: Tensor) -> Tensor:
-    """Return the Cholesky factor of the inverse of a matrix."""
-    root = torch.linalg.cholesky(matrix.flip((-2, -1)), upper=True).flip((-2, -1))
-    return solve_lower(root, identity_like(root))
 
 
 def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
@@ -210,6 +129,18 @@ def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
         return factor_model_divergence(*models)
     p, q = ((mean, of_low_rank(*rest) if len(rest) == 2 else of_root(*rest)) for mean, *rest in sides)
     return _divergence_of_moments(p, q)
+
+
+def _are_sums(p: FactorModel, q: FactorModel, dtype: torch.dtype) -> bool:
+    """Return whether to compare W and D, for the squares of deviations that are neither 0 nor infinite."""
+    if _is_formed(p, q):
+        return False
+    variances = p.variances, q.variances
+    if dtype is not torch.float64:
+        return True
+    return can_inspect_all(variances) and all(
+        bool(((x > _LEAST) & (x < 1 / _LEAST)).all()) for x in variances
+    )
 
 
 def _is_formed(*sides: FactorModel) -> bool:
@@ -236,46 +167,10 @@ def moments(d: Distribution) -> tuple[Tensor, Covariance] | None:
         return upcast(d.loc), covariance_of(d)
     if isinstance(d, Normal):
         return upcast(d.loc).unsqueeze(-1), of_root(upcast(d.scale)[..., None, None])
-    if isinstance(d, Independent) and isinstance(d.base_dist, Normal) and d.reinterpreted_batch_ndims == 1:
+    if is_diagonal_normal(d):
+        d = cast("Independent[Normal]", d)
         return upcast(d.base_dist.loc), of_root(torch.diag_embed(upcast(d.base_dist.scale)))
     return None
-
-
-class FactorModel(NamedTuple):
-    """A mean m, factors W of shape (..., d, rank) and variances D of shape (..., d)."""
-
-    mean: Tensor
-    factors: Tensor
-    variances: Tensor
-
-
-class _Whitened(NamedTuple):
-    """U = D^(-1/2) W and the Cholesky factor of M = 1 + U^T U."""
-
-    u: Tensor
-    root: Tensor
-
-    def b_transposed(self) -> Tensor:
-        """Return B^T."""
-        return torch.linalg.solve_triangular(self.root, self.u.mT, upper=False)
-
-    def residual(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return v - U z = (1 - B B^T) v, and z."""
-        z = torch.cholesky_solve(self.u.mT @ v, self.root)
-        return v - self.u @ z, z
-
-    def log_det(self) -> Tensor:
-        """Return log det M."""
-        return 2 * torch.log(self.root.diagonal(dim1=-2, dim2=-1)).sum(-1)
-
-
-def factor_model_of(d: LowRankMultivariateNormal) -> FactorModel:
-    """Return the parameters, without the batch dimensions of an expanded covariance."""
-    factors: Tensor = d._unbroadcasted_cov_factor  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    variances: Tensor = d._unbroadcasted_cov_diag  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    batch = torch.broadcast_shapes(factors.shape[:-2], variances.shape[:-1])
-    factors, variances = factors.expand(*batch, *factors.shape[-2:]), variances.expand(*batch, -1)
-    return FactorModel(upcast(d.loc), upcast(factors), upcast(variances))
 
 
 def factor_model_divergence(p: FactorModel, q: FactorModel) -> Tensor:
@@ -284,22 +179,17 @@ def factor_model_divergence(p: FactorModel, q: FactorModel) -> Tensor:
     w_p, w_q = (torch.nn.functional.pad(x.factors, (0, rank - x.factors.shape[-1])) for x in (p, q))
     p, q = p._replace(factors=w_p), q._replace(factors=w_q)
     root = torch.sqrt(q.variances)
-    rest, z = _whitened(w_q, root).residual(((p.mean - q.mean) / root).unsqueeze(-1))
+    rest, z = whitened_factors(w_q, root).residual(((p.mean - q.mean) / root).unsqueeze(-1))
     distance = (rest**2).sum((-2, -1)) + (z**2).sum((-2, -1))
     close = _from_difference(p, q)
     covariances = torch.where(close.detach() < 2 * _NEAR, close, _far(p, q))
     return (covariances + distance) / 2
 
 
-def _whitened(factors: Tensor, root: Tensor) -> _Whitened:
-    u = factors / root.unsqueeze(-1)
-    return _Whitened(u, torch.linalg.cholesky(identity_like(u) + u.mT @ u))
-
-
 def _far(p: FactorModel, q: FactorModel) -> Tensor:
     """Return tr(K^-1 L) - d - log det(K^-1 L) for the covariances L and K."""
     root = torch.sqrt(q.variances)
-    of_p, of_q = _whitened(p.factors, torch.sqrt(p.variances)), _whitened(q.factors, root)
+    of_p, of_q = whitened_factors(p.factors, torch.sqrt(p.variances)), whitened_factors(q.factors, root)
     rest, z = of_q.residual(p.factors / root.unsqueeze(-1))
     trace = (rest**2).sum((-2, -1)) + (z**2).sum((-2, -1))
     ratio = p.variances / q.variances
@@ -318,7 +208,7 @@ def _square(p: FactorModel, q: FactorModel, t: Tensor) -> Tensor:
     """Return tr((L_t^-1 (L - K))^2), from the differences of factors and of variances."""
     root = torch.sqrt(q.variances + t * (p.variances - q.variances))
     both = torch.broadcast_tensors(torch.sqrt(1 - t) * q.factors, torch.sqrt(t) * p.factors)
-    at = _whitened(torch.cat(both, -1), root)
+    at = whitened_factors(torch.cat(both, -1), root)
     noise = (p.variances - q.variances) / root**2
     x, y = (v / root.unsqueeze(-1) for v in (p.factors - q.factors, (p.factors + q.factors) / 2))
     (rest_x, z_x), (rest_y, z_y) = at.residual(x), at.residual(y)
@@ -386,12 +276,12 @@ class _Precision(NamedTuple):
     @classmethod
     def of(cls, factors: Tensor, variances: Tensor) -> _Precision:
         deviations = torch.sqrt(variances)
-        u, root = _whitened(factors, deviations)
+        u, root = whitened_factors(factors, deviations)
         return cls(1 / deviations, root, u, torch.cholesky_solve(u.mT, root).mT)
 
     def loses_digits(self) -> bool:
         """Return whether products lose more than five digits, because factors are much larger than deviations."""
-        return bool((self.root.diagonal(dim1=-2, dim2=-1) > _LARGE).any())
+        return bool((self.root.diagonal(dim1=-2, dim2=-1) > LARGEST_ROOT).any())
 
     def times(self, v: Tensor) -> Tensor:
         scaled = v * self.inverse.unsqueeze(-1)
@@ -475,6 +365,8 @@ def _by_factors(gradients: GradientFunction) -> Shortcut:
 
     def by_kernel(p: Any, q: Any) -> Tensor | None:
         is_full = isinstance(p, MultivariateNormal), isinstance(q, MultivariateNormal)
+        if any(is_full) and p.event_shape[0] >= LARGE_MATRIX:
+            return large_divergence(p, q)
         if not is_ordinary_call() or any(
             full and matrix_of(d) != "scale_tril" for full, d in zip(is_full, (p, q), strict=True)
         ):
@@ -486,6 +378,26 @@ def _by_factors(gradients: GradientFunction) -> Shortcut:
 
 
 _READERS = reader_of("loc", "cov_factor", "cov_diag"), reader_of("loc", "scale_tril")
+_OF_FACTORS = Form("closed_form_of_factors", (), divergence_of_factors, low_rank_gradients)
+
+
+def _error_of_diagonal(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
+    """Bound the rounding error of KL between a diagonal and a low-rank covariance."""
+    of_p, of_q = as_factor_model(p), as_factor_model(q)
+    if of_p is not None and of_q is not None and _are_sums(of_p, of_q, dtype_of(p, q)):
+        return 1e-12 * value + 1e-15  # like KL between two low-rank covariances
+    return rounding_error(p, q, value)
+
+
+def _of_diagonal(p: Any, q: Any) -> Tensor | None:
+    """Return KL between a diagonal and a low-rank covariance as that of two low-rank covariances."""
+    of_p, of_q = as_factor_model(p), as_factor_model(q)
+    if of_p is None or of_q is None or not is_ordinary_call():
+        return None
+    if of_p.mean.shape != of_q.mean.shape:
+        return None
+    value = divergence_of(_OF_FACTORS, (*of_p, *of_q))
+    return None if value is None else value.to(dtype_of(p, q))
 
 
 @closed_form(LowRankMultivariateNormal, LowRankMultivariateNormal, native=_by_factors(low_rank_gradients))
@@ -506,11 +418,14 @@ def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNor
     error=rounding_error,
     native=_by_factors(full_to_low_rank_gradients),
 )
-@closed_form(Independent, MultivariateNormal, error=rounding_error)
-@closed_form(MultivariateNormal, Independent, error=rounding_error)
-@closed_form(Independent, LowRankMultivariateNormal, error=rounding_error)
-@closed_form(LowRankMultivariateNormal, Independent, error=rounding_error)
+@closed_form(Independent, MultivariateNormal, error=rounding_error, native=large_divergence)
+@closed_form(MultivariateNormal, Independent, error=rounding_error, native=large_divergence)
+@closed_form(Independent, LowRankMultivariateNormal, error=_error_of_diagonal, native=_of_diagonal)
+@closed_form(LowRankMultivariateNormal, Independent, error=_error_of_diagonal, native=_of_diagonal)
 def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
     """Return KL for covariances of any form; None if the dimensions are independent but not normal."""
+    of_p, of_q = as_factor_model(p), as_factor_model(q)
+    if of_p is not None and of_q is not None and _are_sums(of_p, of_q, dtype_of(p, q)):
+        return factor_model_divergence(of_p, of_q)
     left, right = moments(p), moments(q)
     return None if left is None or right is None else _divergence_of_moments(left, right)

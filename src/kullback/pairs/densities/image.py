@@ -22,6 +22,8 @@ Ends = tuple[Tensor | None, Tensor | None]
 
 def ends_after(ends: Ends, step: Transform) -> Ends | None:
     """Return the ends of the image of an interval under a monotone transform; None if they are not known."""
+    if torch.compiler.is_compiling():  # a graph cannot read them
+        return None
     try:
         falls = bool((tensor_of(step.sign) < 0).all())
         rises = bool((tensor_of(step.sign) > 0).all())

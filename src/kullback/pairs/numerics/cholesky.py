@@ -237,10 +237,16 @@ def _passed_matrix(d: Distribution) -> tuple[str, Tensor]:
     matrix: Tensor = getattr(d, name)
     own: Tensor | None = vars(d).get("_unbroadcasted_scale_tril")  # GPyTorch's distributions have none
     if own is not None and matrix.numel():
-        matrix = matrix[(0,) * (matrix.ndim - own.ndim)]
-        for axis, size in enumerate(own.shape[:-2]):
-            matrix = matrix.narrow(axis, 0, size)
+        matrix = without_expansion(matrix, own)
     return name, upcast(matrix)
+
+
+def without_expansion(matrix: Tensor, own: Tensor) -> Tensor:
+    """Return one copy of the matrices that an expansion repeats; `own` has the batch shape before it."""
+    matrix = matrix[(0,) * (matrix.ndim - own.ndim)]
+    for axis, size in enumerate(own.shape[:-2]):
+        matrix = matrix.narrow(axis, 0, size)
+    return matrix
 
 
 def covariance_of(d: Distribution) -> Covariance:

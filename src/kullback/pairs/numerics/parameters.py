@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -13,6 +16,7 @@ from kullback.common.inputs import can_inspect
 from kullback.common.special import safe_log
 from kullback.pairs.overrides import overrides_density
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")
 """The matrix parameters of a MultivariateNormal or Wishart, in the order of `MatrixKind`."""
 
@@ -30,12 +34,50 @@ _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: i
 
 
 def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
-    """Return whether all elements of a parameter agree; a compiled graph checks this when it runs."""
-    equal = (a == b).all()
-    if torch.compiler.is_compiling():
-        torch._assert_async(equal, f"different {name} have no closed form")  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    """Return whether all elements of a parameter agree.
+
+    A whole compiled graph takes them as equal, and checks this when it runs. Other compiled code breaks its graph here.
+    """
+    if a is b:
         return True
-    return bool(equal)
+    if torch.compiler.is_compiling():
+        if not is_whole_graph():
+            return outside_of_graphs(_are_equal)(a, b)
+        torch._assert_async(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            (a == b).all(),
+            f"kl_divergence: different {name} have no closed form, and a graph cannot choose another rule. Write: "
+            "torch.compile(...) without fullgraph=True, or call it outside",
+        )
+        return True
+    if is_batched(a) or is_batched(b):  # then the integrals refuse, or torch.func does
+        return False
+    return _are_equal(a, b)
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    return bool((a == b).all())
+
+
+def outside_of_graphs(function: FunctionT) -> FunctionT:
+    """Return a function that torch.compile calls between two graphs, because it reads values; else unchanged."""
+    if not torch.compiler.is_compiling():
+        return function
+    return torch.compiler.disable(function)  # pyright: ignore[reportUnknownMemberType]
+
+
+def is_whole_graph() -> bool:
+    """Return whether torch compiles one graph that must not break; torch has no public name for this."""
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        translator = InstructionTranslator.current_tx()
+        return bool(translator.one_graph or translator.error_on_graph_break)
+    except (ImportError, AttributeError):
+        return True
+
+
+# torch.compile evaluates a function with this mark once, while it traces (see kullback.losses.reduction).
+is_whole_graph._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def is_transformed() -> bool:

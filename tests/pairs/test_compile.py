@@ -1,0 +1,122 @@
+"""torch.compile of divergences, beside closed forms and enumeration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributions as d
+from torch import Tensor
+
+from kullback import kl_divergence
+
+Make = Callable[..., d.Distribution]
+SENTENCE = "without fullgraph=True, or call it outside"
+
+
+@pytest.fixture(autouse=True)
+def _reset() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def by_map(*maps: Callable[[], d.Transform]) -> Make:
+    """A Normal through maps that are made inside the compiled function."""
+    return lambda loc, scale: d.TransformedDistribution(d.Normal(loc, scale), [make() for make in maps])
+
+
+MAPS: dict[str, Make] = {
+    "tanh": by_map(d.TanhTransform),
+    "tanh with a cache": by_map(lambda: d.TanhTransform(cache_size=1)),
+    "sigmoid": by_map(d.SigmoidTransform),
+    "softplus": by_map(d.SoftplusTransform),
+    "exp": by_map(d.ExpTransform),
+    "affine": by_map(lambda: d.AffineTransform(0.5, -2.0)),
+    "affine of tensors": by_map(lambda: d.AffineTransform(torch.tensor(0.5), torch.tensor(2.0))),
+    "tanh, affine": by_map(d.TanhTransform, lambda: d.AffineTransform(1.0, 2.0)),
+    "composed": by_map(lambda: d.ComposeTransform([d.AffineTransform(0.0, 2.0), d.TanhTransform()])),
+    "inverse": by_map(lambda: d.AffineTransform(0.0, 2.0).inv, d.ExpTransform),
+    "power": by_map(d.ExpTransform, lambda: d.PowerTransform(torch.tensor(2.0))),
+}
+
+
+def test_equal_maps_that_are_made_inside_compile_in_one_graph() -> None:
+    """KL of Normals one apart, with one scale s, is 1 / (2 s^2), and so it is after any map."""
+    scale = torch.tensor([0.5, 0.3], dtype=torch.float64, requires_grad=True)
+
+    def together(scale: Tensor) -> list[Tensor]:
+        sides = [(make(0 * scale, scale), make(1 + 0 * scale, scale)) for make in MAPS.values()]
+        of_events = [kl_divergence(d.Independent(p, 1), d.Independent(q, 1)) for p, q in sides[:1]]
+        return [kl_divergence(p, q) for p, q in sides] + of_events
+
+    values = torch.compile(together, fullgraph=True, backend="aot_eager")(scale)
+    fixed = scale.detach()
+    for name, value in zip((*MAPS, "Independent"), values, strict=True):
+        assert value.sum().item() == pytest.approx((0.5 / fixed**2).sum().item(), rel=1e-12), name
+        (gradient,) = torch.autograd.grad(value.sum(), scale, retain_graph=True)
+        torch.testing.assert_close(gradient, -(fixed**-3), msg=lambda m, name=name: f"{name}: {m}")
+
+
+def kl_by_terms(p: d.Distribution, q: d.Distribution, most: int) -> float:
+    """The sum over the numbers up to `most`, for distributions of integers."""
+    total = 0.0
+    for k in range(most + 1):
+        first, second = (float(x.log_prob(torch.tensor(float(k), dtype=torch.float64))) for x in (p, q))
+        total += math.exp(first) * (first - second)
+    return total
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's, of any graph that breaks at a derivative
+@pytest.mark.parametrize("family", [d.Binomial, d.NegativeBinomial])
+def test_two_counts_compile_where_the_graph_may_break(family: Any) -> None:
+    """A whole graph cannot look at the counts. It takes them as equal, and says so when it runs if they are not."""
+
+    def call(n: Tensor, p: Tensor, m: Tensor, q: Tensor) -> Tensor:
+        return kl_divergence(family(n, p, validate_args=False), family(m, q, validate_args=False))
+
+    for counts in ((3.0, 5.0), (5.0, 3.0)):
+        chances = [torch.tensor([x], dtype=torch.float64, requires_grad=True) for x in (0.2, 0.4)]
+        n, m = (torch.tensor([x], dtype=torch.float64) for x in counts)
+        arguments = n, chances[0], m, chances[1]
+        true = math.inf
+        if family is d.NegativeBinomial or counts[0] <= counts[1]:
+            members = (
+                family(x, torch.tensor(p, dtype=torch.float64))
+                for x, p in zip(counts, (0.2, 0.4), strict=True)
+            )
+            true = kl_by_terms(*members, int(counts[0]) if family is d.Binomial else 200)
+        torch.compiler.reset()
+        value = torch.compile(call, backend="aot_eager")(*arguments)
+        assert value.item() == pytest.approx(true, rel=1e-10), counts
+        for ours, eager in zip(
+            torch.autograd.grad(value, chances), torch.autograd.grad(call(*arguments), chances), strict=True
+        ):
+            assert ours.item() == pytest.approx(eager.item(), rel=1e-9), counts
+        torch.compiler.reset()
+        whole = torch.compile(call, fullgraph=True, backend="eager")
+        with pytest.raises(RuntimeError, match=f"different total_count.*{SENTENCE}"):
+            whole(*arguments)
+
+
+def test_two_temperatures_compile_where_the_graph_may_break() -> None:
+    def call(t: Tensor, u: Tensor, x: Tensor) -> Tensor:
+        return kl_divergence(d.RelaxedBernoulli(t, logits=x), d.RelaxedBernoulli(u, logits=-x))
+
+    x, temperatures = torch.tensor([0.3, -1.0], dtype=torch.float64), torch.tensor([0.7, 0.9]).double()
+    expected = call(*temperatures, x)
+    assert bool((expected > 0).all())
+    torch.testing.assert_close(torch.compile(call, backend="aot_eager")(*temperatures, x), expected)
+
+
+def test_counts_of_a_vmap_are_refused_in_a_sentence() -> None:
+    n, p = torch.tensor([3.0, 5.0]), torch.tensor([0.2, 0.4])
+    with pytest.raises(NotImplementedError, match=r"inside of torch\.func\.vmap"):
+        torch.vmap(lambda n, p: kl_divergence(d.Binomial(n, p, validate_args=False), d.Binomial(n, 1 - p)))(
+            n, p
+        )
+    value = kl_divergence(d.Binomial(n, p), d.Binomial(n, 1 - p))  # as the message says
+    torch.testing.assert_close(value, n * (1 - 2 * p) * torch.log((1 - p) / p))
