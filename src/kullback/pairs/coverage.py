@@ -22,6 +22,7 @@ from torch.distributions import (
 
 from kullback.errors import ArgumentValueError
 from kullback.pairs.densities.density import densities_of
+from kullback.pairs.plain_form import plain_form
 from kullback.pairs.registry import WRAPPERS, plan_for
 from kullback.pairs.support import check_comparable, is_infinite
 from kullback.results.estimate import Estimate
@@ -147,6 +148,9 @@ def rule_of(p: Distribution, q: Distribution) -> str:
     result = None if plan.reduction is None else plan.reduction(p, q, _named)
     if result is not None:
         return result.method
+    plain = plain_form(p), plain_form(q)
+    if plain[0] is not p or plain[1] is not q:
+        return rule_of(*plain)
     if densities is None or densities[0].integer != densities[1].integer:
         return "monte_carlo"
     return "infinite" if is_endless else "summation" if densities[0].integer else "quadrature"
