@@ -85,7 +85,7 @@ def test_intervals_of_dependent_draws_cover_and_are_wider_than_those_of_independ
     assert narrower <= 6
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CASES)
 def test_the_test_keeps_its_level(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("kullback.estimators.two_sample_test")

@@ -70,6 +70,7 @@ def losses() -> Iterator[tuple[str, Loss]]:
             yield f"head {name}", of_hidden
 
 
+@pytest.mark.heavy
 def test_first_and_second_derivatives_ignore_nan_where_no_position_counts() -> None:
     both = MASK[:, None, None, None] & MASK[None, None, :, None]
     wrong: list[str] = []

@@ -426,7 +426,7 @@ class _StopError(Exception):
     pass
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 def test_a_run_that_was_stopped_goes_on_to_the_same_report(tmp_path: Path) -> None:
     state = tmp_path / "state"
     rivals = [folders.int8(), folders.bf16()]
@@ -643,7 +643,7 @@ def test_names_that_are_none_are_refused(given: Any, said: str) -> None:
     assert said in str(caught.value)
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 def test_windows_that_resemble_their_neighbors_are_taken_in_blocks() -> None:
     rng = np.random.default_rng(0)
     stretches = [

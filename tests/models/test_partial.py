@@ -79,7 +79,7 @@ def test_what_a_reference_says_holds_of_all_classes(recorded: Path, whole: Model
         assert accuracy[0] == accuracy[1]
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 def test_the_mean_of_many_drawings_is_the_divergence(tmp_path: Path, whole: ModelComparison) -> None:
     true = whole[str(folders.int8())].comparison.divergences["kl_pq"].mean
     means, covered = [], 0

@@ -389,7 +389,7 @@ def gated(*arguments: object) -> tuple[int, str]:
     return found.exit_code, " ".join(found.output.split())
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 def test_no_gate_passes_on_a_lower_bound(tmp_path: Path) -> None:
     p, q = tables(0.3)
     paths = [recorded(tmp_path / f"{x}.klref", Bytes(x, y)) for x, y in (("p", p), ("q", q))]

@@ -267,6 +267,7 @@ def test_a_server_that_stays_busy_is_given_up(address, vocabulary, windows):
         list(model.top_k(windows))
 
 
+@pytest.mark.heavy
 def test_a_server_that_dies_says_after_how_many_windows(folder, vocabulary, windows):
     with served(folder) as address, opened(address, "vllm;die=3", vocabulary, concurrency=1) as model:
         blocks = model.top_k(windows)
@@ -407,6 +408,7 @@ def test_the_bound_on_tokens_that_cannot_be_told(others, text, value, bound):
     )
 
 
+@pytest.mark.heavy
 def test_words_of_several_tokens_stand_for_none_of_them(address):
     words = Vocabulary(
         [
