@@ -1,21 +1,37 @@
 # Every target works from nothing but Python, pip and make: the first one that needs it creates .venv.
 #   make run     compare the two example models; prints the table, writes report.html
-#   make test    the whole test suite
+#   make test    every behavior, and a tenth of each sweep; `make test-all` is everything
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DATA := examples/data
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: run test fuzz mutate native sanitize lint format docs bench wheel clean
+.PHONY: run test sweeps heavy test-all check fuzz mutate native sanitize lint format docs bench wheel clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed native
 	$(BIN)/kullback compare $(DATA)/float32.npy $(DATA)/int8.npy --as logits \
 	  --labels $(DATA)/labels.npy --cluster $(DATA)/windows.npy --html report.html
 
+# tests/parts.py says which test belongs to which part; sweeps are products over registries, and heavy tests build wheels,
+# compile, start a JVM, servers or a browser, train, or run the interpreter of GPU code.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4
 test: $(VENV)/.installed-dev native
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(PYTEST) --part quick
+
+sweeps: $(VENV)/.installed-dev native
+	$(PYTEST) --part sweeps
+
+heavy: $(VENV)/.installed-dev native
+	$(PYTEST) --part heavy
+
+test-all: $(VENV)/.installed-dev native
+	$(PYTEST)
+
+# One file: its lint and types, the order of imports, and all tests of its room. make check FILE=src/kullback/samples.py
+check: $(VENV)/.installed-dev native
+	$(BIN)/python .ci/check.py $(FILE)
 
 # The tests of the native kernels with a library, built aside, that stops at the first undefined operation. Its loops are
 # not vectorized, so that long sums are less exact: without vectorization, and without sanitizers, the same tests of six
@@ -86,7 +102,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kullback needs Python 3.11 or newer; name one with make PYTHON=...")'
 	@echo 'Installing into $(VENV); PyTorch is large, so this can take a few minutes.'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(PIP) scikit-build-core cmake ninja
+	$(PIP) scikit-build-core hatch-fancy-pypi-readme cmake ninja
 	$(PIP) --no-build-isolation --editable '.[cli]'
 	@$(PATH_ALONE)
 	@touch $@

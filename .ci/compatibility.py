@@ -36,7 +36,7 @@ TESTS = (
     "tests/common/test_special.py",
 )
 NEEDED = ("pytest>=8.2", "hypothesis>=6.100", "mpmath>=1.3", "scipy>=1.12", "pyelftools>=0.30")
-BUILD = ("scikit-build-core>=1.0", "cmake", "ninja")
+BUILD = ("hatch-fancy-pypi-readme>=25.1", "scikit-build-core>=1.0", "cmake", "ninja")
 ABOUT = """
 import json, platform, torch, numpy, kullback
 [native] = [b for b in kullback.backends() if b.name == "native"]

@@ -3,6 +3,7 @@
 python benchmarks/sweep_pairs.py             # measures on the stored truths and 2,000 other pairs, writes docs/sweep.md
 python benchmarks/sweep_pairs.py --pairs N --kinds K  # N other pairs, with at most K kinds each
 python benchmarks/sweep_pairs.py --second    # measures the second derivatives alone, and keeps the page's other tables
+python benchmarks/sweep_pairs.py --routes    # measures the routes of differentiation alone, and keeps the other tables
 python benchmarks/sweep_pairs.py --truths N  # first computes mpmath's truths of the first N pairs, which takes hours
 """
 
@@ -17,15 +18,22 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the oracles of the tests
 
-from tests.oracles import sweep_extended
+from tests.oracles import routes, sweep_extended
 from tests.oracles.sweep import KINDS, TRUTHS, direction_of, load, random_pair, store, truth
 from tests.oracles.sweep_checks import Count, SecondCount, check, check_second, total
+from torch import distributions as td
+from torch.distributions.kl import _KL_REGISTRY  # pyright: ignore[reportPrivateUsage]
+
+from kullback import kl_divergence
+from kullback.errors import KullbackError
 
 PAGE = Path(__file__).parents[1] / "docs" / "sweep.md"
 # Pairs in extended precision: their first number, how many, and how many kinds of divergence of each.
 FIRST, PAIRS, SAMPLED = 1000, 2000, 2
 # Numbers of pairs for second derivatives, both of stored pairs and of pairs in extended precision.
 SECOND = 80
+# The number of routes of differentiation of each case.
+ROUTES = 2
 INTRODUCTION = """\
 # A sweep over hard pairs
 
@@ -69,6 +77,20 @@ component becomes the largest, the logarithm of such a mixture bends between the
 
 | pairs | known | wrong | refused |
 |---|---|---|---|
+"""
+ROUTES_TITLE = "## Routes of differentiation"
+ROUTES_INTRODUCTION = """\
+
+A derivative must not depend on how it is asked for. These {pairs} pairs are the pairs of torch's registry that have a
+finite KL and a formula at 90 digits. All parameters depend on one number: each has its own step, or is computed from
+the one before it, or P and Q share tensors, or one tensor is every parameter. That gives {cases} cases. Each is
+differentiated by {count} of the routes, in turn.
+
+The truth is a difference of the formula with 90 digits (`tests/oracles/routes.py`). A first derivative is wrong if its
+error exceeds 1e-9 of itself and 1e-11, a second one 1e-7 and 1e-9. “Refused” cases end in an error.
+
+| route | derivative | cases | wrong | refused |
+|---|---|---|---|---|
 """
 COLUMNS = """\
 | pairs | cases | wrong values | wrong bounds | wrong gradients | refused | unknown |
@@ -145,6 +167,43 @@ def second_derivatives() -> str:
     return SECOND_TITLE + "\n" + introduction + "\n".join(rows) + "\n"
 
 
+def routes_of_differentiation() -> str:
+    """Differentiate torch's pairs by every route, print the errors, and return their part of the page."""
+    of_torch = {f"{p.__name__}|{q.__name__}" for p, q in _KL_REGISTRY}
+    entries = [entry for entry in routes.load() if without_details(entry["name"]) in of_torch]
+    cases = [routes.case_of(**entry) for entry in entries]
+    names = list(routes.ROUTES)
+    counts = {name: [0, 0, 0] for name in names}
+    drawn = (
+        (case, names[(ROUTES * i + k) % len(names)]) for i, case in enumerate(cases) for k in range(ROUTES)
+    )
+    td.Distribution.set_default_validate_args(False)  # torch's own checks cannot be traced
+    for case, name in drawn:
+        counts[name][0] += 1
+        try:
+            wrong = routes.wrong_routes(
+                lambda t, case=case: kl_divergence(*case.distributions(t)), case.start, case.truth, [name]
+            )
+        except KullbackError:
+            counts[name][2] += 1
+            continue
+        counts[name][1] += len(wrong)
+        for description in wrong:
+            print(case.name, description, flush=True)
+    pairs = len({without_details(entry["name"]) for entry in entries})
+    rows = [
+        f"| `{name}` | {'first' if name in routes.FIRST else 'second'} | {' | '.join(f'{x:,}' for x in count)} |"
+        for name, count in counts.items()
+    ]
+    introduction = ROUTES_INTRODUCTION.format(pairs=pairs, cases=len(cases), count=ROUTES)
+    return ROUTES_TITLE + "\n" + introduction + "\n".join(rows) + "\n"
+
+
+def without_details(name: str) -> str:
+    """Return the types in the name of an audit's pair, without what tells two constructions of one type apart."""
+    return "|".join(part.partition("(")[0] for part in name.split("|"))
+
+
 def main(arguments: list[str]) -> None:
     if "--truths" in arguments:
         compute(int(arguments[arguments.index("--truths") + 1]))
@@ -152,8 +211,15 @@ def main(arguments: list[str]) -> None:
         int(arguments[arguments.index(name) + 1]) if name in arguments else usual
         for name, usual in (("--pairs", PAIRS), ("--kinds", len(KINDS)))
     )
+    if "--routes" in arguments:
+        PAGE.write_text(
+            PAGE.read_text().partition(ROUTES_TITLE)[0].rstrip() + "\n\n" + routes_of_differentiation()
+        )
+        return
     if "--second" in arguments:
-        PAGE.write_text(PAGE.read_text().partition(SECOND_TITLE)[0].rstrip() + "\n\n" + second_derivatives())
+        before, _, after = PAGE.read_text().partition(SECOND_TITLE)
+        of_routes = "".join(after.partition(ROUTES_TITLE)[1:])
+        PAGE.write_text(before.rstrip() + "\n\n" + second_derivatives() + "\n" + of_routes)
         return
     entries = load()
     stored = measured(
@@ -165,6 +231,7 @@ def main(arguments: list[str]) -> None:
         table(f"{len(entries):,} pairs against mpmath", stored),
         table(f"{more:,} pairs in extended precision", extended),
         second_derivatives(),
+        routes_of_differentiation(),
     ]
     counts = total([*stored.values(), *extended.values()])
     PAGE.write_text(

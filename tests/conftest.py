@@ -13,6 +13,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests import parts
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -46,6 +48,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", choices=[*parts.PARTS, parts.EVERYTHING], default=parts.EVERYTHING, help=parts.__doc__
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a file that has no test of the part."""
+    light = config.getoption("part") in {"quick", "sweeps"}
+    return True if light and collection_path.is_file() and parts.is_heavy_file(collection_path) else None
+
+
 # Files whose tests take minutes: they start first, so that no worker is left alone with one at the end.
 LONGEST_FILES = (
     "tests/test_wheels.py",
@@ -55,8 +69,9 @@ LONGEST_FILES = (
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, and take the collected tests out of what each garbage collection visits."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the part that was asked for, longest files first, and spare the collected tests further collections."""
+    parts.select(config, items)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FILES))
     gc.collect()
     gc.freeze()

@@ -157,8 +157,8 @@ THREE = r"compare_predictions\(a, b\), compare_tables\(a, b\) or compare_models\
             r"compare\(labels=.*wanted options of compare_tables.*Write: compare_predictions\(a, b, labels=",
         ),
         (
-            lambda: compare(Logits(LOGITS), Logits(LOGITS), columns=["x"]),
-            r"compare\(columns=.*wanted options of compare_predictions.*Write: compare_tables\(a, b, columns=",
+            lambda: compare(Logits(LOGITS), Logits(LOGITS), weights="x"),
+            r"compare\(weights=.*wanted options of compare_predictions.*Write: compare_tables\(a, b, weights=",
         ),
         (lambda: compare(TABLE, TABLE, bin=3), r"compare\(bin=.*one of columns, weights, cluster.*bins"),
     ],

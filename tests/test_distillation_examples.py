@@ -51,7 +51,7 @@ def assert_plot_shows(folder: Path, name: str) -> None:
         assert way in words
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_runs_and_writes_its_results(name, tmp_path):
     command = [sys.executable, str(EXAMPLES / f"distil_{name}.py"), "--quick", "--out", str(tmp_path)]

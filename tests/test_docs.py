@@ -175,6 +175,49 @@ def test_readme_and_tutorial_show_both_python_and_the_command_line(language: str
     assert language in set().union(*tutorial)
 
 
+WORDS = """
+import torch
+from torch.distributions import *
+from torch.distributions.transforms import TanhTransform
+import kullback
+from kullback import *
+from kullback.functional import kl_surrogate
+from kullback.nn import KLRegularizer
+
+x, y, T = torch.tensor([[2.0, 0.0], [1.0, 3.0]]), torch.tensor([[1.0, 0.5], [2.0, 1.0]]), 2.0
+base, transforms, q = Normal(0.0, 1.0), [TanhTransform()], Normal(0.0, 1.0)
+posterior, prior, weights = Normal(0.5, 1.0), Normal(0.0, 1.0), Normal(x, 1.0)
+mixture = MixtureSameFamily(Categorical(torch.ones(2)), Normal(x[0], 1.0))
+m, n, k = x[0], y[0], torch.eye(2)
+log_p, log_q = x.log_softmax(-1), y.log_softmax(-1)
+"""
+WORDS_OF_USERS = {
+    "normalizing flow", "VampPrior", "bounds for mixtures", "Gaussian process", "Bayesian layer", "PPO, GRPO",
+    "temperature", "heat maps", "multi-label classification", "JAX arrays",
+}  # fmt: skip
+
+
+def test_the_code_beside_each_word_of_the_readme_runs() -> None:
+    table = (
+        (ROOT / "README.md")
+        .read_text(encoding="utf-8")
+        .partition("## Find your word\n")[2]
+        .partition("\n## ")[0]
+    )
+    rows = dict(re.findall(r"^\| (.+?) \| (`.+) \| \[.+\]\(.+\) \|$", table, re.MULTILINE))
+    assert rows.keys() == WORDS_OF_USERS
+    for word, cell in rows.items():
+        names: dict[str, Any] = {}
+        exec(WORDS, names)  # noqa: S102  the example's own names
+        for code in re.findall(r"`([^`]+)`", cell):
+            value = eval(code, names)  # noqa: S307  a line of README
+            if code == "kullback.install()":
+                names["kullback"].uninstall()
+                continue
+            for number in value if isinstance(value, tuple) else [value]:
+                assert bool(names["torch"].isfinite(number).all()), (word, code)
+
+
 @click.command()
 @click.argument("status", type=int)
 def ending_with(status: int) -> None:

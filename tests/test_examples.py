@@ -56,7 +56,7 @@ def test_the_shipped_models_differ_a_little_everywhere():
     assert 1e-5 < kl.mean() < 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_script_trains_rounds_and_writes(tmp_path):
     command = [
         sys.executable,

@@ -354,3 +354,24 @@ def test_the_remedies_work() -> None:
     assert float(entropy(Counts(torch.tensor([1, 2, 2]).bincount()))) == pytest.approx(
         math.log(3) - 2 / 3 * math.log(2)
     )
+
+
+def test_mutual_information_of_draws_names_the_table_to_write() -> None:
+    draw = torch.Generator().manual_seed(0)
+    numbers = torch.randn(500, 2, generator=draw)
+    integers = torch.randint(3, 7, (500, 2), generator=draw)
+    apart = torch.stack([integers[:, 0], integers[:, 0] * 5 - 7], 1)
+    for x in (numbers, integers, apart, numbers.numpy()):
+        with pytest.raises(errors.ArgumentValueError, match="joint table") as caught:
+            mutual_information(Samples(x))
+        line = (caught.value.instead or "").partition(", the table")[0]
+        table = eval(line, {"Counts": Counts, "torch": torch, "x": x})  # noqa: S307
+        assert float(table.tensor.sum()) == 500
+        value = float(mutual_information(table))
+        if x is apart:
+            counts = torch.bincount(integers[:, 0])[3:] / 500
+            assert value == pytest.approx(float(-(counts * counts.log()).sum()), rel=1e-6)
+        else:
+            assert value < 0.05
+    with pytest.raises(errors.ArgumentValueError, match=r"pandas\.crosstab\(a, b\)"):
+        mutual_information(Samples(torch.randn(500, 3, generator=draw)))

@@ -1,6 +1,8 @@
-"""No link of the documentation is dead: files, headings and documented names exist, and addresses are well formed.
+"""No link and no picture of the documentation is dead, in a clone, on a forge and on the site.
 
-Addresses on the web are checked by their form only: no test asks the network.
+Files and headings exist, under the names that a forge and the site both give them. Addresses on the web are checked by
+their form only: no test asks the network. An address of this repository is relative, except in files that are read
+elsewhere.
 """
 
 from __future__ import annotations
@@ -27,9 +29,7 @@ CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+(?:\([^()]*\))?)(?:\s+\"[^\"]*\")?\)")
 SOURCE = re.compile(r"(?:src|href)=\"([^\"]+)\"")
 HEADING = re.compile(r"^#{1,6} +(.+?)(?: *\{[^}]*\})? *#*$", re.MULTILINE)
-NAMED = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
-INCLUDED = re.compile(r'^--8<-- "([^"]+)"$', re.MULTILINE)
-OWN = re.compile(r"https://github\.com/kullback/kullback/(?:blob|raw)/main/(.+)")  # files of this repository
+OWN = re.compile(r"https://github\.com/kullback/kullback/(?:blob|raw|tree)/")  # files of this repository
 HOST = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+(:\d+)?")
 
 
@@ -38,41 +38,43 @@ def prose(page: Path) -> str:
     return CODE.sub("``", FENCED.sub("", page.read_text(encoding="utf-8")))
 
 
+def slug_of_a_forge(heading: str) -> str:
+    """The name that GitHub, GitLab and Forgejo give a heading: lower case, a hyphen for each space, no punctuation."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
 def anchors(page: Path) -> set[str]:
-    """The headings of a page, as links name them, and the names whose documentation stands on it."""
+    """The headings of a page, as links name them on a forge and on the site.
+
+    A name that only one of the two knows, such as the second of two equal headings, is left out.
+    """
     text = FENCED.sub("", page.read_text(encoding="utf-8"))
-    for name in INCLUDED.findall(text):
-        text += (ROOT / name).read_text(encoding="utf-8")
-    found: set[str] = set(NAMED.findall(text))
-    for heading in HEADING.findall(text):
-        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.replace("`", "").replace("#!math ", ""))
-        slug = slugify(plain, "-")
-        number = 0
-        while slug in found:  # a second heading of the same words
-            number += 1
-            slug = f"{slugify(plain, '-')}_{number}"
-        found.add(slug)
-    return found
+    headings = [
+        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.replace("`", "")) for heading in HEADING.findall(text)
+    ]
+    return {slugify(heading, "-") for heading in headings} & set(map(slug_of_a_forge, headings))
 
 
 def problem(page: Path, target: str) -> str | None:
     """Say what is wrong with a link of a page; None where nothing is."""
-    own = OWN.fullmatch(target)
-    page, target = (ROOT / "README.md", own[1]) if own else (page, target)
     parts = urlsplit(target)
+    if OWN.match(target):
+        return "is an address of this repository: write it relative to the page"
     if parts.scheme:
         well_formed = parts.scheme == "https" and HOST.fullmatch(parts.netloc)
         return None if well_formed or parts.scheme == "mailto" else "is no https address"
     if target.startswith("/") or parts.netloc:
         return "is absolute"
-    file = (page.parent / unquote(parts.path)) if parts.path else page
-    if not file.exists():
-        return f"names {parts.path}, which does not exist"
-    if parts.fragment and file.suffix == ".md" and parts.fragment not in anchors(file):
+    file = Path(os.path.normpath(page.parent / unquote(parts.path))) if parts.path else page
+    wrong = {
+        "is outside of the repository": not file.is_relative_to(ROOT),
+        "does not exist": not file.exists(),
+        "is a folder, and the site has only its pages": file.is_relative_to(DOCS) and file.is_dir(),
+    }
+    why = next((f"names {parts.path}, which {why}" for why, applies in wrong.items() if applies), None)
+    if why is None and parts.fragment and (file.suffix != ".md" or parts.fragment not in anchors(file)):
         return f"names #{parts.fragment}, which {file.name} has not"
-    if page.is_relative_to(DOCS) and not Path(os.path.normpath(file)).is_relative_to(DOCS):
-        return f"names {parts.path}, which is no part of the site"
-    return None
+    return why
 
 
 def links(page: Path) -> list[str]:
@@ -90,6 +92,8 @@ def test_links_are_seen() -> None:
     assert sum(len(links(page)) for page in PAGES) > 100
     assert "tutorial/data.md" in links(DOCS / "index.md")
     assert "results/vae_digits.svg" in links(DOCS / "tutorial" / "variational.md")
+    assert {"docs/images/text.png", "docs/tables.md#watch-for-drift"} <= set(links(ROOT / "README.md"))
+    assert "../../src/kullback/dispatch.py" in links(DOCS / "api" / "divergences.md")
 
 
 @pytest.mark.parametrize(
@@ -98,17 +102,25 @@ def test_links_are_seen() -> None:
         ("tutorial.md", None),
         ("tutorial.md#zeros", None),
         ("#choose-your-guide", None),
-        ("api/losses.md#kullback.nn.KLRegularizer", None),
+        ("../README.md", None),
+        ("../CONTRIBUTING.md#a-pair", None),
+        ("../src/kullback/dispatch.py", None),
         ("https://arxiv.org/abs/1312.6114", None),
         ("https://en.wikipedia.org/wiki/F-divergence_(mathematics)", None),
-        ("https://github.com/kullback/kullback/blob/main/docs/tables.md#watch-for-drift", None),
-        ("https://github.com/kullback/kullback/blob/main/docs/table.md", "does not exist"),
-        ("https://github.com/kullback/kullback/blob/main/docs/tables.md#watch", "has not"),
+        ("https://github.com/kullback/kullback/issues", None),
+        ("https://github.com/kullback/kullback/blob/main/docs/tables.md#watch-for-drift", "relative"),
+        ("https://github.com/kullback/kullback/raw/main/docs/images/text.png", "relative"),
+        ("images/texts.png", "does not exist"),
+        ("tables.md#watch", "has not"),
         ("tutorials.md", "does not exist"),
         ("tutorial.md#ones", "has not"),
         ("#choose-your-giude", "has not"),
-        ("api/losses.md#kullback.nn.Nothing", "has not"),
-        ("../README.md", "no part of the site"),
+        ("api/losses.md#kullback.nn.KLRegularizer", "has not"),  # the site alone has it
+        ("../CONTRIBUTING.md#a-triple", "has not"),
+        ("../src/kullback/dispatch.py#L1", "has not"),
+        ("../src/kullback/dispatched.py", "does not exist"),
+        ("../../README.md", "outside"),
+        ("tutorial", "folder"),
         ("/tutorial.md", "absolute"),
         ("http://arxiv.org", "no https"),
         ("https://localhost", "no https"),

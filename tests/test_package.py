@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import kullback
+from tests.description import check_description
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PUBLIC_MODULES = (
@@ -344,6 +345,13 @@ def test_the_wheel_says_what_it_needs(wheel):
     assert "Requires-Python: >=3.11" in text
     required = re.findall(r"^Requires-Dist: ([a-z]+)[^;\n]*$", text, re.MULTILINE)
     assert sorted(required) == ["numpy", "torch"]
+
+
+def test_the_wheel_has_the_readme_with_whole_addresses(wheel):
+    """README's links are relative; an index, which shows it without the repository, gets absolute ones."""
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(f"kullback-{kullback.__version__}.dist-info/METADATA").decode()
+    check_description(text)
 
 
 def test_readme_gives_exactly_the_two_commands():

@@ -269,8 +269,6 @@ def test_arrays_that_no_tensor_can_share_are_copied(array: Any) -> None:
 
 
 TABLES: dict[str, Any] = {
-    "pandas": pd.DataFrame(TABLE.numpy(), columns=list("abc")),
-    "polars": pl.DataFrame(TABLE.numpy(), schema=["a", "b", "c"], orient="row"),
     "objects": TABLE.numpy().astype(object),
     "table of objects": pd.DataFrame(TABLE.numpy(), columns=list("abc")).astype(object),
     "series of objects": pd.Series(list(ROW.numpy()), dtype=object),
@@ -282,8 +280,6 @@ TABLES: dict[str, Any] = {
 @pytest.mark.parametrize("cls", [Probs, Logits, Counts])
 def test_what_is_no_array_of_numbers_is_refused_with_what_makes_one(cls: type[Any], name: str) -> None:
     x = TABLES[name]
-    if cls is Counts and name == "polars":
-        pytest.skip("of two columns, label and count")
     with pytest.raises(KullbackError, match=rf"^{cls.__name__}\(x=") as caught:
         cls(x)
     remedy = str(caught.value).partition("Write: ")[2]

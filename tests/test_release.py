@@ -15,7 +15,8 @@ import yaml
 import kullback
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 HOME = PROJECT["urls"]["Homepage"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
@@ -49,6 +50,8 @@ def test_no_file_holds_what_a_merge_left_open():
 
 def test_every_address_of_the_project_is_the_same():
     assert {url for url in PROJECT["urls"].values() if not url.startswith(HOME)} == set()
+    readme = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    assert [each["replacement"].startswith(f"\\1{HOME}/") for each in readme["substitutions"]] == [True, True]
     citation = read(ROOT / "CITATION.cff")
     assert citation["repository-code"] == citation["url"] == HOME
     recipe = read(ROOT / "packaging" / "conda-forge" / "recipe.yaml")
@@ -141,11 +144,24 @@ def test_all_kinds_of_packages_have_been_tried_and_passed():
     assert all(row["native"] == (row["package"] != "pure wheel") for row in rows)
 
 
-def test_the_readme_reads_the_same_on_an_index_page():
-    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
-    assert links
-    assert [link for link in links if not link.startswith(f"{HOME}/")] == []
-    ours = [
-        link.removeprefix(f"{HOME}/blob/main/").partition("#")[0] for link in links if "/blob/main/" in link
-    ]
-    assert [path for path in ours if not (ROOT / path).exists()] == []
+def test_the_build_has_what_it_needs_wherever_it_is_made():
+    """The back end and its plug-in stand in every list of what builds the package without isolation."""
+    requires = PYPROJECT["build-system"]["requires"]
+    makefile = (ROOT / "Makefile").read_text()
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    host = read(ROOT / "packaging" / "conda-forge" / "recipe.yaml")["requirements"]["host"]
+    assert len(requires) == 2
+    assert set(requires) <= set(script("compatibility").BUILD)
+    for requirement in requires:
+        name = re.match(r"[\w.-]+", requirement)[0]
+        assert re.search(rf"^\t\$\(PIP\) .*\b{name}\b", makefile, re.MULTILINE), name
+        assert name in pinned
+        assert requirement.replace(">=", " >=") in host
+        assert requirement in PROJECT["optional-dependencies"]["dev"]
+
+
+def test_the_changelog_of_a_first_version_says_what_it_offers_in_500_words():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## \[([^]]+)\]", text, re.MULTILINE)
+    assert versions == [kullback.__version__] == ["0.1.0"]
+    assert 200 < len(text.split()) <= 500

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from torch.distributions import Categorical, MultivariateNormal, Normal, Poisson
@@ -22,6 +25,7 @@ from kullback import (
     Samples,
     TotalVariation,
     divergence,
+    estimate,
     kl_divergence,
     kl_estimate,
     two_sample_test,
@@ -91,6 +95,245 @@ def test_what_does_not_fit_the_draws_is_refused(settings: dict[str, object], par
 def test_complex_draws_are_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="view_as_real"):
         Samples(torch.zeros(3, dtype=torch.complex64))
+
+
+# --- what draws say about themselves ---------------------------------------------------------------------------------
+
+
+def calls_in(text: str) -> list[str]:
+    """The calls of Samples that a message names, up to the parenthesis that closes them."""
+    calls = []
+    for start in (match.start() for match in re.finditer(r"Samples\(", text)):
+        depth = 0
+        for end, character in enumerate(text[start:], start):
+            depth += (character == "(") - (character == ")")
+            if character == ")" and depth == 0:
+                calls.append(text[start : end + 1])
+                break
+    return calls
+
+
+def test_masked_rows_are_left_out_of_draws_weights_and_clusters() -> None:
+    x, mask = np.arange(6.0), np.array([1, 0, 0, 0, 0, 1], dtype=bool)
+    weights, groups = np.arange(1.0, 7.0), np.array(list("aabbcc"))
+    of_weights = np.ma.array(weights, mask=[0, 1, 0, 0, 0, 0])
+    of_groups = np.ma.array(groups, mask=[0, 0, 0, 1, 0, 0])
+    keep = [2, 4]
+    others: dict[str, Any] = {
+        "arrays": (x, weights, groups),
+        "Series": (pd.Series(x), pd.Series(weights), pd.Series(groups)),
+        "polars": (pl.Series(x), pl.Series(weights), pl.Series(groups)),
+        "lists": (x.tolist(), weights.tolist(), groups.tolist()),
+        "tensors": (torch.from_numpy(x), torch.from_numpy(weights), torch.tensor([0, 0, 1, 1, 2, 2])),
+    }
+    for name, (draw, weight, group) in others.items():
+        masked = np.ma.array(x, mask=mask)
+        found = Samples(masked, weights=of_weights, cluster=of_groups)
+        assert found.tensor[:, 0].tolist() == [x[i] for i in keep]
+        for kept, given in (
+            ([1, 2, 3, 4], {"x": masked, "weights": weight, "cluster": group}),
+            ([0, 2, 3, 4, 5], {"x": draw, "weights": of_weights, "cluster": group}),
+            ([0, 1, 2, 4, 5], {"x": draw, "weights": weight, "cluster": of_groups}),
+        ):
+            found = Samples(**given)
+            assert found.tensor[:, 0].tolist() == [x[i] for i in kept], name
+            assert found.weights is not None
+            assert found.weights.tolist() == [weights[i] for i in kept], name
+            want = Samples(x[kept], cluster=groups[kept]).cluster
+            assert torch.equal(found.cluster, want), name  # pyright: ignore[reportArgumentType]
+    words = Samples(np.ma.array(["a", "b", "c"], mask=[0, 1, 0]))
+    assert words.labels == ("a", "c")
+    assert Samples(np.ma.array([1, 2, 3], mask=[0, 1, 0])).tensor[:, 0].tolist() == [1, 3]
+    with pytest.raises(ArgumentValueError, match="at least one draw"):
+        Samples(np.ma.masked_all(3))
+
+
+def test_masked_vectors_are_left_out_and_refused_if_masked_in_part() -> None:
+    x = np.arange(8.0).reshape(4, 2)
+    whole = np.ma.array(x, mask=[[0, 0], [1, 1], [0, 0], [0, 0]])
+    for found in (
+        Samples(whole, weights=[1, 2, 3, 4]),
+        Samples(whole.T, dim=0, weights=[1, 2, 3, 4]),
+        Samples(x, weights=np.ma.array([1, 2, 3, 4], mask=[0, 1, 0, 0])),
+        Samples(torch.from_numpy(x.T), dim=0, weights=np.ma.array([1, 2, 3, 4], mask=[0, 1, 0, 0])),
+        Samples(x.T.tolist(), dim=0, weights=np.ma.array([1, 2, 3, 4], mask=[0, 1, 0, 0])),
+    ):
+        assert found.tensor.tolist() == x[[0, 2, 3]].tolist()
+        assert found.weights is not None
+        assert found.weights.tolist() == [1, 3, 4]
+    partly = np.ma.array(x, mask=[[0, 1], [1, 1], [0, 0], [0, 0]])
+    for given, dim in ((partly, -1), (partly.T, 0)):
+        with pytest.raises(ArgumentValueError, match="1 of 4 masked in part") as caught:
+            Samples(given, dim=dim)
+        lines = [line.partition(" to ")[0] for line in (caught.value.instead or "").split("; ")]
+        rows, imputed = (eval(line, {"Samples": Samples, "numpy": np, "x": given}) for line in lines)  # noqa: S307
+        assert rows.tensor.tolist() == x[2:].tolist()
+        assert imputed.tensor[0].tolist() == [0, 6]
+        assert len(imputed) == 4
+
+
+def test_masked_draws_give_the_estimate_of_the_others() -> None:
+    g = np.random.default_rng(0)
+    x = np.ma.array(np.r_[np.full(200, -999.0), g.normal(size=800)], mask=np.arange(1000) < 200)
+    y = Samples(g.normal(size=1000), independent=True)
+    masked, others = Samples(x, independent=True), Samples(x.compressed(), independent=True)
+    assert str(kl_estimate(masked, y)) == str(kl_estimate(others, y))
+    first, second = (
+        two_sample_test(side, y, generator=torch.Generator().manual_seed(0), permutations=99).p_value
+        for side in (masked, others)
+    )
+    assert first == second
+
+
+TEXT = ["a", "b", None] * 3
+WITH_MISSING: dict[str, Any] = {
+    "list": TEXT,
+    "None first": [None, "a", "b"],
+    "NaN": ["a", math.nan],
+    "array": np.array(TEXT, dtype=object),
+    "object": pd.Series(TEXT, dtype=object),
+    "string": pd.Series(TEXT, dtype="string"),
+    "str": pd.Series(TEXT, dtype="str"),
+    "category": pd.Series(TEXT, dtype="category"),
+    "Categorical": pd.Categorical(TEXT),
+    "boolean": pd.Series([True, None, False], dtype="boolean"),
+    "truth values": [True, None],
+    "polars": pl.Series(TEXT),
+    "polars' categories": pl.Series(TEXT, dtype=pl.Categorical),
+    "Arrow": pa.array(TEXT),
+    "chunks": pa.chunked_array([TEXT, TEXT]),
+    "Arrow's categories": pa.array(TEXT).dictionary_encode(),
+    "NA in a list": ["a", pd.NA],
+}
+
+
+def test_missing_text_is_refused_with_remedies_that_work() -> None:
+    for name, x in WITH_MISSING.items():
+        with pytest.raises(ArgumentValueError, match="drop or impute the missing values first") as caught:
+            Samples(x)
+        lines = calls_in(caught.value.instead or "")
+        made = [eval(line, {"Samples": Samples, "pandas": pd, "x": x}) for line in lines]  # noqa: S307
+        assert len(made) == (1 if name in {"boolean", "truth values"} else 2), name
+        assert all(one.discrete for one in made), name
+        if len(made) > 1:
+            assert made[1].labels == (*(made[0].labels or ()), "missing"), name
+            assert len(made[1]) == len(x), name
+
+
+def test_text_of_any_library_is_drawn() -> None:
+    for x in (
+        pa.array(["a", "b"]),
+        pa.chunked_array([["a"], ["b"]]),
+        pa.array(["a", "b"]).dictionary_encode(),
+        pl.Series(["a", "b"], dtype=pl.Categorical),
+        pd.Categorical(["a", "b"]),
+        ("a", "b"),
+    ):
+        assert Samples(x).labels == ("a", "b")
+    assert Samples(pa.array([1.5, 2.5])).tensor[:, 0].tolist() == [1.5, 2.5]
+    assert Samples(pd.Series([True, False], dtype=object)).tensor.dtype == torch.bool
+
+
+def test_draws_that_are_no_numbers_are_refused_with_remedies_that_work() -> None:
+    times = pd.Series(pd.to_datetime(["2020-01-01", "2020-01-03"]))
+    cases: dict[str, Any] = {
+        "times": times,
+        "times of polars": pl.Series(times),
+        "bytes": np.array([b"a", b"b"]),
+        "text among numbers": ["a", 1],
+        "a table of text": np.array([["a", "b"]]),
+        "a table of numbers and text": pd.DataFrame({"a": [0.2, 0.3], "b": ["x", "y"]}),
+    }
+    for name, x in cases.items():
+        with pytest.raises(ArgumentTypeError, match="numbers, booleans or strings") as caught:
+            Samples(x)
+        lines = calls_in(caught.value.instead or "")
+        if "table" in name:
+            lines = lines[1:]  # the first one is for numbers
+        assert lines, name
+        for line in lines:
+            made = eval(line, {"Samples": Samples, "numpy": np, "x": x})  # noqa: S307
+            assert len(made) == len(x), name
+
+
+def test_missing_clusters_are_refused() -> None:
+    for cluster in (
+        ["a", None],
+        ["a", math.nan],
+        pd.Series(["a", None], dtype="string"),
+        np.array([1.0, math.nan]),
+    ):
+        with pytest.raises(ArgumentTypeError, match="1 of 2 missing"):
+            Samples([1.0, 2.0], cluster=cluster)
+
+
+def test_columns_and_rows_in_another_order_are_refused() -> None:
+    g = np.random.default_rng(0)
+    x, y = (pd.DataFrame(g.normal(size=(50, 2)), columns=list(names)) for names in ("ab", "ba"))
+    for frames in ((x, y), (pl.from_pandas(x), pl.from_pandas(y))):
+        for call in (kl_estimate, two_sample_test):
+            with pytest.raises(ArgumentValueError, match="same columns"):
+                call(Samples(frames[0]), Samples(frames[1]))
+        assert kl_estimate(Samples(frames[0]), Samples(frames[1][list(frames[0].columns)])).n == (50, 50)
+        assert kl_estimate(Samples(frames[0].to_numpy()), Samples(frames[1].to_numpy())).n == (50, 50)
+    draws_of, weights = pd.Series([1.0, 2.0]), pd.Series([0.25, 0.75], index=[1, 0])
+    for argument in ("weights", "cluster"):
+        with pytest.raises(ArgumentValueError, match="the same index"):
+            Samples(draws_of, **{argument: weights})
+    matched = Samples(draws_of, weights=weights.loc[draws_of.index]).weights
+    assert matched is not None
+    assert matched.tolist() == [0.75, 0.25]
+    assert Samples(draws_of, weights=weights.to_numpy()).weights is not None
+
+
+def test_huge_and_tiny_draws_are_compared_as_in_usual_units() -> None:
+    g = np.random.default_rng(0)
+    settings: dict[str, Any] = {"independent": True}
+
+    def answers(x: Any, y: Any) -> list[str]:
+        p, q = Samples(x, **settings), Samples(y, **settings)
+        seeds = (torch.Generator().manual_seed(0) for _ in range(4))
+        methods = ["auto", "nearest_neighbors"] if x.shape[1] < 3 else ["auto"]
+        found = [str(kl_estimate(p, q, method=method, generator=next(seeds))) for method in methods]
+        test = two_sample_test(p, q, permutations=99, generator=next(seeds))
+        return [*found, f"{test.p_value:.4g} by {test.method}"]
+
+    for d in (1, 2, 11):
+        x, y = g.normal(size=(120, d)), g.normal(size=(120, d)) + 0.4
+        # Powers of two, so that no draw is rounded.
+        scales = [np.full(d, 2.0**k) for k in (400, -400, 700, -700, 990)]
+        scales += [np.where(np.arange(d) == 0, 2.0**400, 1.0), np.where(np.arange(d) == 0, 2.0**-600, 1.0)]
+        want = answers(x, y)
+        for scale in scales if d < 11 else scales[-1:]:  # the classifiers take most of the time
+            assert answers(scale * x, scale * y) == want, (d, scale)
+    for d in (1, 2):
+        x, y = 1e120 * g.normal(size=(200, d)), 1e120 * (g.normal(size=(200, d)) + 0.4)
+        for kind in ("reverse_kl", "jeffreys"):
+            usual = estimate(Samples(x / 1e120, **settings), Samples(y / 1e120, **settings), kind)
+            found = estimate(Samples(x, **settings), Samples(y, **settings), kind)
+            assert float(found.value) == pytest.approx(float(usual.value), rel=1e-6)
+    wide = [Samples(1e200 * g.normal(size=(60, 40))) for _ in range(2)]  # whose order is examined
+    assert kl_estimate(*wide, method="density_ratio").n == (60, 60)
+    rounded = [Samples(1e120 * g.normal(size=500).round(1), **settings) for _ in range(2)]
+    assert any("common step of 1e+119" in note for note in kl_estimate(*rounded).notes)
+
+
+def test_integers_that_may_be_amounts_get_a_note_with_the_way_out() -> None:
+    g = np.random.default_rng(0)
+    a, b = (g.normal(mean, 10_000, 1000).astype(int) for mean in (50_000, 52_000))
+    note = kl_estimate(Samples(a), Samples(b)).notes[0]
+    assert "categories" in note
+    for made in (Samples(a.astype(float)), Samples(torch.from_numpy(a).double())):
+        found = kl_estimate(made, Samples(b.astype(float)))
+        assert found.interval is not None
+        assert float(found.interval[0]) <= 0.02 <= float(found.interval[1])
+    assert "Samples(x.astype(float))" in note
+    assert "Samples(x.double())" in note
+    assert note in estimate(Samples(a), Samples(b), "js").notes
+    assert note in two_sample_test(Samples(a), Samples(b), permutations=19).notes
+    ages = [Samples(g.integers(0, 90, 1000)) for _ in range(2)]
+    assert not any("amounts" in text for text in kl_estimate(*ages).notes)
+    assert not any("amounts" in text for text in kl_estimate(Samples(a), Poisson(50_000.0)).notes)
 
 
 # --- the verb --------------------------------------------------------------------------------------------------------

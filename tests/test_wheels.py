@@ -25,6 +25,7 @@ import torch
 from elftools.elf.elffile import ELFFile
 
 import kullback
+from tests.description import check_description
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NATIVE = "kullback/kernels/native/_native.so"
@@ -34,7 +35,7 @@ NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": 
 SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6", "libpthread.so.0"}
 
 # One worker builds each wheel once.
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.heavy
 
 PROBE = """
 import json, sys, torch, kullback
@@ -263,6 +264,15 @@ def test_the_sources_hold_what_compiles_and_nothing_built(sources):
     } <= names
     assert {name for name in tracked if not name.endswith(".pyc")} <= names
     assert not [name for name in names if name.endswith((".so", ".pyc", ".o"))]
+
+
+def test_each_describes_the_package_with_whole_addresses(pure, native, sources):
+    for wheel in (pure.wheel, native.wheel):
+        metadata_file = f"kullback-{kullback.__version__}.dist-info/METADATA"
+        check_description(zipfile.ZipFile(wheel).read(metadata_file).decode())
+    with tarfile.open(sources) as archive:
+        (name,) = [name for name in archive.getnames() if name.endswith("/PKG-INFO") and name.count("/") == 1]
+        check_description(archive.extractfile(name).read().decode())
 
 
 def test_an_index_takes_all_three(pure, native, sources):

@@ -38,7 +38,8 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
     | data frames, or two Parquet files without lists | `compare_tables` |
     | `Logits` and the like, tensors, arrays, other files | `compare_predictions` |
 
-    Two Parquet files of integers, or with an option of `compare_predictions`, are predictions.
+    Two Parquet files of integers, or with an option of `compare_predictions`, are predictions, and so are data frames
+    with `representation`.
 
     Arguments:
         a: P, the reference.
@@ -69,6 +70,7 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
         has_text=options.get("texts") is not None,
         has_row_options=any(name in rows for name in options),
         hub=bool(options.get("hub")),
+        frames_hold_rows=options.get("representation") is not None,
     )
     function = _function(subject)
     unknown = [name for name in options if name not in _options_of(subject)]
@@ -78,7 +80,12 @@ def compare(a: object, b: object, **options: Any) -> Comparison | TableCompariso
 
 
 def subject_of(
-    sides: Sequence[object], *, has_text: bool = False, has_row_options: bool = False, hub: bool = False
+    sides: Sequence[object],
+    *,
+    has_text: bool = False,
+    has_row_options: bool = False,
+    hub: bool = False,
+    frames_hold_rows: bool = False,
 ) -> Subject:
     """Return what the sides of a comparison are.
 
@@ -87,13 +94,14 @@ def subject_of(
         has_text: whether there is a text to compare models on.
         has_row_options: whether an option is for predictions and not for tables.
         hub: whether a name may be the name of a model on the Hugging Face hub.
+        frames_hold_rows: whether data frames are predictions, as their representation is given.
 
     Raises:
         ArgumentTypeError: the sides are of different sorts, or of none.
     """
     if has_text:
         return "models"
-    sorts = [_subjects(side, hub=hub) for side in sides]
+    sorts = [_subjects(side, hub=hub, frames_hold_rows=frames_hold_rows) for side in sides]
     common = set[Subject].intersection(*sorts)
     if any(sort == {"models"} for sort in sorts) and all("models" in sort for sort in sorts):
         return "models"
@@ -114,14 +122,14 @@ def subject_of(
     return "tables" if is_table else "predictions"
 
 
-def _subjects(side: object, *, hub: bool) -> set[Subject]:
+def _subjects(side: object, *, hub: bool, frames_hold_rows: bool) -> set[Subject]:
     """Return what a side may be."""
     if isinstance(side, str | os.PathLike):
         return {"models"} if is_model(side, hub=hub) else {"predictions", "tables", "models"}
     if hasattr(
         type(side), "columns"
     ):  # every data frame has them; asking the object itself might compute them
-        return {"tables"}
+        return {"predictions"} if frames_hold_rows else {"tables"}
     import torch
 
     from kullback.io import Reference, RowSource, TopKSource

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from kullback.common.bijective import check_bijective
 from kullback.common.inputs import check_confidence, check_generator, number_from, whole_from
 from kullback.errors import ArgumentTypeError, NoRuleError, invalid_type, invalid_value, no_rule, safe_repr
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence, behaves_as
@@ -19,8 +20,10 @@ from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import FEWEST_DRAWS, METHODS, SolveOptions
 from kullback.pairs.clone import with_ordinary_tensors
 from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
+from kullback.pairs.distribution_checks import check_domains
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
-from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch
+from kullback.pairs.other_objects import line_for
+from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch, with_equal_outcomes
 from kullback.pairs.solve import estimate as estimate_pair
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
@@ -32,7 +35,7 @@ _KL = KL()
 _FINITE_METHODS = ("auto", "summation")
 # The method that computes the divergence of the proportions of counts.
 _PLUGIN = "plugin"
-_OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without labels
+_OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without counts
 
 
 def kl_divergence(
@@ -52,17 +55,20 @@ def kl_divergence(
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
 
     The result is never negative and never NaN. It is exactly 0 for P = Q, and +inf if Q has no mass where P has mass.
+    An estimate from random draws whose mean is below 0 is 0, which is nearer to KL; `kl_estimate` notes the mean.
 
     Arguments:
         p: the distribution P. It is `Logits`, `LogProbs`, `Probs` or `Counts` of shape (..., classes), a torch
-            distribution, or `Samples` from an unknown P. A frozen SciPy distribution such as
-            ``scipy.stats.norm(0, 1)`` is also accepted; it has dtype float64 and no gradient.
+            distribution, or `Samples` from an unknown P. A SciPy distribution with its parameters, such as
+            ``scipy.stats.norm(0, 1)`` or ``scipy.stats.Normal(mu=0, sigma=1)``, is also accepted; it has dtype float64
+            and no gradient.
         q: the distribution Q. If P is one of the first four, Q is one of them too, or a Categorical, with as many
-            classes. If P is a distribution, Q is a distribution. If P is `Samples`, Q is `Samples` or a known
-            distribution. Batch shapes broadcast.
+            classes. Classes with labels are matched by label. If P is a distribution, Q is a distribution. If P is
+            `Samples`, Q is `Samples` or a known distribution. Batch shapes broadcast.
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         method: for two torch distributions, the rule: ``"auto"`` uses the most exact rule available among
-            ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` draws at random.
+            ``"closed_form"``, ``"series"``, ``"summation"`` and ``"quadrature"``; ``"monte_carlo"`` draws at random,
+            and refuses draws that lost the digits it needs, or that prove that a density is not normalized.
             For `Samples`, the name of a function in `kullback.estimators`, or ``"auto"`` for the one that suits the
             samples.
         rtol: the relative error that a sum or an integral must reach. By default, it aims at 1e-10 in float64.
@@ -151,7 +157,7 @@ def divergence(
         q: Q, as in `kl_divergence`.
         kind: the divergence, such as ``KL()``, ``JensenShannon(beta=0.5)`` or ``Renyi(alpha=2)``, or its name, such as
             ``"js:0.5"`` (`kullback.generators.parse`). Distributions of vectors support ``KL()``, ``ReverseKL()``,
-            ``Jeffreys()``, and powers of p / q where they have a closed form.
+            ``Jeffreys()``, powers of p / q where they have a closed form, and other kinds by random draws.
         base: the base of the logarithm, for the kinds that have one: 2 gives bits. The default gives nats.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
 
@@ -206,6 +212,9 @@ def estimate(
     `kl_divergence` and `divergence` return it; it is biased upwards. The interval is for the divergence of the
     underlying distributions. It is the same as for `Samples` with one row for each counted sample.
     ``method="coverage_adjusted"``, or another method for categories, corrects the bias of the value.
+
+    Estimates from draws assume that both sides are independent. Numbers that are in both data sets, as of a part and
+    the whole, are noticed. Each then counts on one side only, or the upper limit is infinite; a note says so.
 
     Arguments:
         p: P, as in `kl_divergence`.
@@ -397,6 +406,9 @@ def _answer(
     ):
         from kullback.estimators.choose_estimator import estimate_from_samples
 
+        for name, side in (("p", p), ("q", q)):
+            if isinstance(side, Distribution):
+                check_bijective(call, name, side)
         answer = estimate_from_samples(
             call, p, q, kind, method, confidence=options.confidence, generator=options.generator
         )
@@ -425,7 +437,10 @@ def no_common_rule(call: str, p: object, q: object) -> NoRuleError:
 
 def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
     """Convert SciPy distributions to torch, and a Categorical to a representation if the other side is one."""
+    from_scipy = is_frozen(p) or is_frozen(q)
     p, q = operand(call, "p", p), operand(call, "q", q)
+    if from_scipy:
+        p, q = with_equal_outcomes(p, q)
     if isinstance(p, Representation) != isinstance(q, Representation):
         p, q = of_classes(p), of_classes(q)
     return p, q
@@ -483,6 +498,8 @@ def between_distributions(
         kind = as_kl(kind)
     if kind is _KL or behaves_as(kind, KL):
         return estimate_pair(call, p, q, options)
+    if behaves_as(kind, ReverseKL) or behaves_as(kind, Jeffreys):  # before P and Q change places
+        check_domains(call, p, q)
     if behaves_as(kind, ReverseKL):
         return estimate_pair(call, q, p, options)
     if behaves_as(kind, Jeffreys):
@@ -508,6 +525,17 @@ def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeErro
     wrap = "wrap it: Logits(x), LogProbs(x), Probs(x), Counts(x) or Samples(x)"
     if isinstance(x, Tensor):
         return ArgumentTypeError(f"{call}({argument}=...): a tensor does not say what it holds; {wrap}")
+    line = line_for(x, argument)
+    if line is not None:
+        name = x.__name__ if isinstance(x, type) else type(x).__name__
+        got = (
+            f"the class {name} itself"
+            if isinstance(x, type)
+            else f"{name}, which is no distribution of torch"
+        )
+        return invalid_type(
+            call, argument, wanted="a distribution, with its parameters", got=got, instead=line
+        )
     return ArgumentTypeError(
         f"{call}({argument}=...): wanted a distribution; got {type(x).__name__}. Numbers do not say what they "
         f"hold; {wrap}, or pass a torch.distributions object"
@@ -539,6 +567,8 @@ def nats_per_unit(call: str, kind: Divergence, base: float | None) -> float:
 
 def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
     """Return KL between two representations of the same type; None unless shape, dtype, device and `dim` agree."""
+    if p.labels is not None or q.labels is not None:
+        return None
     a, b = p.tensor, q.tensor
     if type(p) is Logits and p.dim == q.dim == -1:
         value = fused_divergence_of_logits(a, b)
@@ -550,9 +580,8 @@ def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
 
 
 def comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
-    """Align labeled counts on the union of their classes; raise if devices, dtypes or shapes do not match."""
-    if isinstance(p, Counts) and isinstance(q, Counts):
-        p, q = p.aligned_with(q)
+    """Align labeled classes on the union of their labels; raise if devices, dtypes or shapes do not match."""
+    p, q = p.aligned_with(q)
     if p.tensor.device != q.tensor.device:
         raise invalid_value(
             call,

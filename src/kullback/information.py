@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Independent, Multinomial
 
+from kullback.common.bijective import check_bijective
 from kullback.common.dtypes import upcast
 from kullback.common.special import safe_log, safe_logsumexp
 from kullback.dispatch import (
@@ -26,9 +27,13 @@ from kullback.pairs import SolveOptions
 from kullback.pairs.clone import parameters_of, upcast_copy
 from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.overrides import overrides_density
+from kullback.pairs.scipy_adapter import ScipyDensity, ShiftedCounts
 from kullback.representations import Logits, Probs, Representation
+from kullback.samples import Samples
 
 _KL = KL()
+# The largest number of values of integers with a row of their own in a table, and of bins; the mean draws of a cell.
+_MOST_VALUES, _MOST_BINS, _DRAWS_IN_A_CELL = 1000, 16, 25
 
 
 def entropy(p: Operand, *, base: float | None = None) -> Tensor:
@@ -156,7 +161,9 @@ def mutual_information(joint: Representation, *, base: float | None = None) -> T
             "joint",
             wanted="a joint table, with two class dimensions",
             got=f"{joint!r}",
-            instead="Probs(table, dim=(-2, -1)), or Counts or Logits likewise",
+            instead=_table_of(joint)
+            if isinstance(joint, Samples)
+            else "Probs(table, dim=(-2, -1)), or Counts or Logits likewise",
         )
     logs = _log_weights(joint)
     logs = logs - safe_logsumexp(logs, -1).unsqueeze(-1)
@@ -166,11 +173,28 @@ def mutual_information(joint: Representation, *, base: float | None = None) -> T
     return (row_divergence(_KL, *sides) / unit).to(_dtype_of(joint))
 
 
+def _table_of(x: Samples) -> str:
+    """Return the call that counts draws of pairs in a table."""
+    if x.tensor.shape[1] != 2:
+        return "Counts(pandas.crosstab(a, b), dim=(-2, -1)), the table of the pairs of two columns a and b"
+    low, high = x.tensor.amin(0), x.tensor.amax(0)
+    if x.discrete and bool((high.long() - low.long() < _MOST_VALUES).all()):
+        bins = [int(value) for value in high.long() - low.long() + 1]
+        bias = "with one for each value"
+    else:
+        bins = [max(2, min(_MOST_BINS, int((len(x) / _DRAWS_IN_A_CELL) ** 0.5)))] * 2
+        bias = f"which is too high by about {(bins[0] - 1) ** 2 / (2 * len(x)):.1g} nats by chance"
+    table = f"torch.histogramdd(torch.as_tensor(x).double(), {bins}).hist"
+    return f"Counts({table}, dim=(-2, -1)), the table of the pairs x in bins, {bias}"
+
+
 def _entropy(call: str, d: object) -> Tensor:
     """Return the entropy of a representation, or of a torch distribution if torch has an accurate formula for it."""
-    d = of_classes(d)
+    d = of_classes(d.base_dist if isinstance(d, ShiftedCounts) else d)
     if isinstance(d, Representation):
         return _cross_entropy_of_classes(d, d)
+    if isinstance(d, Distribution):
+        check_bijective(call, "p", d)
     # torch computes a part of a Multinomial's entropy in float32.
     if not isinstance(d, Distribution) or isinstance(d, Multinomial) or overrides_density(d):
         raise _no_entropy(call, d)
@@ -194,14 +218,17 @@ def _entropy(call: str, d: object) -> Tensor:
 
 def _no_entropy(call: str, d: object) -> NoRuleError:
     """Return the error for a distribution whose entropy is not known."""
+    instead = "Counts(x.bincount()) for samples of categories"
+    if isinstance(d, ScipyDensity):
+        instead = "p.entropy() of SciPy"
+    elif isinstance(d, Distribution):
+        instead = "-p.log_prob(p.sample((100_000,))).mean(0), which estimates it"
     return no_rule(
         call,
         "p",
         wanted="Logits, LogProbs, Probs, Counts, or a torch distribution with an entropy",
         got=type(d).__name__,
-        instead="-p.log_prob(p.sample((100_000,))).mean(0), which estimates it"
-        if isinstance(d, Distribution)
-        else "Counts(x.bincount()) for samples of categories",
+        instead=instead,
     )
 
 

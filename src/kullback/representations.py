@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import ClassVar, Self, cast
 
 import torch
@@ -22,9 +22,9 @@ from kullback.common.inputs import (
     check_flag,
     first_of,
     number_from,
-    split_labels,
     whole_from,
 )
+from kullback.common.labels import Labeled, Labels, check_one_type, labeled, labels_from, same_labels
 from kullback.common.words import RepresentationName
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
 
@@ -39,21 +39,41 @@ class Representation(ABC):
     Attributes:
         tensor: the values (arrays and lists are converted to a tensor).
         dim: the class dimension, as a negative number.
+        labels: one label for each class; None without labels.
     """
 
     in_logs: ClassVar[bool] = True
     is_floating: ClassVar[bool] = True
+    labels: Labels | None = None
+    _rows: Labels | None = None
+    _may_count_rows = False
     _table_shape: torch.Size | None = None
 
-    def __init__(self, x: object, dim: int | tuple[int, ...] = -1, *, validate: bool = True) -> None:
-        self._source = None if isinstance(x, Tensor) else x  # converted again by `in_dtype`
-        self.tensor = self._numbers(self._read(x))
+    def __init__(
+        self,
+        x: object,
+        dim: int | tuple[int, ...] = -1,
+        *,
+        labels: Iterable[Hashable] | None = None,
+        validate: bool = True,
+    ) -> None:
+        named = None if isinstance(x, Tensor) else labeled(self._call, x)
+        values = x if named is None else named.values
+        self._source = None if isinstance(values, Tensor) else values  # converted again by `in_dtype`
+        self.tensor = self._numbers(self._read(values))
+        dims = dim
         if isinstance(dim, tuple):
             self._source = () if isinstance(self._source, list | tuple) else self._source
             self.tensor, self._table_shape = self._joined(dim)
             self.dim = -1
         else:
             self.dim = self._class_dim(dim)
+        if labels is not None:
+            self.labels = labels_from(self._call, labels)
+        elif named is not None and named.labels is not None:
+            self._take_labels(named, dims)
+        if self.labels is not None:
+            self._check_labels()
         check_flag(self._call, "validate", validate)
         if validate and can_inspect(self.tensor):
             self._check(self.tensor)
@@ -92,6 +112,111 @@ class Representation(ABC):
         is_list = isinstance(self._source, list | tuple) and len(self._source) > 0
         converted.tensor = torch.as_tensor(self._source, dtype=dtype) if is_list else self.tensor.to(dtype)
         return converted
+
+    def aligned_with(self, other: Representation) -> tuple[Representation, Representation]:
+        """Return both on the union of their labels, in order of first appearance; a missing label has no mass."""
+        p, q = self.labels, other.labels
+        if p is None and q is None:
+            return self, other
+        self._check_rows(other)
+        if p is None or q is None:
+            self._check_unlabeled(other)
+            return self, other
+        if same_labels(p, q):
+            return self, other
+        if self._may_count_rows or other._may_count_rows:
+            raise invalid_value(
+                self._call,
+                "p, q",
+                wanted="the same index in p and q, or names as labels",
+                got=f"an index of integers that differs: {_some(p)} in p, {_some(q)} in q",
+                instead=f"{self._call}(x.to_numpy()) on both sides if the index counts rows; "
+                f"{self._call}(x, labels=x.index) on both sides if the integers are classes",
+            )
+        check_one_type(self._call, p, q)
+        union = tuple(dict.fromkeys(p + q))
+        return self._on(union), other._on(union)
+
+    def _on(self, union: Labels) -> Self:
+        """Return the distribution on more classes, and in another order."""
+        labels = cast("Labels", self.labels)
+        place = {label: i for i, label in enumerate(labels)}
+        x = Representation.weights(self)  # without a prior
+        # The last entry is the weight of missing labels.
+        padded = torch.nn.functional.pad(x, (0, 1), value=-torch.inf if self.in_logs else 0)
+        index = torch.tensor([place.get(label, len(labels)) for label in union], device=x.device)
+        aligned = copy.copy(self)
+        source = None if self._source is None else ()
+        vars(aligned).update(
+            tensor=padded[..., index], dim=-1, labels=union, _table_shape=None, _source=source
+        )
+        return aligned
+
+    def _take_labels(self, named: Labeled, dim: int | tuple[int, ...]) -> None:
+        """Keep the labels of the class dimension, and of the rows of a table."""
+        columns, rows = named.labels, named.rows
+        axes = [cast("int", whole_from(axis)) for axis in (dim if isinstance(dim, tuple) else (self.dim,))]
+        if len(axes) == 2 and rows is not None:
+            of_axis = {0: rows, 1: cast("Labels", columns)}
+            first, second = (of_axis[axis % 2] for axis in axes)
+            self.labels = tuple((a, b) for a in first for b in second)
+        elif len(axes) == 1 and axes[0] in (-2, 0) and rows is not None and self.tensor.ndim == 2:
+            self.labels, self._rows = rows, columns
+            self._may_count_rows = self.is_floating and all(whole_from(row) is not None for row in rows)
+        elif len(axes) == 1 and axes[0] in (-1, self.tensor.ndim - 1):
+            self.labels, self._rows = columns, rows
+            self._may_count_rows = self.is_floating and named.may_count_rows
+        else:
+            raise invalid_value(
+                self._call,
+                "dim",
+                wanted="the dimension of the labels, the last",
+                got=safe_repr(dim),
+                instead=f"{self._call}(x, dim=-1)",
+            )
+
+    def _check_labels(self) -> None:
+        labels = cast("Labels", self.labels)
+        distinct = len(set(labels))
+        if len(labels) == self.classes and (distinct == len(labels) or self._may_count_rows):
+            return
+        raise invalid_value(
+            self._call,
+            "labels",
+            wanted=f"{self.classes} different labels, one for each class",
+            got=f"{len(labels)} labels, {distinct} of them different",
+            instead=f"{self._call}(x, labels=[...]) with each label once; sum the weights of equal labels first",
+        )
+
+    def _check_unlabeled(self, other: Representation) -> None:
+        """Raise unless the labels of the one labeled side are the numbers of the other side's classes."""
+        named, plain = (self, other) if other.labels is None else (other, self)
+        labels = cast("Labels", named.labels)
+        if same_labels(labels, tuple(range(plain.classes))):
+            return
+        labeled_class, other_class = type(named).__name__, type(plain).__name__
+        raise invalid_value(
+            labeled_class,
+            "labels",
+            wanted="labels on both sides or on neither",
+            got=f"labels on one side only: {_some(labels)}",
+            instead=f"{other_class}(x, labels=[...]) for the other side; or {labeled_class}(x.to_numpy()) of a Series "
+            f"and {labeled_class}(list(x.values())) of a mapping if its order is that of the other side",
+        )
+
+    def _check_rows(self, other: Representation) -> None:
+        """Raise if two tables have rows of other names, or in another order."""
+        p, q = self._rows, other._rows
+        if p is None or q is None or len(p) != len(q) or same_labels(p, q):
+            return
+        raise invalid_value(
+            self._call,
+            "p, q",
+            wanted="tables with the same row labels in the same order",
+            got=f"rows {_some(p)} in p, {_some(q)} in q",
+            instead=f"{self._call}(x.loc[y.index]) to match rows by label, or x.to_numpy() on both sides to compare "
+            "them by position",
+        )
 
     @property
     def _call(self) -> str:
@@ -206,8 +331,9 @@ class Logits(Representation):
     without mass. NaN, ``+inf``, and rows that contain only ``-inf`` raise an error.
 
     Arguments:
-        x: floating-point scores, shape (..., classes, ...), in nats.
+        x: floating-point scores, shape (..., classes, ...), in nats; labeled ones as in `Counts`.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
+        labels: one label for each class, if `x` has no labels.
         validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
             ``vmap``.
 
@@ -247,8 +373,10 @@ class LogProbs(Representation):
     normalized, so that rounding errors do not change the divergence.
 
     Arguments:
-        x: floating-point log-probabilities, shape (..., classes, ...), in nats; ``-inf`` is probability 0.
+        x: floating-point log-probabilities, shape (..., classes, ...), in nats; ``-inf`` is probability 0. Labeled ones
+            are given as in `Counts`.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
+        labels: one label for each class, if `x` has no labels.
         validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
             ``vmap``.
 
@@ -282,8 +410,9 @@ class Probs(Representation):
     normalized, so that rounding errors do not change the divergence.
 
     Arguments:
-        x: floating-point probabilities, shape (..., classes, ...).
+        x: floating-point probabilities, shape (..., classes, ...); labeled ones as in `Counts`.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
+        labels: one label for each class, if `x` has no labels.
         validate: check the values, which synchronizes with an accelerator. It is skipped while compiling and under
             ``vmap``.
 
@@ -320,13 +449,16 @@ class Probs(Representation):
 class Counts(Representation):
     r"""Counts, or other non-negative weights: :math:`p_i = (x_i + \text{prior}) / \sum_j (x_j + \text{prior})`.
 
-    Rows are normalized. Two labeled `Counts` are compared on the union of their labels. A label that is missing on one
-    side has count 0 there, plus the `prior` of that side.
+    Rows are normalized. Two labeled sides are compared on the union of their labels. A label that is missing on one
+    side has count 0 there, plus the `prior` of that side. Missing values such as NaN are labels too, equal to others of
+    their type. `Probs`, `LogProbs` and `Logits` have labels likewise; there, pandas' indices of integers must be equal,
+    because they may count rows.
 
     Arguments:
         x: counts, shape (..., classes, ...), integer or floating. Labeled counts are a mapping from label to count
-            such as `collections.Counter`, a pandas Series with the labels as its index, or a polars frame with two
-            columns, label and count, such as the result of ``value_counts()``.
+            such as `collections.Counter`, a pandas Series with the labels as its index, or a frame with two columns,
+            label and count, such as the result of polars' ``value_counts()``. In other frames, and in a mapping from
+            label to numbers, each class is a column.
         dim: the class dimension. A tuple such as ``(-2, -1)`` makes one distribution over all entries of a table.
         prior: a number added to each class before normalizing (0.5 is Jeffreys' prior, 1 is Laplace's).
         labels: one label for each class, if `x` has no labels.
@@ -362,11 +494,9 @@ class Counts(Representation):
         dim: int | tuple[int, ...] = -1,
         *,
         prior: float = 0.0,
-        labels: Sequence[Hashable] | None = None,
+        labels: Iterable[Hashable] | None = None,
         validate: bool = True,
     ) -> None:
-        own_labels, values = split_labels(x)
-        self.labels = own_labels if labels is None else tuple(labels)
         self.prior = number_from(prior)
         if not 0 <= self.prior < float("inf"):
             raise invalid_value(
@@ -376,38 +506,11 @@ class Counts(Representation):
                 got=safe_repr(prior),
                 instead="prior=0.5",
             )
-        super().__init__(values, dim, validate=validate)
-        self._source = None if isinstance(x, Tensor) else self._source if values is x else x
-        self._check_labels()
-
-    def aligned_with(self, other: Counts) -> tuple[Counts, Counts]:
-        """Return both `Counts` on the union of their labels, in order of first appearance."""
-        if self.labels is None or other.labels is None:
-            if self.labels is None and other.labels is None:
-                return self, other
-            raise invalid_value(
-                "Counts",
-                "labels",
-                wanted="labels on both sides or on neither",
-                got="labels on one side only",
-                instead="Counts(x, labels=[...])",
-            )
-        union = tuple(dict.fromkeys(self.labels + other.labels))
-        return self._on(union), other._on(union)
+        super().__init__(x, dim, labels=labels, validate=validate)
 
     def weights(self) -> Tensor:
         """The counts plus `prior`, with the class dimension moved to the end."""
         return super().weights() + self.prior if self.prior else super().weights()
-
-    def _on(self, union: tuple[Hashable, ...]) -> Counts:
-        counts, labels = super().weights(), cast("tuple[Hashable, ...]", self.labels)
-        place = {label: i for i, label in enumerate(labels)}
-        # The last entry, 0, is the count of missing labels.
-        padded = torch.nn.functional.pad(counts, (0, 1))
-        index = torch.tensor([place.get(label, len(labels)) for label in union], device=counts.device)
-        aligned = Counts(padded[..., index], prior=self.prior, labels=union, validate=False)
-        aligned._source = None if self._source is None else ()
-        return aligned
 
     def _numbers(self, x: Tensor) -> Tensor:
         if x.is_complex() or x.dtype == torch.bool:
@@ -445,18 +548,11 @@ class Counts(Representation):
         if not self.prior:
             self._some_mass((x == 0).all(self.dim), "no count at all")
 
-    def _check_labels(self) -> None:
-        if self.labels is None:
-            return
-        distinct = len(set(self.labels))
-        if len(self.labels) != self.classes or distinct != len(self.labels):
-            raise invalid_value(
-                "Counts",
-                "labels",
-                wanted=f"{self.classes} different labels, one for each class",
-                got=f"{len(self.labels)} labels, {distinct} of them different",
-                instead="Counts(x, labels=[...]) with each label once; sum the counts of equal labels first",
-            )
+
+def _some(labels: Labels) -> str:
+    """Return the first labels."""
+    shown = ", ".join(safe_repr(label) for label in labels[:3])
+    return f"{shown}, ..." if len(labels) > 3 else shown
 
 
 REPRESENTATIONS: dict[RepresentationName, type[Representation]] = {

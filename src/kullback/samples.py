@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import as_tensor, can_inspect, check_independent, first_of, is_fake
-from kullback.errors import invalid_type, invalid_value
+from kullback.common.inputs import array_of, as_tensor, can_inspect, check_independent, first_of, is_fake
+from kullback.common.labels import is_missing
+from kullback.errors import ArgumentTypeError, ArgumentValueError, invalid_type, invalid_value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -19,7 +19,8 @@ class Samples:
     r"""Draws :math:`x_1, \dots, x_n` from an unknown distribution.
 
     Integers, booleans and strings are categories: they are only compared for equality. Floating-point numbers are
-    coordinates in a continuous space.
+    coordinates in a continuous space. A row that a NumPy masked array masks, in the draws, the weights or the clusters,
+    is left out everywhere.
 
     Arguments:
         x: n scalars, shape (n,); n vectors, shape (n, d), or (d, n) with ``dim=0``; or n strings.
@@ -33,7 +34,8 @@ class Samples:
 
     Raises:
         ArgumentTypeError: the values are neither numbers nor strings.
-        ArgumentValueError: there are more than two dimensions, no draws, or NaN, or the weights or clusters do not fit.
+        ArgumentValueError: there are more than two dimensions, no draws, or missing values, a vector is masked in part,
+            or the weights or clusters do not fit.
 
     Example:
         >>> import torch, kullback
@@ -46,6 +48,8 @@ class Samples:
         Divergence estimation for multidimensional densities (Wang, Kulkarni and Verdu, 2009)
     """
 
+    unit: Tensor | None = None  # of each column, where an estimator takes another one
+
     def __init__(
         self,
         x: object,
@@ -56,6 +60,9 @@ class Samples:
         independent: bool = False,
         validate: bool = True,
     ) -> None:
+        _check_indices(x, weights=weights, cluster=cluster)
+        self.columns = _column_names(x) if dim != 0 else None
+        x, weights, cluster = _without_masked(x, dim, weights, cluster)
         self.labels, values = _encoded(x)
         draws = as_tensor("Samples", "x", values)
         _check_present("x", draws)
@@ -89,21 +96,165 @@ class Samples:
         return f"Samples(n={n}, d={d}, dtype={self.tensor.dtype}, device={self.tensor.device})"
 
 
+def _column_names(x: object) -> tuple[object, ...] | None:
+    """Return the names of the columns of a data frame; None for other objects."""
+    columns = None if isinstance(x, Tensor) else getattr(x, "columns", None)
+    return None if columns is None else tuple(columns)
+
+
+def _check_indices(x: object, **others: object) -> None:
+    """Refuse Series of pandas whose index differs: their rows are in another order, or are other rows."""
+    index = None if isinstance(x, Tensor) else getattr(x, "index", None)
+    for name, other in others.items():
+        its = None if isinstance(other, Tensor) else getattr(other, "index", None)
+        if not (hasattr(index, "equals") and hasattr(its, "equals")) or cast("Any", index).equals(its):
+            continue
+        raise invalid_value(
+            "Samples",
+            name,
+            wanted=f"the same index in x and {name}",
+            got="another one",
+            instead=f"{name}={name}.loc[x.index] to match rows by index, {name}={name}.to_numpy() if they are in the "
+            "order of x",
+        )
+
+
+def _without_masked(x: object, dim: int, weights: object, cluster: object) -> tuple[object, object, object]:
+    """Leave out the rows that are masked in the draws, the weights or the clusters; refuse rows masked in part."""
+    parts = (x, weights, cluster)
+    if not any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        return parts
+    shape = np.shape(x if isinstance(x, Tensor | np.ndarray) else np.asarray(x))
+    axis = 1 - dim % 2 if len(shape) == 2 else 0
+    n = shape[axis] if shape else 0
+    masked = np.zeros(n, dtype=bool)
+    for part in parts:
+        if isinstance(part, np.ma.MaskedArray):
+            mask = np.ma.getmaskarray(cast("np.ma.MaskedArray[Any, Any]", part))
+            if mask.ndim == 2 and part is x:
+                mask = _whole_rows(np.moveaxis(mask, axis, 0), axis)
+            if mask.shape != (n,):
+                return parts  # other checks refuse it
+            masked |= mask
+    x, weights, cluster = (_taken(part, ~masked, axis if part is x else 0) for part in parts)
+    return x, weights, cluster
+
+
+def _whole_rows(mask: Array, axis: int) -> Array:
+    """Return the rows that are masked as a whole; raise if a row is masked in part."""
+    some, every = (cast("Array", reduce(mask, axis=1)) for reduce in (np.any, np.all))
+    partly = some & ~every
+    if not partly.any():
+        return every
+    rows = "x[~x.mask.any(1)]" if axis == 0 else "x[:, ~x.mask.any(0)], dim=0"
+    readings = [] if some.all() else [f"Samples({rows}) to leave these rows out"]
+    if not mask.all(0).any():
+        other = "" if axis == 0 else ", dim=0"
+        means = "x.mean(0)" if axis == 0 else "x.mean(1)[:, None]"
+        readings.append(f"Samples(numpy.where(x.mask, {means}, x.data){other}) to impute them by means")
+    raise invalid_value(
+        "Samples",
+        "x",
+        wanted="vectors that are masked as a whole or not at all",
+        got=f"{int(partly.sum())} of {len(mask)} masked in part, the first at index {int(partly.argmax())}",
+        instead="; ".join(readings) or "Samples(x[:, columns]) with columns that are not masked",
+    )
+
+
+def _taken(part: Any, kept: Array, axis: int) -> object:
+    """Return the rows that are kept."""
+    if part is None:
+        return None
+    if isinstance(part, Tensor):
+        return part.index_select(axis, torch.from_numpy(kept.nonzero()[0]).to(part.device))
+    if isinstance(part, list | tuple) and axis == 0:
+        return [row for row, keep in zip(cast("list[Any]", part), kept, strict=True) if keep]
+    values: Array = array_of(part) if hasattr(part, "to_numpy") else np.asarray(part)  # which drops the mask
+    return np.compress(kept, values, axis=axis)
+
+
 def _encoded(x: object) -> tuple[tuple[str, ...] | None, object]:
     """Convert strings to sorted labels and the index of each draw's label; return numbers unchanged."""
     if isinstance(x, Tensor):
         return None, x
     # A series of pandas, polars or pyarrow has `to_numpy`.
-    values: Any = cast("Any", x).to_numpy() if hasattr(x, "to_numpy") else x
-    if isinstance(values, Sequence) and values and isinstance(values[0], str):
-        values = np.asarray(values, dtype=object)
-    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "OUT":
+    values: Any = array_of(x) if hasattr(x, "to_numpy") else x
+    if isinstance(values, list | tuple) and not set(map(type, values)) <= _NUMBERS:
+        values = _in_array(cast("list[Any]", values))
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "OUTSMm":
         return None, values
     entries = cast("Array", values)
-    if not all(isinstance(entry, str) for entry in entries):
-        return None, entries
-    labels, codes = np.unique(entries.astype(str), return_inverse=True)
-    return tuple(labels.tolist()), torch.from_numpy(codes.astype(np.int64))
+    missing = np.fromiter(map(is_missing, entries.flat), dtype=bool, count=entries.size)
+    if missing.any():
+        raise _missing(x, entries.reshape(-1), missing)
+    if entries.dtype.kind in "SMm" or entries.ndim != 1:
+        raise _no_draws(entries)
+    if entries.dtype.kind != "O" or all(isinstance(entry, str) for entry in entries):
+        labels, codes = np.unique(entries.astype(str), return_inverse=True)
+        return tuple(labels.tolist()), torch.from_numpy(codes.astype(np.int64))
+    if any(isinstance(entry, str) for entry in entries):
+        raise _no_draws(entries)
+    numbers = np.array(entries.tolist())
+    return None, numbers if numbers.dtype.kind in "biuf" and numbers.ndim == 1 else x
+
+
+_NUMBERS = {bool, int, float}
+
+
+def _in_array(values: list[Any]) -> object:
+    """Return entries in an array of objects if some of them are text or missing; other lists unchanged."""
+    if not any(isinstance(value, str) or value is None or is_missing(value) for value in values):
+        return values
+    entries = np.empty(len(values), dtype=object)
+    entries[:] = values
+    return entries
+
+
+def _missing(x: object, entries: Array, missing: Array) -> ArgumentValueError:
+    """Return the error for missing values, with the calls that leave them out or make a category of them."""
+    is_text = all(isinstance(entry, str) for entry in entries[~missing])
+    library = type(x).__module__.partition(".")[0]
+    of_python = "[value for value in x if value is not None and value == value]"
+    named = "['missing' if value is None or value != value else value for value in x]"
+    if library == "polars":
+        of_python, named = "x.drop_nulls()", "x.cast(str).fill_null('missing')"
+    elif library == "pyarrow":
+        of_python, named = "x.drop_null()", "x.cast('string').fill_null('missing')"
+    elif library == "pandas" or any(type(entry).__name__ == "NAType" for entry in entries[missing]):
+        series = "x" if type(x).__name__ == "Series" else "pandas.Series(x)"
+        of_python, named = f"{series}.dropna()", f"{series}.astype(object).fillna('missing')"
+    instead = f"drop or impute the missing values first: Samples({of_python})"
+    if is_text:
+        instead += f"; or make a category of them: Samples({named})"
+    return invalid_value(
+        "Samples",
+        "x",
+        wanted="draws without missing values",
+        got=f"{int(missing.sum())} of {len(entries)} missing, the first at index {int(missing.argmax())}",
+        instead=instead,
+    )
+
+
+def _no_draws(entries: Array) -> ArgumentTypeError:
+    """Return the error for times, bytes, tables of text, and text among numbers."""
+    kind = entries.dtype.kind
+    if kind in "Mm":
+        got = "times"
+        instead = (
+            "Samples(numpy.asarray(x).astype('int64').astype(float)) to compare them as numbers, "
+            "Samples(numpy.asarray(x).astype(str)) as categories"
+        )
+    elif kind == "S":
+        got, instead = "bytes", "Samples(numpy.asarray(x).astype(str))"
+    elif entries.ndim == 1:
+        got, instead = "text among numbers", "Samples([str(value) for value in x]) for categories"
+    else:
+        got = f"a table of objects of shape {entries.shape}"
+        instead = (
+            "Samples(numpy.asarray(x).astype(float)) if all are numbers; Samples([str(list(row)) for row in "
+            "numpy.asarray(x)]) for one category for each row; compare_tables(x, y) to compare tables by column"
+        )
+    return invalid_type("Samples", "x", wanted="numbers, booleans or strings", got=got, instead=instead)
 
 
 def _check_present(argument: str, x: Tensor) -> None:
@@ -179,7 +330,7 @@ def _cluster_codes(cluster: object, n: int) -> Tensor:
             got=f"shape {names.shape}",
             instead="independent=True if the draws are independent",
         )
-    missing = np.array([name is None or name != name for name in names.tolist()])  # noqa: PLR0124  # NaN
+    missing = np.fromiter(map(is_missing, names), dtype=bool, count=n)
     try:
         codes = np.unique(names, return_inverse=True)[1]
     except TypeError:  # the names cannot be sorted
@@ -202,7 +353,9 @@ def _names_of(cluster: object) -> Array:
         names = as_tensor("Samples", "cluster", cluster)
         _check_present("cluster", names)
         return cast("Array", names.detach().cpu().numpy())
+    # NumPy would make the text 'nan' of NaN among names.
+    is_mixed = isinstance(cluster, list | tuple) and len(set(map(type, cast("list[Any]", cluster)))) > 1
     try:
-        return cast("Array", np.asarray(cluster))
+        return cast("Array", np.asarray(cluster, dtype=object if is_mixed else None))
     except ValueError:  # lists of unequal lengths
         return np.asarray(None)

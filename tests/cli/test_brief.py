@@ -108,6 +108,7 @@ def test_tables(data: Path, width: int) -> None:
     assert printed[-1].startswith("More: --full (all numbers")
 
 
+@pytest.mark.sweep
 @WIDTHS
 @pytest.mark.parametrize("several", [False, True])
 def test_models(data: Path, width: int, several: bool) -> None:

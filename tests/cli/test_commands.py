@@ -646,6 +646,7 @@ def test_an_unknown_command_is_one_line():
 COMMAND = [sys.executable, "-c", "from kullback.cli import main; main()"]
 
 
+@pytest.mark.sweep
 def test_the_real_process_keeps_to_the_same_statuses(files):
     arguments = ["compare", "p.npy", "q.npy", "--as", "logits", "--json"]
     good = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)

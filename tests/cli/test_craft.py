@@ -168,6 +168,7 @@ def test_sixty_columns_are_enough_and_a_pipe_gets_no_control_characters(call, he
     assert all(line.isprintable() for line in lines)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("ending", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_ended_writes_nothing_and_says_by_what(ending, status, here):
     before = {path.name for path in here.iterdir()}

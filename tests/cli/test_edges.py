@@ -295,6 +295,7 @@ def test_a_closed_pipe_is_no_traceback():
         assert running.wait() == 141
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "locale", [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
 )

@@ -107,6 +107,7 @@ def test_a_full_disk_is_no_reader_who_has_left(folder: Path, subject: str) -> No
     assert b"No space left" in done.stderr
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("subject", [each for each in SUBJECTS if each != "batches"])
 def test_the_verdict_comes_first_in_every_report(
     folder: Path, subject: str, monkeypatch: pytest.MonkeyPatch
@@ -148,6 +149,7 @@ def test_the_verdict_of_all_batches_comes_first(folder: Path, monkeypatch: pytes
     ]
 
 
+@pytest.mark.sweep
 def test_a_candidate_that_fails_is_named_though_another_is_the_closest(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def one_line(result: Result) -> str:
     return lines[0]
 
 
+@pytest.mark.sweep
 def test_the_reports_of_one_run_agree(words: Path, tmp_path: Path) -> None:
     files = {name: tmp_path / f"report.{name}" for name in ("json", "html", "md")}
     result = run(
@@ -71,6 +72,7 @@ def test_the_lines_of_llama_cpp_are_those_of_its_numbers(words: Path, tmp_path: 
     assert "--json FILE" in one_line(both)
 
 
+@pytest.mark.sweep
 def test_gates_hold_for_every_candidate(words: Path) -> None:
     arguments = ("compare", folders.base(), folders.int8(), folders.bf16(), "--text", words, "--context", 48)
     assert run(*arguments, "--fail-above", "mean=1").exit_code == 0

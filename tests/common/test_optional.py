@@ -70,6 +70,7 @@ def offered_packages() -> list[str]:
     )
 
 
+@pytest.mark.sweep
 def test_the_search_finds_the_packages_of_the_extras():
     assert {"click", "matplotlib", "pyarrow", "safetensors", "scipy", "sklearn", "torchmetrics"} <= set(
         offered_packages()

@@ -121,6 +121,7 @@ def pairs(name: str) -> Iterator[tuple[float, float]]:
     yield from ((a, a * (1 + d)) for a in sizes for d in NEARBY)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", TWO)
 def test_functions_of_two_numbers(name: str) -> None:
     f, truth = TWO[name]

@@ -66,6 +66,7 @@ def pairs(name: str, count: int, **options: Any) -> list[tuple[Samples, Samples]
     return sides
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_intervals_of_dependent_draws_cover_and_are_wider_than_those_of_independent_ones(name: str) -> None:
     missed, narrower = 0, 0
@@ -84,6 +85,7 @@ def test_intervals_of_dependent_draws_cover_and_are_wider_than_those_of_independ
     assert narrower <= 6
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_the_test_keeps_its_level(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("kullback.estimators.two_sample_test")

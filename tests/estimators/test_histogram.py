@@ -47,6 +47,7 @@ def nearest_neighbors(x, y):
     return np.log(other / own).mean(0) + math.log(len(y) / (len(x) - 1))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["gauss1", "cauchy1"])
 def test_intervals_hold_the_divergence_as_often_as_they_say(name):
     _, found = estimates(name, 1000, 150)
@@ -54,6 +55,7 @@ def test_intervals_hold_the_divergence_as_often_as_they_say(name):
     assert np.mean([e.interval[1] == math.inf for e in found]) < 0.05
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["exponential", "pareto"])
 def test_intervals_are_open_or_wide_where_three_draws_of_a_hundred_lie_beyond_q(name):
     """They carry 0.12 of the 0.31 nats, all of it extrapolated: half the intervals at most are open."""
@@ -68,6 +70,7 @@ def test_intervals_are_open_or_wide_where_three_draws_of_a_hundred_lie_beyond_q(
     assert np.median(lows) > 0.15
 
 
+@pytest.mark.sweep
 def test_intervals_hold_a_divergence_of_zero():
     _, found = estimates("equal", 1000, 150)
     assert 0.93 <= coverage("equal", found) <= 0.995
@@ -78,6 +81,7 @@ def test_intervals_hold_a_divergence_of_zero():
     assert highs[np.isfinite(highs)].max() < 0.2
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("n", "least"), [(300, 0.87), (1000, 0.99)])
 def test_a_part_of_a_uniform_outside_q_opens_the_interval(n, least):
     """3 % of P: nine draws of 300, where one or two are chance and five are not."""
@@ -98,6 +102,7 @@ def test_a_divergence_that_the_draws_cannot_show_has_no_upper_end():
         assert "bins where Q has no samples" in " ".join(estimate.notes)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", list(ON_THE_LINE))
 @pytest.mark.parametrize(("n", "repetitions"), [(1000, 40), (3000, 40)])
 def test_the_error_is_less_than_that_of_nearest_neighbors(name, n, repetitions):
@@ -108,6 +113,7 @@ def test_the_error_is_less_than_that_of_nearest_neighbors(name, n, repetitions):
     assert all(ours < rmse(theirs[:, i], truth) for i in range(3))
 
 
+@pytest.mark.sweep
 def test_unequal_numbers_of_draws():
     rng = np.random.default_rng(0)
     truth, values = ON_THE_LINE["gauss1"].truth, {}
@@ -234,6 +240,7 @@ def test_weights_that_make_one_distribution_of_another():
     assert np.mean(held) >= 0.9
 
 
+@pytest.mark.sweep
 def test_clusters_widen_the_interval():
     rng = np.random.default_rng(11)
     ids = np.repeat(np.arange(50), 40)

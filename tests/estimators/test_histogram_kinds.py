@@ -51,6 +51,7 @@ def draws(name: str, seed: int, n: int) -> tuple[Samples, Samples]:
     return Samples(p.rvs(n, random_state=rng)), Samples(q.rvs(n, random_state=rng))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("kind", ["js", "tv", "renyi:0.5"])
 def test_intervals_of_bounded_kinds_hold_and_end(name: str, kind: str) -> None:

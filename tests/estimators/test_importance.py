@@ -52,6 +52,7 @@ def coverage(p, q, truth, n, repetitions, proposal=None):
     return hits / repetitions, float(np.std(values)), float(np.mean(errors)), float(np.mean(values))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("p", "q", "truth", "proposal"),
     [
@@ -87,6 +88,7 @@ def test_equal_distributions_are_exactly_equal():
     assert float(estimate.value) == float(estimate.standard_error) == 0
 
 
+@pytest.mark.sweep
 def test_it_is_never_negative():
     q = Normal(double(0.3), double(1.0))
     values = [float(log_ratio(Samples(draws(5, seed)), P.log_prob, q.log_prob).value) for seed in range(500)]

@@ -54,6 +54,7 @@ def coverage(draw, q, truth, repetitions):
     return sum(covers(each, truth) for each in found) / repetitions
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("draw", "q", "truth"),
     [
@@ -314,6 +315,7 @@ def test_without_scipy_the_extra_is_named(monkeypatch):
         from_density(Samples(torch.randn(30)), Q)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("draw", "truth"),
     [

@@ -35,6 +35,7 @@ def estimates(pairs: list[tuple[Any, Any]]) -> list[Estimate]:
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sd", [5.0, 15.0, 50.0, 400.0])
 @pytest.mark.parametrize("shift", [0.0, 0.5])
 def test_intervals_of_rounded_numbers_have_upper_ends_and_hold(sd: float, shift: float) -> None:

@@ -144,6 +144,7 @@ def test_references_of_a_known_density_are_counted_up_to_all(told):
     assert done == total == len(told["references"])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("d", [6, 8, 10, 12])
 def test_many_draws_in_many_dimensions_are_thinned_by_a_rule(d, monkeypatch):
     """The rule's numbers, a hundredth of them here: the search has no more draws than these."""

@@ -58,6 +58,7 @@ def covers(estimate: Any, truth: float) -> bool:
     return bool(estimate.interval[0] <= truth <= estimate.interval[1])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "n"), [("sphere6", 1000), ("sphere8", 1000), ("sphere10", 2000), ("softmax5", 1000)]
 )
@@ -175,6 +176,7 @@ def test_neighbors_give_no_interval_on_other_curved_sets(name: str, n: int) -> N
     assert any("fill fewer dimensions" in note for note in estimate.notes)
 
 
+@pytest.mark.sweep
 def test_what_neighbors_refuse_a_classifier_answers() -> None:
     x, y = normal(0, 600, 3), normal(1, 600, 3) + 0.5
     estimate = kl_estimate(Samples(graph(x)), Samples(graph(y)), generator=seeded())
@@ -248,6 +250,7 @@ def test_draws_on_a_surface_are_infinitely_far_from_a_density(x: Array, q: Distr
     assert "KL is infinite" in estimate.notes[0]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("x", "q"), [(graph(normal(0, 400, 1)), PLANE), (graph(normal(0, 800, 2)), SPACE)])
 def test_draws_near_a_curved_set_have_no_density(x: Array, q: Distribution) -> None:
     with pytest.raises(ArgumentValueError, match=r"fill about .* of . dimensions"):
@@ -297,6 +300,7 @@ def dirichlet_kl(a: Array, b: Array) -> float:
     return float(constants + ((a - b) * (digamma(a) - digamma(a.sum()))).sum())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("first", "second"),
     [([2.0, 3, 4, 5], [3.0, 3, 3, 3]), ([5.0, 2, 2], [1.0, 1, 1]), ([2.0, 2, 2], [2.0, 2, 2])],

@@ -71,6 +71,7 @@ def gaussian(covariance):
 # --- P where Q is not ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("p", "q", "truth", "n"),
     [
@@ -91,6 +92,7 @@ def test_intervals_hold_where_p_reaches_beyond_q(p, q, truth, n):
     assert held >= 0.875
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("p", "q", "truth", "most_open"),
     [
@@ -159,6 +161,7 @@ def test_categories_that_q_never_showed_are_said_where_the_upper_end_is_kept():
     assert float(found.interval[1]) == math.inf
 
 
+@pytest.mark.sweep
 def test_rare_categories_that_are_alike_keep_their_upper_end():
     weights = np.arange(1, 1001.0) ** -1.1
     held, opened = coverage(*[of_categories(*weights / weights.sum())] * 2, 0.0, 10_000, 20)
@@ -169,6 +172,7 @@ def test_rare_categories_that_are_alike_keep_their_upper_end():
 # --- Vectors ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_neighbors_that_resolve_q_poorly_give_way_to_a_classifier():
     correlated = np.array([[1, 0.9], [0.9, 1]])
     truth = (10.526315789473685 - 2 + math.log(0.19)) / 2
@@ -183,6 +187,7 @@ def test_neighbors_that_resolve_q_poorly_give_way_to_a_classifier():
         assert float(found.interval[0]) < truth
 
 
+@pytest.mark.sweep
 def test_separable_vectors_have_no_upper_end_and_a_value_that_does_not_depend_on_the_seed():
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((150, 30)), rng.standard_normal((150, 30)) + 2
@@ -218,6 +223,7 @@ def test_a_total_among_the_components_changes_nothing(dtype):
     assert any("follows from the others" in note for note in found.notes)
 
 
+@pytest.mark.sweep
 def test_proportions_are_covered():
     a, b = np.array([2.0, 3, 4, 5]), np.full(4, 3.0)
     constants = gammaln(a.sum()) - gammaln(b.sum()) - (gammaln(a) - gammaln(b)).sum()
@@ -307,6 +313,7 @@ def test_heavy_log_ratios_are_covered():
     assert any("tail" in note for note in found.notes)
 
 
+@pytest.mark.sweep
 def test_waves_against_a_known_uniform():
     held = 0
     for seed in range(20):
@@ -343,11 +350,13 @@ def clustered(shift=0.0, d=1):
     return draw
 
 
+@pytest.mark.sweep
 def test_few_clusters_of_equal_distributions_are_covered():
     held, _ = coverage(clustered(), clustered(), 0.0, 1000, 60)
     assert held >= 0.88
 
 
+@pytest.mark.sweep
 def test_clusters_of_vectors_do_not_raise_the_value():
     rng = np.random.default_rng(0)
     found = [
@@ -467,6 +476,7 @@ def test_the_variance_between_clusters_is_right_whatever_their_sizes():
     assert np.mean(found) == pytest.approx(np.square(sizes / sizes.sum()).sum(), rel=0.1)
 
 
+@pytest.mark.sweep
 def test_intervals_hold_with_clusters_of_very_unequal_sizes():
     rng, missed = np.random.default_rng(9), 0
     probabilities = np.array([0.4, 0.3, 0.15, 0.1, 0.05])

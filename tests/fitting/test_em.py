@@ -66,6 +66,7 @@ def test_vectors_with_full_and_diagonal_covariances() -> None:
         assert float(found.value) == pytest.approx(-theirs.score(x), abs=1e-8)
 
 
+@pytest.mark.sweep
 def test_a_density_is_met_by_quadrature() -> None:
     to = MixtureSameFamily(Categorical(t(0.3, 0.7)), Normal(t(-3, 2), t(1, 0.5)))
     found = fit(TWO, to=to)
@@ -81,6 +82,7 @@ def test_a_density_is_met_by_quadrature() -> None:
     assert bool((heavy.history.diff() <= 1e-9).all())
 
 
+@pytest.mark.sweep
 def test_components_of_other_families() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -67,6 +67,7 @@ def reverse_by_scipy(loc: float, scale: float) -> float:
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("start", [-4.0, 3.0])
 def test_a_reverse_fit_reaches_the_optimum_of_the_quadrature_at_each_mode(start: float) -> None:
     found = fit(Normal(t(start), t(1)), to=MODES, kind=ReverseKL(), starts=1)
@@ -154,6 +155,7 @@ def test_each_element_of_a_batch_converges_by_itself() -> None:
         )
 
 
+@pytest.mark.sweep
 def test_thousands_in_one_batch() -> None:
     """KL(Gamma || LogNormal) does not change if both are scaled: 2,000 fits have one value."""
     loc = torch.linspace(-2, 2, 2_000, dtype=torch.float64)
@@ -341,6 +343,7 @@ def lumps(weights: list[float], means: list[float], scale: float = 1.0) -> Mixtu
     return MixtureSameFamily(Categorical(torch.tensor(weights, dtype=torch.float64)), parts)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("family", "kind", "start"),
     [
@@ -366,6 +369,7 @@ def test_the_lowest_of_several_minima_is_found_from_any_start(
 FAR = t(-30, 30)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("family", "parts", "starts"),
     [
@@ -400,6 +404,7 @@ def test_each_element_of_a_batch_keeps_its_lowest_minimum() -> None:
     assert found.distribution.loc.tolist() == pytest.approx([9, -9], abs=1e-3)
 
 
+@pytest.mark.sweep
 def test_vectors_by_draws_take_the_heaviest_component() -> None:
     parts = MultivariateNormal(torch.tensor([[-6.0, 0.0], [6.0, 1.0]]), torch.eye(2))
     target = MixtureSameFamily(Categorical(torch.tensor([0.3, 0.7])), parts)

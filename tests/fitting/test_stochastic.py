@@ -32,6 +32,7 @@ COVARIANCE = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
 STANDARD = MultivariateNormal(t(0, 0), torch.eye(2, dtype=torch.float64))
 
 
+@pytest.mark.sweep
 def test_a_log_density_of_vectors_sticks_the_landing() -> None:
     """Where q is the target every draw has a gradient of 0, and log p - log q is the same everywhere."""
     target = MultivariateNormal(t(1, 2), COVARIANCE)
@@ -57,6 +58,7 @@ def test_a_seed_gives_the_same_fit_and_leaves_the_global_generator_alone() -> No
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.sweep
 def test_a_mixture_of_vectors_in_both_directions() -> None:
     """Far apart, the mode that is sought has the weight 0.4: the divergence is -log 0.4."""
     means = torch.tensor([[-8.0, 0.0], [8.0, 0.0]], dtype=torch.float64)

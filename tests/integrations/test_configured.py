@@ -24,6 +24,8 @@ from kullback.integrations.modelopt import LogitsDistillationLoss
 from kullback.integrations.nemo import KDLoss
 from kullback.integrations.torchtune import ChunkedDistillationLoss
 
+pytestmark = pytest.mark.heavy
+
 LABELS = torch.tensor([[3, -100, 1, 0, 2, -100], [1, 2, -100, 4, 0, 0]])
 
 
@@ -104,6 +106,7 @@ def test_torchtunes_own(name: str, kind: str) -> None:
         assert type(own)(num_output_chunks=1)(*perfect, LABELS) == pytest.approx(float(entropy), rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*every label is -100")
 def test_torchtunes_loss_of_nothing_has_no_gradient_and_ours_has_zeros() -> None:
     student, teacher = logits()
     nothing = torch.full_like(LABELS, -100)

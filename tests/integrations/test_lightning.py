@@ -20,7 +20,7 @@ from lightning.pytorch import Trainer
 
 from kullback.integrations.lightning import DistillationModule
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning's own
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # of Lightning's own
 
 
 def trainer(folder: Path, **settings: Any) -> Any:

@@ -22,7 +22,7 @@ from trl.experimental.gkd import GKDConfig, GKDTrainer as TheirTrainer
 
 from kullback.integrations.trl import GKDTrainer, generalized_jsd_loss
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL's own
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # of TRL's own
 theirs = TheirTrainer.generalized_jsd_loss
 
 

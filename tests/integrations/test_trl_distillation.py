@@ -20,7 +20,7 @@ from trl import DistillationConfig, DistillationTrainer as TheirTrainer
 
 from kullback.integrations.trl import DistillationTrainer
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL's own
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # of TRL's own
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,8 @@ def trainer_of(
     kind: type, folder: Path, tokenizer: Any, model: str = "Llama", loss: Any = None, **settings: Any
 ) -> Any:
     of_model = {"Gemma2": {"final_logit_softcapping": 0.3, "head_dim": 8}, "Cohere": {"logit_scale": 0.5}}
+    recurrent = {"logits_soft_cap": 0.3, "lru_width": 16, "head_dim": 8, "num_hidden_layers": 3}
+    of_model["RecurrentGemma"] = {**recurrent, "intermediate_size": 24, "attention_window_size": 16}
     student, teacher = language_models(model, vocab_size=300, **of_model.get(model, {}))
     rows = Dataset.from_list([{"prompt": "the cat " * (1 + i % 3)} for i in range(16)])
     return kind(
@@ -77,6 +79,21 @@ def test_losses_and_gradients_are_trls(tmp_path: Path, tokenizer: Any, beta: flo
         assert (theirs is None) == (mine is None)
         if theirs is not None:
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_the_cap_of_a_recurrent_model_is_read(tmp_path: Path, tokenizer: Any) -> None:
+    trainer = trainer_of(DistillationTrainer, tmp_path, tokenizer, "RecurrentGemma", beta=0.0)
+    batch = batch_for(trainer)
+    assert trainer.batch_loss.loss.softcap == (0.3, 0.3)
+    tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    seen = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    counted = torch.cat(
+        [torch.zeros_like(batch["prompt_mask"]), batch["completion_mask"] * batch["tool_mask"]], 1
+    )
+    with torch.no_grad():
+        p, q = (m(tokens, attention_mask=seen).logits for m in (trainer.teacher_model, trainer.model))
+    total, _ = kl_by_hand(p, q, torch.where(counted.bool(), tokens, -100))
+    assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(float(total) / 31, rel=1e-4)
 
 
 def test_it_trains_and_logs_as_trls_trainer_does(tmp_path: Path, tokenizer: Any) -> None:

@@ -20,6 +20,8 @@ from kullback.errors import KullbackError, OptionalDependencyError, Registration
 from kullback.functional import TopK, top_k_divergence
 from kullback.integrations.verl import register, top_k_loss
 
+pytestmark = pytest.mark.heavy
+
 CLASSES, K = 50, 4
 
 

@@ -657,6 +657,7 @@ def test_csv_counts_must_stay_whole_unless_named(tmp_path: Path) -> None:
         assert source.read(1, 2).tolist() == [[3.0, 0.5]]
 
 
+@pytest.mark.sweep
 def test_wide_csv_lines_longer_than_a_block_of_text_are_read(tmp_path: Path) -> None:
     x = logits(3, 60_000).double()
     np.savetxt(tmp_path / "x.csv", x.numpy(), delimiter=",")
@@ -892,6 +893,7 @@ print(rows, peak() - before)
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["npy", "npz", "npz-compressed", "safetensors", "pt"])
 def test_a_large_file_is_read_in_little_memory(name: str, tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()

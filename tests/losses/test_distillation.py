@@ -352,6 +352,7 @@ def test_transforms_see_a_total() -> None:
 
 
 # Each kind meets each dtype, and each of both meets static and dynamic shapes: a graph takes many seconds.
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "dtype", "dynamic"),
     [

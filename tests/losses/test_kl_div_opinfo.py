@@ -120,6 +120,7 @@ def test_samples_vmap_like_a_loop(in_dims):
         assert_close(vmap(partial(kl_div, **sample.kwargs), in_dims)(*batched), expected)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_samples_compile_without_a_graph_break(dynamic):
     for sample in samples()[8:]:  # the matrices
@@ -179,6 +180,7 @@ def test_modules_have_torchs_repr_state_and_type():
         assert ours.eval().train().half().training
 
 
+@pytest.mark.sweep
 def test_modules_pass_gradcheck():
     for info in module_inputs(torch.float64):
         log_q, target = (x.detach().nan_to_num(0.5).requires_grad_() for x in info.forward_input.args)

@@ -308,6 +308,7 @@ def test_further_derivatives_and_transforms() -> None:
     torch.testing.assert_close(change, (by_student * tangent).sum())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("which", ["rows", "bucket"])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_compiles_in_one_graph(which: str, reduction: Any) -> None:

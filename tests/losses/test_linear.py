@@ -503,6 +503,7 @@ def test_func_and_forward_mode_and_vmap() -> None:
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.heavy
 def test_compiles_in_one_graph() -> None:
     of = tensors(torch.float32)
     compiled = torch.compile(linear_distillation_loss, fullgraph=True, backend="aot_eager")

@@ -252,6 +252,7 @@ def test_further_derivatives_a_second_pass_and_vmap() -> None:
     torch.testing.assert_close(grads, first[0])
 
 
+@pytest.mark.heavy
 def test_compiles_in_one_graph() -> None:
     of, (indices, log_probs) = head(torch.float32), stored()
 

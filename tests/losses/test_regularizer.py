@@ -14,6 +14,7 @@ from torch.distributions import (
     Categorical,
     Independent,
     Laplace,
+    LowRankMultivariateNormal,
     MixtureSameFamily,
     MultivariateNormal,
     Normal,
@@ -264,6 +265,92 @@ def test_other_families_and_broadcast_priors(p, q):
     close(value, wanted, rtol=1e-6)
 
 
+# ---- Weights of a Bayesian layer, priors without an exact rule, and the standard normal prior.
+
+
+def test_the_weights_of_a_layer_are_one_example():
+    weight = Normal(LOC, SCALE)
+    close(KLRegularizer(batch_dims=0)(weight), TRUTH.sum())
+    close(KLRegularizer()(weight), TRUTH.sum() / 2)  # the default: the first dimension has examples
+
+
+def test_a_distribution_without_batch_shape_is_never_averaged():
+    covariance = torch.diag_embed(SCALE**2)
+    whole = (
+        Independent(Normal(LOC, SCALE), 2),
+        Independent(Independent(Normal(LOC, SCALE), 1), 1),
+        Independent(MultivariateNormal(LOC, covariance), 1),
+    )
+    for posterior in whole:
+        for batch_dims in (0, 1, 2):
+            close(KLRegularizer(batch_dims=batch_dims)(posterior), TRUTH.sum())
+    close(kl_per_dimension(whole[0]), TRUTH)
+    close(KLRegularizer()(whole[0], Independent(Normal(torch.zeros(2, 3).double(), 1.0), 2)), TRUTH.sum())
+    close(KLRegularizer()(MultivariateNormal(LOC[0], covariance[0])), TRUTH[0].sum())
+
+
+def test_a_multivariate_posterior_has_a_standard_normal_prior():
+    full = MultivariateNormal(LOC, torch.diag_embed(SCALE**2))
+    low_rank = LowRankMultivariateNormal(LOC, torch.zeros(2, 3, 1).double(), SCALE**2)
+    for posterior in (full, low_rank):
+        close(KLRegularizer()(posterior), TRUTH.sum(-1).mean())
+        close(kl_per_dimension(posterior), TRUTH.sum(-1).mean())
+    with pytest.raises(
+        ArgumentValueError, match=r"a prior for a posterior of type Laplace.*regularizer\(posterior, p"
+    ):
+        KLRegularizer()(Laplace(LOC, SCALE))
+
+
+def mixture_prior() -> MixtureSameFamily:
+    """A mixture of one component twice, which is N(0, 4), so that KL has a closed form."""
+    parts = Independent(Normal(torch.zeros(2, 3).double(), 2.0), 1)
+    return MixtureSameFamily(Categorical(torch.ones(2).double()), parts)
+
+
+def test_a_mixture_prior_takes_random_draws():
+    posterior, prior = Independent(Normal(LOC, SCALE), 1), mixture_prior()
+    true = normal_kl(LOC, SCALE, 0.0, 2.0).sum(-1).mean()
+    with pytest.raises(NoRuleError, match=r"kl_bounds\(posterior, prior\).*method='monte_carlo'"):
+        KLRegularizer()(posterior, prior)
+    for call in (
+        KLRegularizer(method="monte_carlo", draws=2000, generator=torch.Generator().manual_seed(0)),
+        lambda p, q: kl_per_dimension(
+            p, q, method="monte_carlo", draws=2000, generator=torch.Generator().manual_seed(0)
+        ),
+    ):
+        close(call(posterior, prior), true, rtol=0.02)
+    first, second = (
+        KLRegularizer(method="monte_carlo", generator=torch.Generator().manual_seed(3))(posterior, prior)
+        for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    free = KLRegularizer(method="monte_carlo", free_nats=50.0)(posterior, prior)
+    close(free, 50.0)
+
+
+def test_gradients_from_random_draws_are_those_of_the_closed_form():
+    loc = LOC.clone().requires_grad_()
+    regularizer = KLRegularizer(method="monte_carlo", draws=4000, generator=torch.Generator().manual_seed(0))
+    regularizer(Independent(Normal(loc, SCALE), 1), mixture_prior()).backward()
+    assert torch.allclose(loc.grad, LOC / 8, rtol=0.05, atol=0.005), loc.grad
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"method": "draws"}, "method"),
+        ({"method": "nearest_neighbors"}, "method"),
+        ({"draws": 3}, "draws"),
+        ({"draws": 2.5}, "draws"),
+        ({"generator": 0}, "generator"),
+    ],
+)
+def test_options_of_random_draws_are_checked(option, message):
+    for call in (lambda: KLRegularizer(**option), lambda: kl_per_dimension(Normal(LOC, SCALE), **option)):
+        with pytest.raises((ArgumentValueError, ArgumentTypeError), match=message):
+            call()
+
+
 # ---- Schedules and the adaptive coefficient.
 
 
@@ -484,6 +571,7 @@ def run(loss, regularizer: KLRegularizer) -> list[Tensor]:
     return seen
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_compiled_as_one_graph_once_for_all_steps(options):
     if "balance" in options and TorchVersion(torch.__version__) < (2, 13):
@@ -510,6 +598,7 @@ def test_compiled_as_one_graph_once_for_all_steps(options):
     assert len(graphs) == 1
 
 
+@pytest.mark.heavy
 def test_two_terms_of_a_pair_never_seen_before_compile_as_one_graph():
     """What kullback remembers of a pair of types must not change while a graph is traced that asks for it."""
     torch.compiler.reset()
@@ -603,6 +692,7 @@ def test_the_cases_of_the_processes_tell_shared_decisions_from_their_own():
         assert any((own != apart[2]).any() for own in apart[:2]), name
 
 
+@pytest.mark.heavy
 def test_two_processes_train_as_one_with_the_whole_batch(tmp_path):
     address = f"file://{tmp_path}/rendezvous"
     torch.multiprocessing.spawn(_run_process, args=(address,), nprocs=PROCESSES)

@@ -191,6 +191,7 @@ def test_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(lambda s: sampled_tail_divergence(KL(), teacher, s), student)
 
 
+@pytest.mark.heavy
 def test_it_compiles_in_one_graph_and_batches() -> None:
     base, student = logits_of(3, 4, 6), logits_of(3, 4, 6, seed=1).float().requires_grad_()
     teacher = SampledTail.draw(base, k=2, draws=3, generator=torch.Generator().manual_seed(0))

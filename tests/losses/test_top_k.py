@@ -358,6 +358,7 @@ def test_rows_beyond_one_block() -> None:
     torch.testing.assert_close(by_student, torch.autograd.grad(want.sum(), student)[0])
 
 
+@pytest.mark.heavy
 @TAILS
 def test_it_compiles_in_one_graph_and_batches(tail: Any) -> None:
     student, logits = pair(3, 4, 6, dtype=torch.float32)

@@ -192,6 +192,7 @@ def test_gradcheck(representation):
     assert torch.autograd.gradgradcheck(value, (x, y))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("reading", READINGS)
 def test_function_transforms(reading):
     x, y = (written_as(reading, side) for side in random_pair(4, 3, 5))
@@ -495,6 +496,7 @@ def test_a_refused_batch_leaves_no_trace():
 # Importing
 
 
+@pytest.mark.sweep
 def test_the_function_needs_no_torchmetrics_and_the_metric_says_what_it_needs():
     script = """
 import sys
@@ -512,6 +514,7 @@ except OptionalDependencyError as error:
     assert "pip install torchmetrics" in done.stdout
 
 
+@pytest.mark.sweep
 def test_importing_the_package_leaves_torchmetrics_alone():
     script = "import kullback.metrics, sys; print('torchmetrics' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

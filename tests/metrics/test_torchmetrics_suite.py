@@ -409,6 +409,7 @@ def _check_sync(rank):
     assert float(uneven.compute()) == float(uneven.quantile(0.5)) == float("inf")
 
 
+@pytest.mark.heavy
 def test_sync_across_processes(tmp_path):
     address = f"file://{tmp_path}/rendezvous"
     torch.multiprocessing.spawn(_run_process, args=(address,), nprocs=PROCESSES)

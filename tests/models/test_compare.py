@@ -95,6 +95,7 @@ def test_all_tokens_are_scored_but_the_first_of_each_window() -> None:
     assert found.text.labels.tolist() == windows[:, 1:].reshape(-1).tolist()
 
 
+@pytest.mark.sweep
 def test_candidates_are_sorted_and_their_differences_paired() -> None:
     found = compare_models(folders.base(), [folders.int8(), folders.bf16()], words(), context=CONTEXT)
     assert [each.model.name for each in found.candidates] == [str(folders.bf16()), str(folders.int8())]
@@ -112,6 +113,7 @@ def test_a_model_and_itself_are_equal() -> None:
     assert found.candidates[0].comparison.divergences["kl_pq"].maximum == 0
 
 
+@pytest.mark.sweep
 def test_the_size_of_blocks_changes_nothing() -> None:
     reports = [
         as_json(compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, block_bytes=size))
@@ -127,6 +129,7 @@ def test_control_tokens_in_a_text_are_text() -> None:
     assert "</s>" in "".join(found.tokens[index] for index in found.text.tokens.tolist())
 
 
+@pytest.mark.sweep
 def test_modules_are_compared_as_folders_are() -> None:
     model, tokenizer = make_model(), make_tokenizer()
     near = make_model(noise=0.05)
@@ -149,6 +152,7 @@ class _WholeLogits(torch.nn.Module):
         return self.inner(input_ids, use_cache=use_cache)
 
 
+@pytest.mark.sweep
 def test_a_module_without_logits_to_keep_gives_the_same() -> None:
     model, tokenizer = make_model(), make_tokenizer()
     near = make_model(noise=0.05)
@@ -197,6 +201,7 @@ def test_documents_without_a_scored_token_are_counted() -> None:
     assert found.notes[0] in str(found)
 
 
+@pytest.mark.sweep
 def test_what_was_given_open_stays_open_and_as_it_was() -> None:
     model, tokenizer = make_model().train(), make_tokenizer()
     opened = open_model(folders.int8())
@@ -286,6 +291,7 @@ def test_padding_of_one_side_alone_is_left_out(swapped: bool) -> None:
     assert any("12 classes without a token" in note for note in candidate.comparison.notes)
 
 
+@pytest.mark.sweep
 def test_tokens_in_another_order_are_matched_by_their_bytes() -> None:
     found = compare_models(folders.base(), folders.shuffled(), words(), context=CONTEXT)
     candidate = found.candidates[0]
@@ -323,6 +329,7 @@ def test_nan_is_named_by_its_position() -> None:
         compare_models(model, broken, words(), tokenizer=tokenizer, context=CONTEXT)
 
 
+@pytest.mark.sweep
 def test_a_file_of_predictions_stands_for_a_model(tmp_path: Path) -> None:
     windows = torch.from_numpy(windows_by_hand(folders.base(), words(), CONTEXT))
     stored = logits_of(folders.int8(), windows)[:, CONTEXT // 2 : CONTEXT - 1].reshape(-1, 512)
@@ -341,6 +348,7 @@ def test_a_file_of_predictions_stands_for_a_model(tmp_path: Path) -> None:
         assert mean_kl(compare_models(folders.base(), source, words(), context=CONTEXT)) == mean_kl(found)
 
 
+@pytest.mark.sweep
 def test_the_noise_floor_is_that_of_the_dtype() -> None:
     found = compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT, noise_floor=True)
     coarse = found.noise_floor
@@ -356,6 +364,7 @@ def test_the_noise_floor_is_that_of_the_dtype() -> None:
     assert mean_kl(found) == mean_kl(compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT))
 
 
+@pytest.mark.sweep
 def test_the_noise_floor_of_a_folder_is_measured_on_few_windows() -> None:
     found = compare_models(folders.bf16(), folders.base(), words(), context=CONTEXT)
     few, windows = found.noise_floor, len(found.text)
@@ -417,6 +426,7 @@ class _StopError(Exception):
     pass
 
 
+@pytest.mark.sweep
 def test_a_run_that_was_stopped_goes_on_to_the_same_report(tmp_path: Path) -> None:
     state = tmp_path / "state"
     rivals = [folders.int8(), folders.bf16()]
@@ -476,6 +486,7 @@ def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
     assert other.read_text() == "my notes\n"
 
 
+@pytest.mark.sweep
 def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
     state = tmp_path / "state"
 
@@ -516,6 +527,7 @@ def _refused_as_damaged(state: Path) -> None:
     assert state.read_bytes() == before
 
 
+@pytest.mark.sweep
 def test_of_a_short_text_every_token_is_kept() -> None:
     found = compare_models(folders.base(), folders.int8(), words(2500), context=CONTEXT)
     assert found.whole_text
@@ -631,6 +643,7 @@ def test_names_that_are_none_are_refused(given: Any, said: str) -> None:
     assert said in str(caught.value)
 
 
+@pytest.mark.sweep
 def test_windows_that_resemble_their_neighbors_are_taken_in_blocks() -> None:
     rng = np.random.default_rng(0)
     stretches = [

@@ -20,6 +20,8 @@ from kullback.models.gguf import GGUFModel, _batches
 from kullback.models.vocabulary import Token
 from tests.models import tiny
 
+pytestmark = pytest.mark.heavy
+
 LENGTH, WINDOWS = 48, 6
 CONVERSATION = [
     {"role": "user", "content": "How far?"},

@@ -25,6 +25,8 @@ from kullback.models.gguf import GGUFModel
 from kullback.models.server import ServerModel
 from tests.models import tiny
 
+pytestmark = pytest.mark.heavy
+
 TOP = 10
 
 

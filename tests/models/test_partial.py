@@ -43,6 +43,7 @@ def whole() -> ModelComparison:
     return compare_models(folders.base(), [folders.int8(), folders.bf16()], words(), context=CONTEXT)
 
 
+@pytest.mark.sweep
 def test_what_a_reference_says_holds_of_all_classes(recorded: Path, whole: ModelComparison) -> None:
     found = compare_models(recorded, [folders.int8(), folders.bf16()])
     assert (found.context, found.score) == (CONTEXT, "second-half")
@@ -78,6 +79,7 @@ def test_what_a_reference_says_holds_of_all_classes(recorded: Path, whole: Model
         assert accuracy[0] == accuracy[1]
 
 
+@pytest.mark.sweep
 def test_the_mean_of_many_drawings_is_the_divergence(tmp_path: Path, whole: ModelComparison) -> None:
     true = whole[str(folders.int8())].comparison.divergences["kl_pq"].mean
     means, covered = [], 0
@@ -104,6 +106,7 @@ def test_the_mean_of_many_drawings_is_the_divergence(tmp_path: Path, whole: Mode
     assert covered >= 33  # of 40 at 95 %: fewer have probability 1e-4
 
 
+@pytest.mark.sweep
 def test_a_reference_is_of_one_tokenizer_and_one_text(recorded: Path) -> None:
     with pytest.raises(ModelError, match=r"the tokenizer that .*base.klref was recorded with"):
         compare_models(recorded, folders.other_tokenizer())
@@ -115,6 +118,7 @@ def test_a_reference_is_of_one_tokenizer_and_one_text(recorded: Path) -> None:
     assert same.windows == compare_models(recorded, folders.int8()).windows
 
 
+@pytest.mark.sweep
 def test_one_model_at_a_time_says_the_same(whole: ModelComparison) -> None:
     found = compare_models(
         folders.base(), [folders.int8(), folders.bf16()], words(), context=CONTEXT, one_at_a_time=True
@@ -133,6 +137,7 @@ class _StopError(Exception):
     pass
 
 
+@pytest.mark.sweep
 def test_a_stopped_comparison_with_a_reference_goes_on(recorded: Path, tmp_path: Path) -> None:
     def stop(done: int, total: int | None) -> None:
         if total is not None and done > total / 2:
@@ -154,6 +159,7 @@ def test_a_reference_is_altered_and_refused(recorded: Path, tmp_path: Path) -> N
         compare_models(cut, folders.int8())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("speaks", ["vllm", "sglang"])
 def test_a_server_is_bounded(speaks: str, whole: ModelComparison) -> None:
     with served(folders.int8()) as address:
@@ -183,6 +189,7 @@ def test_a_server_is_bounded(speaks: str, whole: ModelComparison) -> None:
     assert "certainly at least" in html.render(found)
 
 
+@pytest.mark.heavy
 def test_a_server_can_be_compared_with_a_reference_and_its_text(recorded: Path) -> None:
     with served(folders.int8()) as address:
         with pytest.raises(ArgumentValueError, match="the text of the reference"):
@@ -194,6 +201,7 @@ def test_a_server_can_be_compared_with_a_reference_and_its_text(recorded: Path) 
     assert low <= exact.divergences["tv"].mean <= high
 
 
+@pytest.mark.sweep
 def test_stored_top_classes_are_bounded(tmp_path: Path) -> None:
     windows = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT).text
     from kullback.models import open_model
@@ -226,6 +234,7 @@ def test_the_reference_tells_its_model(recorded: Path) -> None:
     assert len(held["model_hash"]) == len(held["tokenizer"]) == 64
 
 
+@pytest.mark.sweep
 def test_reports_of_references_say_what_is_drawn(recorded: Path) -> None:
     found = compare_models(recorded, folders.int8())
     assert "95% CI of the sampling" in str(found).replace("\n", " ")

@@ -165,6 +165,7 @@ def paired(blocks: list[Any], pairing: Any, draws: int) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scale", [0.1, 1.5])
 def test_estimates_of_a_candidate_are_unbiased_over_all_draws(name: str, scale: float) -> None:
@@ -196,6 +197,7 @@ def test_estimates_of_a_candidate_are_unbiased_over_all_draws(name: str, scale: 
     assert float(probability @ values) == pytest.approx(kl_of(p, q)[name], rel=1e-9)
 
 
+@pytest.mark.sweep
 def test_the_mean_of_many_drawings_of_a_candidate_is_the_divergence(tmp_path: Path) -> None:
     p, q = tables(0.3)
     base, other = Bytes("base", p), Bytes("other", q)
@@ -253,6 +255,7 @@ def test_the_interval_is_open_where_draws_from_the_candidate_cannot_show_it(tmp_
 # --- two references
 
 
+@pytest.mark.sweep
 def test_two_references_bound_the_divergence(tmp_path: Path) -> None:
     p, q = tables(0.3)
     base, other = Bytes("base", p), Bytes("other", q)
@@ -294,6 +297,7 @@ def test_two_references_bound_the_divergence(tmp_path: Path) -> None:
     assert json.loads(report.dumps(found))["candidates"][0]["known"] == "top classes"
 
 
+@pytest.mark.sweep
 def test_the_order_is_told_only_where_it_is_certain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # short names, which no line is broken in
     p, near = tables(0.1)
@@ -323,6 +327,7 @@ def test_the_order_is_told_only_where_it_is_certain(tmp_path: Path, monkeypatch:
     assert found.differences[0].reason == "not bounded"
 
 
+@pytest.mark.sweep
 def test_two_references_know_more_than_their_top_classes() -> None:
     draw = torch.Generator().manual_seed(0)
     logits = [2 * torch.randn(30, 40, generator=draw, dtype=torch.float64) for _ in range(2)]
@@ -363,6 +368,7 @@ def test_a_reference_beside_itself_is_not_said_to_be_the_same(tmp_path: Path) ->
     assert "predicts the same" not in str(found)
 
 
+@pytest.mark.sweep
 def test_a_reference_without_draws_is_a_list(tmp_path: Path) -> None:
     p, q = tables(0.3)
     base, other = Bytes("base", p), Bytes("other", q)
@@ -383,6 +389,7 @@ def gated(*arguments: object) -> tuple[int, str]:
     return found.exit_code, " ".join(found.output.split())
 
 
+@pytest.mark.sweep
 def test_no_gate_passes_on_a_lower_bound(tmp_path: Path) -> None:
     p, q = tables(0.3)
     paths = [recorded(tmp_path / f"{x}.klref", Bytes(x, y)) for x, y in (("p", p), ("q", q))]
@@ -500,6 +507,7 @@ def test_a_stopped_comparison_with_a_candidate_reference_goes_on(tmp_path: Path)
     assert report.dumps(again) == report.dumps(compare_models(base, path))
 
 
+@pytest.mark.sweep
 def test_the_command_needs_no_text_beside_a_reference(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     path = tmp_path / "int8.klref"

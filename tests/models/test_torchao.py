@@ -10,6 +10,8 @@ from tests.models import folders
 from tests.models.test_compare import CONTEXT, words
 from tests.models.tiny import make_tokenizer
 
+pytestmark = pytest.mark.heavy
+
 torchao = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch.distributions import (
     AffineTransform,
+    Bernoulli,
+    Binomial,
     Categorical,
     Cauchy,
     Distribution,
@@ -24,6 +26,7 @@ from torch.distributions import (
     LogNormal,
     MixtureSameFamily,
     MultivariateNormal,
+    NegativeBinomial,
     Normal,
     Poisson,
     PowerTransform,
@@ -170,6 +173,39 @@ def test_rates_and_shapes_too() -> None:
     for p, q, message in pairs:
         with pytest.raises(ArgumentValueError, match=message):
             kl_divergence(p, q)
+
+
+def test_counts_and_probabilities_too_and_in_random_draws() -> None:
+    """Parameters that torch accepts with validate_args=False; sums and draws of them ended in errors of torch."""
+
+    def of(family: type[Distribution], *parameters: Any) -> Distribution:
+        return family(*parameters, validate_args=False)
+
+    count, share, rate = "total_count in", "numbers from 0 to 1 as probs in", "rate in Poisson"
+    cases: list[tuple[Distribution, Distribution, str]] = [
+        (of(Binomial, -2, doubles(0.3)), Binomial(3, doubles(0.3)), f"{count} Binomial; got -2"),
+        (of(Binomial, doubles(3, -1), doubles(0.3)), Poisson(doubles(1)), r"Binomial; got -1.0 at \[1\]"),
+        (of(Binomial, 3, doubles(1.5)), Poisson(doubles(1)), f"{share} Binomial; got 1.5"),
+        (of(Bernoulli, doubles(-0.5)), Binomial(3, doubles(0.3)), f"{share} Bernoulli; got -0.5"),
+        (of(Geometric, doubles(2)), Poisson(doubles(1)), f"{share} Geometric; got 2"),
+        (of(NegativeBinomial, -1, doubles(0.5)), Poisson(doubles(1)), f"{count} NegativeBinomial; got -1"),
+        (of(NegativeBinomial, 3, doubles(1.5)), Poisson(doubles(1)), f"{share} NegativeBinomial; got 1.5"),
+        (of(Categorical, doubles(-0.5, 1.5)), Binomial(1, doubles(0.3)), f"{share} Categorical; got -0.5"),
+        (of(Poisson, doubles(-1)), Geometric(doubles(0.5)), f"{rate}; got -1"),
+    ]
+    for p, q, message in cases:
+        for kind in ("kl", "js", "renyi:0.3"):
+            for method in ("auto", "monte_carlo"):
+                with pytest.raises(ArgumentValueError, match=message):
+                    divergence(p, q, kind, method=method)
+        with pytest.raises(ArgumentValueError, match=message):
+            kl_divergence(q, p, method="monte_carlo")
+    for d, message in (
+        (of(Normal, doubles(0), -1.0), "scale in Normal"),
+        (of(LogNormal, doubles(0), -1.0), "scale"),
+    ):
+        with pytest.raises(ArgumentValueError, match=message):
+            kl_divergence(d, d, method="monte_carlo")
     assert float(kl_divergence(Poisson(doubles(0)), Geometric(doubles(0.5)))) == pytest.approx(math.log(2))
 
 

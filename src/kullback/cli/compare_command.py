@@ -84,9 +84,9 @@ SECTIONS = (
         also="tables",
     ),
     Section("Predictions", options.INDEPENDENT),
+    Section("Tables", options.COLUMNS, of="tables", also="predictions"),
     Section(
         "Tables",
-        options.COLUMNS,
         options.WEIGHTS,
         options.JOINT,
         options.BINS,

@@ -81,7 +81,7 @@ COLUMNS = click.Option(
     ["--columns"],
     callback=_split_columns,
     metavar="A,B,...",
-    help="The columns to compare; all by default.",
+    help="The columns to compare; all by default. Of predictions, the columns that are classes.",
 )
 WEIGHTS = click.Option(["--weights"], metavar="COLUMN", help="The column of row weights.")
 JOINT = click.Option(

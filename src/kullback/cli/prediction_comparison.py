@@ -65,7 +65,10 @@ def run_prediction_comparison(
         check_outputs(outputs, read, state=resume)
         if tokens is None:
             return None
-        with open_rows(p, representation=representations[0], key=keys[0], name="p") as source:
+        columns = settings["columns"]
+        with open_rows(
+            p, representation=representations[0], key=keys[0], columns=columns, name="p"
+        ) as source:
             return read_tokens(tokens, classes=source.classes, name="--tokens")
 
     workers_of = torchrun_workers if is_worker else lambda command: nullcontext(Workers(command))

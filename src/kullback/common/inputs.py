@@ -6,7 +6,7 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any, cast
 
@@ -19,6 +19,8 @@ from kullback.errors import invalid_type, invalid_value, safe_repr
 # torch has no public function that detects the batched tensors of vmap and of batched gradients.
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 _is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
+_dispatch_mode: Callable[[Any], Any] = torch._C._get_dispatch_mode  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+_PROXY = torch._C._TorchDispatchModeKey.PROXY  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 _is_legacy_batch: Callable[[Tensor], bool] = _functorch.is_legacy_batchedtensor
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -29,9 +31,10 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
     """Return `x` as a tensor, or raise an error whose message names `call`."""
     if isinstance(x, Tensor):
         return dense(call, argument, x)
+    x = unmasked(call, argument, x)
     try:
         is_series = hasattr(x, "to_numpy") and not hasattr(x, "columns")  # not a table
-        numbers = cast("Any", x).to_numpy() if is_series else x
+        numbers = array_of(x) if is_series else x
         return torch.as_tensor(_sharable(numbers) if isinstance(numbers, np.ndarray) else numbers)
     except (TypeError, ValueError, RuntimeError, LookupError) as error:  # a table raises LookupError
         made = tensor_remedy(argument, x, floating=False) or "torch.tensor(...)"
@@ -42,6 +45,59 @@ def as_tensor(call: str, argument: str, x: object) -> Tensor:
             got=f"{type(x).__name__} ({error})",
             instead=f"{call}({made if argument == 'x' else f'{argument}={made}'})",
         ) from None
+
+
+def array_of(x: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the values of a Series or of an array of Arrow, whose missing values become NaN or None."""
+    if not type(x).__module__.startswith("pyarrow."):
+        return x.to_numpy()
+    if hasattr(x.type, "index_type"):  # categories
+        x = x.cast(x.type.value_type)
+    return x.to_numpy(zero_copy_only=False)
+
+
+def unmasked(call: str, argument: str, x: object) -> object:
+    """Return an array without its mask if the mask is empty, and other objects; refuse masked entries."""
+    name = argument
+    if isinstance(x, list | tuple) and any(
+        isinstance(row, np.ma.MaskedArray) for row in cast("list[Any]", x)
+    ):
+        x, name = np.ma.stack(x), f"numpy.ma.stack({argument})"
+    if not isinstance(x, np.ma.MaskedArray):
+        return x
+    array = cast("np.ma.MaskedArray[Any, Any]", x)
+    mask = np.ma.getmaskarray(array)
+    if not mask.any():
+        return array.data
+    index = tuple(int(i) for i in np.argwhere(mask)[0])
+    raise invalid_value(
+        call,
+        argument,
+        wanted="an array without masked entries",
+        got=f"{int(mask.sum())} masked of {mask.size}, the first at index {index}",
+        instead=_mask_remedy(call, name, mask),
+    )
+
+
+def _mask_remedy(call: str, name: str, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> str:
+    """Return the expressions for the readings of a mask: classes without mass, or entries to leave out."""
+    in_logs = call in ("Logits", "LogProbs")
+    if not in_logs and call not in ("Counts", "Probs"):
+        return f"{name}.compressed() without these entries, or {name}.filled(value)"
+    to_normalize = "Logits" if in_logs else "Counts"
+    readings: list[str] = []
+    if not mask.all(-1).any():
+        nothing = "-math.inf" if in_logs else "0"
+        readings.append(f"{to_normalize}({name}.filled({nothing})) if the masked classes have no mass")
+    if mask.ndim == 1:
+        readings.append(f"{to_normalize}({name}.compressed()) to leave them out, on both sides")
+    elif not mask.any(-1).all():
+        readings.append(f"{call}({name}[~{name}.mask.any(-1)]) to leave these rows out, on both sides")
+    elif mask.ndim == 2 and not mask.any(0).all():
+        readings.append(
+            f"{to_normalize}({name}[:, ~{name}.mask.any(0)]) to leave these classes out, on both sides"
+        )
+    return "; ".join(readings) or f"{call}(...) of the entries that are not masked"
 
 
 def _sharable(x: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
@@ -110,7 +166,7 @@ def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
 def _array_remedy(name: str, x: object, *, floating: bool) -> str | None:
     """Return the expression for an array, or for an object with `to_numpy`; None if the data is not numeric."""
     try:
-        array = x if isinstance(x, np.ndarray) else cast("Any", x).to_numpy()
+        array = x if isinstance(x, np.ndarray) else array_of(x)
     except (TypeError, ValueError):
         return None
     name = name if array is x else f"{name}.to_numpy()"
@@ -286,6 +342,17 @@ def is_fake(x: Tensor) -> bool:
     return fake is not None and isinstance(x, fake.FakeTensor)
 
 
+def is_other_storage(x: Tensor) -> bool:
+    """Return whether `x` is of a class that stores its numbers in another form, such as a quantized weight of torchao.
+
+    Such a class defines which operations it supports. DTensor is one too.
+    """
+    if torch.compiler.is_compiling() or type(x) in _PLAIN or is_fake(x):
+        return False
+    hook = "__torch_dispatch__"
+    return getattr(type(x), hook) is not getattr(Tensor, hook)
+
+
 def can_inspect(x: Tensor) -> bool:
     """Return whether Python can read the values of `x`: not while compiling, under ``vmap``, or if it has none."""
     return can_inspect_all((x,))
@@ -293,7 +360,7 @@ def can_inspect(x: Tensor) -> bool:
 
 def can_inspect_all(tensors: Iterable[Tensor]) -> bool:
     """Return whether Python can read the values of all tensors."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_traced():
         return False
     for x in tensors:
         if x.is_meta or (type(x) is not Tensor and is_fake(x)) or _is_wrapped(x) or _is_legacy_batch(x):
@@ -301,48 +368,12 @@ def can_inspect_all(tensors: Iterable[Tensor]) -> bool:
     return True
 
 
+def is_traced() -> bool:
+    """Return whether ``make_fx`` records the operations, as in ``torch.func.linearize``: values are then unknown."""
+    return _dispatch_mode(_PROXY) is not None
+
+
 def first_of(mask: Tensor) -> str:
     """Describe the true entries of a mask: their number and the first index."""
     index = tuple(int(i) for i in mask.nonzero()[0])
     return f"{int(mask.sum())} of {mask.numel()}, the first at index {index}"
-
-
-def split_labels(x: object) -> tuple[tuple[Hashable, ...] | None, object]:
-    """Split labeled counts of any supported type into labels and numbers; the labels are None if there are none."""
-    if isinstance(x, Mapping):
-        counts = cast("Mapping[Hashable, Any]", x)
-        return tuple(counts), as_tensor("Counts", "x", list(counts.values()))
-    library = type(x).__module__.partition(".")[0]
-    split = _LABELLED.get((library, type(x).__name__))
-    return split(x) if split else (None, x)
-
-
-def _split_polars_series(series: Any) -> tuple[None, object]:
-    if not series.dtype.is_numeric():
-        raise invalid_type(
-            "Counts",
-            "x",
-            wanted="a polars Series of counts",
-            got=f"one of dtype {series.dtype}",
-            instead="Counts(series.value_counts())",
-        )
-    return None, series.to_numpy()
-
-
-def _split_polars_frame(frame: Any) -> tuple[tuple[Hashable, ...], object]:
-    if frame.width != 2 or not frame.dtypes[1].is_numeric():
-        raise invalid_type(
-            "Counts",
-            "x",
-            wanted="a polars frame of two columns, label and count",
-            got=f"columns {frame.schema}",
-            instead="Counts(series.value_counts())",
-        )
-    return tuple(frame.to_series(0).to_list()), frame.to_series(1).to_numpy()
-
-
-_LABELLED: dict[tuple[str, str], Callable[[Any], tuple[tuple[Hashable, ...] | None, object]]] = {
-    ("pandas", "Series"): lambda series: (tuple(series.index), series.to_numpy()),
-    ("polars", "Series"): _split_polars_series,
-    ("polars", "DataFrame"): _split_polars_frame,
-}

@@ -97,6 +97,7 @@ def number_scores(x: Floats) -> Floats:
     """
     x = x[:, ~np.fromiter(map(is_sorted, x.T), dtype=bool)]
     if x.shape[1] > _MOST_COLUMNS:
+        x = np.ldexp(x, -np.frexp(np.abs(x).max(0))[1])  # the squares of huge values are infinite
         scale = x.std(0)
         directions = np.random.default_rng(0).standard_normal((x.shape[1], _MOST_COLUMNS))
         x = (x / np.where(scale > 0, scale, 1.0)) @ directions

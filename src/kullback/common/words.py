@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,6 +15,30 @@ DIVERGENCE_NAMES = ("kl_pq", "kl_qp", "js", "tv")
 TABLE_DIVERGENCE_NAMES = ("psi", *DIVERGENCE_NAMES)
 # The label of a row whose true class is unknown; torch's cross_entropy ignores it.
 NO_LABEL = -100
+
+
+# Words in the names of columns that identify a row, and in those of columns with its true class.
+_IDS = frozenset(("id", "ids", "idx", "index", "rowid", "rownum", "uuid", "guid"))
+_LABELS = frozenset(
+    ("class", "gold", "groundtruth", "label", "labels", "target", "targets", "truth", "y", "ytrue")
+)
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+
+
+def is_name_of_ids(name: str, *, or_labels: bool = False) -> bool:
+    """Return whether a column of that name identifies rows, or holds their true classes.
+
+    Numbered names, such as LABEL_0, are those of classes.
+
+    Example:
+        >>> [is_name_of_ids(name) for name in ("userId", "row_id", "Unnamed: 0", "idea", "id_3", "label")]
+        [True, True, True, False, False, False]
+    """
+    if name.startswith("Unnamed:"):  # pandas' name for row numbers saved in a CSV file
+        return True
+    parts = [part.lower() for part in _WORD.findall(name)]
+    words = _IDS | _LABELS if or_labels else _IDS
+    return not name[-1:].isdigit() and not words.isdisjoint({*parts, "".join(parts)})
 
 
 def is_model(name: str | os.PathLike[str], *, hub: bool = False) -> bool:

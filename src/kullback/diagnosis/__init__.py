@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import as_tensor, can_inspect
+from kullback.common.inputs import as_tensor, can_inspect, whole_from
 from kullback.diagnosis.call_checks import findings_of
 from kullback.diagnosis.case import Case
 from kullback.diagnosis.diagnosis_result import Diagnosis, TensorSummary, conclude
@@ -19,7 +21,12 @@ __all__ = ["Diagnosis", "Finding", "RowValues", "Suggestion", "TensorSummary", "
 
 
 def diagnose(
-    input: object, target: object, *, reduction: str = "mean", log_target: bool = False, dim: int = -1
+    input: object,
+    target: object,
+    *,
+    reduction: str = "mean",
+    log_target: bool = False,
+    dim: int | tuple[int, ...] = -1,
 ) -> Diagnosis:
     r"""Explain the value of ``F.kl_div(input, target, reduction=..., log_target=...)``, and suggest a correction.
 
@@ -37,14 +44,15 @@ def diagnose(
             broadcasts with `input`.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``, as torch has them.
         log_target: the argument of the call: whether `target` holds logarithms.
-        dim: the dimension that holds the classes.
+        dim: the dimension that holds the classes. A tuple such as ``(-2, -1)`` means one distribution over several
+            dimensions, as heat maps are.
 
     Returns:
         a `Diagnosis`: print it to read the report. Wrong values and shapes are findings in it, not errors.
 
     Raises:
         ArgumentTypeError: an argument is not a dense real tensor with values, or `log_target` is not a bool.
-        ArgumentValueError: `reduction` is not one of the four words, or `input` has no dimension `dim`.
+        ArgumentValueError: `reduction` is not one of the four words, or a tensor has no dimension `dim`.
 
     Gradient:
         none; the arguments are detached.
@@ -68,13 +76,36 @@ def diagnose(
         got, instead = safe_repr(log_target), "log_target=True"
         raise invalid_type("diagnose", "log_target", wanted="True or False", got=got, instead=instead)
     a, b = _readable("input", input), _readable("target", target)
-    if not -max(a.ndim, 1) <= dim < max(a.ndim, 1):
-        wanted = f"a dimension of input, which has shape {tuple(a.shape)}"
-        instead = "dim=-1 when the last dimension holds the classes"
-        raise invalid_value("diagnose", "dim", wanted=wanted, got=str(dim), instead=instead)
+    dims = _checked_dim(dim, a, b)
     with torch.no_grad():
-        case = Case(a, b, word, log_target, dim)
+        case = Case(a, b, word, log_target, dims)
         return conclude(case, findings_of(case), suggest(case))
+
+
+def _checked_dim(dim: object, input: Tensor, target: Tensor) -> int | tuple[int, ...]:
+    """Return the dimension of the classes, or several of them as negative numbers in order."""
+    numbers = [
+        whole_from(each) for each in cast("tuple[object, ...]", dim if isinstance(dim, tuple) else (dim,))
+    ]
+    ndim = max(input.ndim, 1)
+    negative = sorted(
+        {each - ndim if each >= 0 else each for each in numbers if each is not None and -ndim <= each < ndim}
+    )
+    if not numbers or len(negative) < len(numbers):
+        wanted = f"a dimension of input, which has shape {tuple(input.shape)}, or a tuple of different ones"
+        instead = "dim=-1 when the last dimension holds the classes"
+        raise invalid_value("diagnose", "dim", wanted=wanted, got=safe_repr(dim), instead=instead)
+    if len(negative) == 1:
+        return cast("int", numbers[0])
+    if target.ndim < -negative[0]:
+        raise invalid_value(
+            "diagnose",
+            "dim",
+            wanted=f"dimensions of target too, which has shape {tuple(target.shape)}",
+            got=safe_repr(dim),
+            instead="dim=-1, or target.expand(input.shape)",
+        )
+    return tuple(negative)
 
 
 def _readable(name: str, x: object) -> Tensor:

@@ -13,6 +13,10 @@ from kullback.results.finding import Finding, Level
 _ADVICE: dict[Level, dict[str, str]] = {
     "error": {
         "call-raises": "Fix the error in the message.",
+        "labels-are-independent": (
+            "Compare one Bernoulli distribution for each label, and sum over the labels; a softmax over the labels "
+            "would compare another thing."
+        ),
         "no-classes": (
             "Pass a dimension that holds the classes; for a yes-or-no probability p, torch.stack([1 - p, p], -1)."
         ),
@@ -115,7 +119,7 @@ def _class_indices(case: Case) -> Iterator[Finding]:
 def _shapes(case: Case) -> Iterator[Finding]:
     if case.labels or not case.read_input:
         return
-    a, b, repair, result = tuple(case.input.shape), tuple(case.target.shape), case.repair, case.broadcasts
+    (a, b), repair, result = case.shapes, case.repair, case.broadcasts
     shapes = f"input {a} and target {b}"
     if result is None:
         yield Finding("shape-mismatch", f"{shapes} do not fit together.", "error", _remedy(case))
@@ -177,6 +181,13 @@ def _single_class(case: Case) -> Iterator[Finding]:
 
 def _representations(case: Case) -> Iterator[Finding]:
     a, b = case.read_input, case.read_target
+    if case.are_independent and a and b:
+        yield _finding(
+            "labels-are-independent",
+            f"input ({a.why}) and target ({b.why}) have values of one probability for each label, as sigmoids give, "
+            "and rows that do not sum to 1. The call leaves out that a label may be absent.",
+        )
+        return
     if case.reversed and a and b:
         contents = f"input holds {a.representation} and target {b.representation}"
         yield _finding("arguments-reversed", f"{contents}: the arguments are probably exchanged.")
@@ -191,8 +202,11 @@ def _representation(case: Case, name: str, reading: Reading) -> Iterator[Finding
     in_logs = name == "input" or case.log_target
     expected = "log-probabilities" if in_logs else "probabilities"
     message = f"{name} holds {reading.representation} ({reading.why}), but the call needs {expected}."
-    softmax = f"{name}.{'log_' if in_logs else ''}softmax({case.dim})"
+    joined = "" if case.maps is None else case.maps.code
+    softmax = f"{name}{joined}.{'log_' if in_logs else ''}softmax({case.dim})"
     divide = f"ivide by the sum of each row{', then take the logarithm' if in_logs else ''}"
+    is_of_labels = reading.scan.low >= 0 and reading.scan.high <= 1 and reading.scan.classes > 1
+    own = " If each is the probability of a label of its own, compare Bernoulli distributions." * is_of_labels
     if reading.other_dim is not None:
         yield Finding(
             f"{name}-wrong-dimension",
@@ -204,15 +218,23 @@ def _representation(case: Case, name: str, reading: Reading) -> Iterator[Finding
     elif reading.representation == "logits":
         yield Finding(f"{name}-is-logits", message, "error", f"Normalize them: {softmax}.")
     elif reading.representation == "counts":
-        yield Finding(f"{name}-is-counts", message, "error", f"D{divide}; Counts(x) does that.")
+        yield Finding(f"{name}-is-counts", message, "error", f"D{divide}; Counts(x) does that.{own}")
     elif reading.representation == "weights":
-        advice = f"If they are weights, d{divide}, as Counts(x) does; if they are scores, {softmax}."
+        advice = f"If they are weights, d{divide}, as Counts(x) does; if they are scores, {softmax}.{own}"
         yield Finding(f"{name}-is-not-normalized", message, "error", advice)
     elif reading.in_logs != in_logs:
         yield _finding(f"{name}-is-{'log-' * reading.in_logs}probabilities", message)
 
 
 def _class_dimension(case: Case) -> Iterator[Finding]:
+    if case.maps is not None and not case.are_maps_asked:
+        yield Finding(
+            "classes-along-several-dimensions",
+            f"The tensors are normalized over the dimensions {case.maps.dims} together, as heat maps are, and along no "
+            "single one.",
+            "note",
+            f"Pass dim={case.maps.dims} to diagnose, and to Probs and the like.",
+        )
     if case.dim != case.asked_dim:
         yield Finding(
             "classes-along-another-dimension",

@@ -7,10 +7,11 @@ import math
 from torch import Tensor
 
 from kullback.common.words import NO_LABEL
-from kullback.diagnosis.reading import Reading, read, read_labels
+from kullback.diagnosis.maps import Maps, maps_of
+from kullback.diagnosis.reading import Reading, are_independent, read, read_labels
 from kullback.diagnosis.scan import Occurrences
 from kullback.diagnosis.shapes import fit, labels_of
-from kullback.diagnosis.values import Overlap, RowValues, row_values, torch_values
+from kullback.diagnosis.values import Overlap, RowValues, independent_values, row_values, torch_values
 from kullback.losses.reduction import Reduction
 
 
@@ -18,16 +19,29 @@ class Case:
     """The arguments of a call and the facts about them. P is `target`, Q is `input`.
 
     `paired` holds both with their rows matched by `repair`, `forward` KL(target || input), `backward`
-    KL(input || target). `dim` is negative, and becomes another one where both are normalized along that.
+    KL(input || target). `dim` is negative, and becomes another one where both are normalized along that. With `maps`,
+    several dimensions hold the classes, and `input` and `target` have them joined to one, at `dim`.
     """
 
     def __init__(
-        self, input: Tensor, target: Tensor, reduction: Reduction, log_target: bool, dim: int
+        self,
+        input: Tensor,
+        target: Tensor,
+        reduction: Reduction,
+        log_target: bool,
+        dim: int | tuple[int, ...],
     ) -> None:
-        self.input, self.target, self.log_target = input, target, log_target
+        self.log_target = log_target
         self.reduction: Reduction = reduction
+        self.shapes = tuple(input.shape), tuple(target.shape)
+        self.values, self.error = torch_values(input, target, log_target, dim if isinstance(dim, int) else -1)
+        self.maps = Maps(dim) if isinstance(dim, tuple) else maps_of(input, target)
+        self.are_maps_asked = isinstance(dim, tuple)
+        if self.maps is not None:
+            input, target, dim = self.maps.join(input), self.maps.join(target), self.maps.joined_dim
+        assert isinstance(dim, int)  # noqa: S101 - for the type checker
+        self.input, self.target = input, target
         self.asked_dim = self.dim = dim = dim - input.ndim if dim >= 0 else dim
-        self.values, self.error = torch_values(input, target, log_target, dim)
         self.labels = self.broadcasts = self.repair = None
         self.paired: tuple[Tensor, Tensor] | None = None
         self.read_input: Reading | None = None
@@ -35,6 +49,7 @@ class Case:
         self.forward: RowValues | None = None
         self.backward: RowValues | None = None
         self.overlap: Overlap | None = None
+        self.are_independent = False
         if not (input.ndim and input.numel() and target.numel()):
             return
         self.labels = labels_of(input, target, dim)
@@ -47,6 +62,17 @@ class Case:
         self._read()
         if self.paired and self.read_input and self.read_target:
             q, p = self.paired
+            self.are_independent = (
+                self.repair is not None
+                and self.repair.how in ("same", "expand")
+                and self.maps is None
+                and are_independent(self.read_target, self.read_input)
+            )
+            if self.are_independent:
+                self.forward, self.backward = independent_values(
+                    p, q, self.read_target, self.read_input, self.dim
+                )
+                return
             self.forward, self.backward, self.overlap = row_values(
                 p, q, self.read_target, self.read_input, self.dim
             )
@@ -85,7 +111,7 @@ class Case:
     @property
     def batch_size(self) -> int:
         """The divisor of ``"batchmean"``."""
-        return self.input.shape[0] if self.input.ndim else 1
+        return self.shapes[0][0] if self.shapes[0] else 1
 
     @property
     def stray_labels(self) -> Occurrences:

@@ -52,7 +52,7 @@ class Diagnosis:
         call: the code of the call.
         direction: the divergence that it computes.
         input, target: a description of each argument.
-        dim: the dimension of the classes, negative.
+        dim: the dimension of the classes, negative; a tuple of several if these hold one distribution together.
         values: torch's value under each reduction; for ``"none"`` the shape. Empty if the call raises an error.
         raises: the message of this error; otherwise None.
         meanings: for each reduction, its value in terms of the divergence of a row.
@@ -75,7 +75,7 @@ class Diagnosis:
     direction: str
     input: TensorSummary
     target: TensorSummary
-    dim: int
+    dim: int | tuple[int, ...]
     values: dict[str, Any]
     raises: str | None
     meanings: dict[str, str]
@@ -205,9 +205,9 @@ def conclude(case: Case, findings: list[Finding], suggestion: Suggestion | None)
     return Diagnosis(
         call=case.call,
         direction=f"computes KL(target || input), in nats: how far P = {p} is from Q = exp(input), averaged over P",
-        input=_summary(case.input, case.read_input),
-        target=_summary(case.target, case.read_target),
-        dim=case.dim,
+        input=_summary(case.input, case.shapes[0], case.read_input),
+        target=_summary(case.target, case.shapes[1], case.read_target),
+        dim=case.dim if case.maps is None else case.maps.dims,
         values=case.values,
         raises=case.error,
         meanings=_meanings(case) if case.values else {},
@@ -227,15 +227,15 @@ def _meanings(case: Case) -> dict[str, str]:
     else:
         batchmean = f"{rows / size:.4g} times {each}: {rows} rows, but input.size(0) = {size}"
     return {
-        "none": f"the terms; .sum({case.dim}) of them is the KL of each row",
+        "none": f"the terms; .sum({case.dim if case.maps is None else case.maps.dims}) of them is the KL of each row",
         "sum": each if rows == 1 else f"the KL of all {rows} rows together",
         "mean": f"{each}, divided by the {case.classes} classes" if case.classes > 1 else each,
         "batchmean": batchmean,
     }
 
 
-def _summary(x: Any, reading: Reading | None) -> TensorSummary:
-    basics = tuple(x.shape), str(x.dtype).removeprefix("torch."), str(x.device)
+def _summary(x: Any, shape: tuple[int, ...], reading: Reading | None) -> TensorSummary:
+    basics = shape, str(x.dtype).removeprefix("torch."), str(x.device)
     if reading is None:
         return TensorSummary(*basics)
     scan, sums = reading.scan, reading.sums

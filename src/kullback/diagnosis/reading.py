@@ -83,6 +83,14 @@ def read(x: Tensor, dim: int, *, logs_expected: bool) -> Reading:
     return replace(reading, other_dim=next(normalized, None))
 
 
+def are_independent(target: Reading, input: Reading) -> bool:
+    """Return whether the rows hold probabilities of independent labels: all within [0, 1], but sums other than 1."""
+    sides = target, input
+    if any(r.normalized or r.other_dim is not None or r.invalid or r.scan.classes == 1 for r in sides):
+        return False
+    return all(r.scan.high <= 0 if r.in_logs else r.scan.low >= 0 and r.scan.high <= 1 for r in sides)
+
+
 def read_labels(x: Tensor) -> Reading:
     """Describe class indices."""
     scan = Scan(x.reshape(-1), -1)

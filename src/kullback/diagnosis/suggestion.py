@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from kullback.common.words import NO_LABEL
 from kullback.diagnosis.case import Case
+from kullback.diagnosis.maps import Maps
 from kullback.diagnosis.reading import Reading
 from kullback.losses.reduction import Reduction
 
@@ -39,11 +40,13 @@ class _SuggestedArgument:
     has_zeros: bool
     dim: int
     needs: str | None = None
+    maps: Maps | None = None
 
     @property
     def wrapped(self) -> str:
         names = ("LogProbs", "Logits") if self.in_logs else ("Probs", "Counts")
-        dim = "" if self.dim == -1 else f", dim={self.dim}"
+        dims = self.dim if self.maps is None else self.maps.dims
+        dim = "" if dims == -1 else f", dim={dims}"
         return f"{names[0 if self.exact else 1]}({self.code}{dim})"
 
     @property
@@ -62,15 +65,21 @@ class _SuggestedArgument:
 def suggest(case: Case) -> Suggestion | None:
     """Write the code; None if the tensors are too unclear."""
     a, b = case.read_input, case.read_target
-    if case.labels and a:
+    if case.labels and a and case.maps is None:
         usable = a.representation != "nothing" and not a.invalid and not case.stray_labels.count
         return _cross_entropy(case, case.labels, a) if usable else None
     if not (case.paired and a and b) or case.classes == 1:
         return None
+    if case.maps is not None and not (case.repair and case.repair.how in ("same", "expand")):
+        return None
     if "nothing" in (a.representation, b.representation):
         return None
+    if case.are_independent:
+        return _independent_labels(case, a, b)
     lines, codes, dim, picked = _prepared(case, a, b)
     q, p = (_side(name, code, case, r, dim) for name, code, r in zip(_NAMES, codes, (a, b), strict=True))
+    if case.maps is not None and not picked:
+        q, p = (replace(side, maps=case.maps) for side in (q, p))
     first = 0
     if case.reversed:
         p, q, first = q, p, 1
@@ -79,6 +88,8 @@ def suggest(case: Case) -> Suggestion | None:
     value = kl.mean * (kl.rows if case.reduction == "sum" else 1) if kl and kl.rows else None
     rows = torch.broadcast_tensors(*case.paired)[0].numel() // case.classes
     one_by_one = not picked and case.paired[first].shape[0] != rows
+    if case.maps is not None and not picked:
+        one_by_one = case.shapes[first][0] != rows
     return Suggestion(
         "\n".join([*lines, f"kl_divergence({p.wrapped}, {q.wrapped}){_REDUCED[case.reduction]}"]),
         "\n".join([*lines, _torch_call(p, q, case, one_by_one)]),
@@ -89,6 +100,25 @@ def suggest(case: Case) -> Suggestion | None:
 
 _NAMES = ("input", "target")
 _REDUCED: dict[Reduction, str] = {"none": "", "sum": ".sum()", "mean": ".mean()", "batchmean": ".mean()"}
+
+
+def _independent_labels(case: Case, a: Reading, b: Reading) -> Suggestion:
+    """Write the sum over labels of the divergence of Bernoulli distributions."""
+    codes = [_cast(code, case, r) for code, r in zip(_NAMES, (a, b), strict=True)]
+    q, p = (
+        f"torch.distributions.Bernoulli(logits={code} - (-{code}.expm1()).log())"
+        if r.in_logs
+        else f"torch.distributions.Bernoulli({code})"
+        for code, r in zip(codes, (a, b), strict=True)
+    )
+    probs = [f"{code}.exp()" if r.in_logs else code for code, r in zip(codes, (a, b), strict=True)]
+    entropies = (f'F.binary_cross_entropy({x}, {probs[1]}, reduction="none")' for x in probs)
+    reduced = f".sum({case.dim}){_REDUCED[case.reduction]}"
+    kl = case.forward
+    value = None
+    if kl and kl.rows and case.reduction != "none":
+        value = kl.mean * (kl.rows if case.reduction == "sum" else 1)
+    return Suggestion(f"kl_divergence({p}, {q}){reduced}", f"({' - '.join(entropies)}){reduced}", value=value)
 
 
 def _prepared(case: Case, a: Reading, b: Reading) -> tuple[list[str], tuple[str, str], int, bool]:
@@ -104,6 +134,8 @@ def _prepared(case: Case, a: Reading, b: Reading) -> tuple[list[str], tuple[str,
     if repair and repair.how == "expand":
         lines.append(f"input, target = torch.broadcast_tensors({codes[0]}, {codes[1]})")
         codes = _NAMES
+    if case.maps is not None:
+        codes = f"{codes[0]}{case.maps.code}", f"{codes[1]}{case.maps.code}"
     if case.dim != -1:
         codes = f"{codes[0]}.movedim({case.dim}, -1)", f"{codes[1]}.movedim({case.dim}, -1)"
     tests = [test for code, reading in zip(codes, (a, b), strict=True) for test in _row_tests(code, reading)]
@@ -145,6 +177,12 @@ def _side(name: str, code: str, case: Case, reading: Reading, dim: int) -> _Sugg
 
 
 def _torch_call(p: _SuggestedArgument, q: _SuggestedArgument, case: Case, one_by_one: bool) -> str:
+    dims: int | tuple[int, ...] = p.dim
+    if p.maps is not None and p.exact and q.exact:  # nothing is normalized, so the dimensions stay
+        dims = p.maps.dims
+    elif p.maps is not None:
+        code = p.maps.code
+        p, q = (replace(side, code=side.code + code, maps=None) for side in (p, q))
     masked = case.overlap is not None and case.overlap.both.count > 0
     log_target = p.in_logs and p.exact and not p.has_zeros
     arguments = f"{q.log_probs}, {p.log_probs if log_target else p.probs}"
@@ -153,9 +191,9 @@ def _torch_call(p: _SuggestedArgument, q: _SuggestedArgument, case: Case, one_by
     if masked:
         terms = f"torch.where({p.probs} > 0, {terms}, 0)"
     if case.reduction == "none":
-        return f"{terms}.sum({p.dim})"
+        return f"{terms}.sum({dims})"
     if masked or (one_by_one and case.reduction != "sum"):
-        return f"{terms}.sum()" if case.reduction == "sum" else f"{terms}.sum({p.dim}).mean()"
+        return f"{terms}.sum()" if case.reduction == "sum" else f"{terms}.sum({dims}).mean()"
     reduction = "sum" if case.reduction == "sum" else "batchmean"
     return f'F.kl_div({arguments}, reduction="{reduction}"{tail})'
 

@@ -98,6 +98,26 @@ def row_values(
     return forward.result(), backward.result(), Overlap(p.numel(), both, only_p, only_q)
 
 
+def independent_values(
+    p: Tensor, q: Tensor, reading_p: Reading, reading_q: Reading, dim: int
+) -> tuple[RowValues, RowValues]:
+    """Compute the sums of KL(P || Q) and KL(Q || P) over the independent labels of each row."""
+    forward, backward = _RowTally(), _RowTally()
+    for a, b in aligned_blocks(p, q, dim):
+        pair = finite_pair(_with_absence(a, reading_p), _with_absence(b, reading_q))
+        forward.add(KL().total(pair).sum(-1))
+        backward.add(KL().total(pair.swapped()).sum(-1))
+    return forward.result(), backward.result()
+
+
+def _with_absence(labels: Tensor, reading: Reading) -> Representation:
+    """Wrap the probabilities of labels as distributions of absence and presence."""
+    x = upcast(labels)
+    if reading.in_logs:
+        return Logits(torch.stack([(-x.expm1()).log(), x], -1), validate=False)
+    return Counts(torch.stack([1 - x, x], -1), validate=False)
+
+
 def largest_cut(x: Tensor, reading: Reading, dim: int, kept: int) -> float:
     """Return the largest probability, over the rows, of the classes after the first `kept`."""
     largest = 0.0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, cast
 
+import numpy as np
 import torch
 from torch.distributions import Categorical, Distribution
 
-from kullback.common.inputs import check_confidence, first_of
+from kullback.common.inputs import check_confidence, first_of, is_integer
+from kullback.common.labels import Labels, same_labels
 from kullback.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -21,7 +24,7 @@ from kullback.errors import (
     safe_repr,
 )
 from kullback.estimators.density_ratio.classifier_estimate import density_ratio
-from kullback.estimators.dependence import grouped
+from kullback.estimators.dependence import Grouped, grouped
 from kullback.estimators.directions import added, exchanged
 from kullback.estimators.discrete.categorical_estimators import (
     augmented_plugin,
@@ -33,12 +36,14 @@ from kullback.estimators.discrete.categorical_estimators import (
 )
 from kullback.estimators.discrete.counts import drawn_one_by_one, is_drawn
 from kullback.estimators.discrete.kinds import bias_corrected, estimable, largest_of
+from kullback.estimators.draws import in_usual_units
 from kullback.estimators.histogram import histogram
 from kullback.estimators.knn.data import RepeatedDrawsError
 from kullback.estimators.knn.neighbor_estimate import nearest_neighbors
 from kullback.estimators.known_density import from_density
-from kullback.estimators.lattice import as_categories
-from kullback.estimators.sample_checks import check_samples
+from kullback.estimators.lattice import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categories
+from kullback.estimators.sample_checks import check_samples, seed_of
+from kullback.estimators.shared_draws import Shared, shared_draws
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, behaves_as
 from kullback.representations import Counts, Representation
 from kullback.results.estimate import Estimate
@@ -79,17 +84,86 @@ def estimate_from_samples(
 ) -> Estimate:
     """Estimate a divergence with `Samples` on at least one side, by the named estimator or the suitable one."""
     check_confidence(call, confidence)
+    notes = _note_on_amounts(p, q)
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
     kind = estimable(call, kind)
     settings = _Settings(call, method, confidence, generator)
     with _in_the_name_of(call):
-        return replace(_in_groups(settings, p, q, kind), confidence=float(confidence))
+        estimate = _in_groups(settings, p, q, kind)
+    return replace(estimate, confidence=float(confidence), notes=(*notes, *estimate.notes))
+
+
+def _note_on_amounts(p: object, q: object) -> tuple[str, ...]:
+    """Return a note if draws of integers have so many values that they may be amounts, whose distances matter."""
+    if not (isinstance(p, Samples) and isinstance(q, Samples) and p.tensor.shape[1] == q.tensor.shape[1]):
+        return ()
+    if not (is_integer(p.tensor) and is_integer(q.tensor)) or p.labels is not None or q.labels is not None:
+        return ()
+    draws = len(p) + len(q)
+    categories = len(torch.unique(torch.cat([p.tensor.cpu(), q.tensor.cpu()]), dim=0))
+    if categories <= max(FEWEST_VALUES, draws / DRAWS_FOR_VALUE):
+        return ()
+    note = (
+        f"The draws are integers, which count as {categories:,} categories, with {draws / categories:.2g} draws each. "
+        "If they are amounts, whose distances matter, write Samples(x.astype(float)), or Samples(x.double()) for a "
+        "tensor."
+    )
+    return (note,)
 
 
 def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
     """Estimate from draws in the groups that their order shows; without an error if there are too few groups."""
+    if isinstance(p, Samples) and isinstance(q, Samples):
+        p, q = in_usual_units(p, q)
     first, second = grouped(p, "P"), grouped(q, "Q")
+    notes = (*first.notes, *second.notes)
+    shared = None if settings.method == "nearest_neighbors" else shared_draws(p, q)
+    if shared is not None:
+        in_clusters = shared.p.cluster is not None or shared.q.cluster is not None
+        if not notes and not in_clusters and shared.are_alone:
+            return _of_shared(settings, shared, kind)
+        return _opened(_of_groups(settings, p, q, kind, first, second), shared, kind)
+    return _of_groups(settings, p, q, kind, first, second)
+
+
+def _of_shared(settings: _Settings, shared: Shared, kind: Divergence) -> Estimate:
+    """Return the mean of two estimates, with each shared draw on one side only, and the hull of their intervals."""
+    rng = np.random.default_rng(seed_of(settings.generator, settings.call))
+    one, other = (_by_kind(settings, *sides, kind) for sides in shared.divided(rng))
+    interval = standard_error = None
+    if one.interval is not None and other.interval is not None:
+        low, high = zip(one.interval, other.interval, strict=True)
+        interval = torch.minimum(*low), torch.maximum(*high)
+    if one.standard_error is not None and other.standard_error is not None:
+        standard_error = torch.maximum(one.standard_error, other.standard_error)
+    note = (
+        f"{shared.sentence} Each of these counts on one side only, with twice the weight. The value is the mean of two "
+        "such estimates, and the interval contains the intervals of both."
+    )
+    return replace(
+        one,
+        value=(one.value + other.value) / 2,
+        interval=interval,
+        standard_error=standard_error,
+        n=(len(shared.p), len(shared.q)),
+        notes=(note, *dict.fromkeys((*one.notes, *other.notes))),
+    )
+
+
+def _opened(estimate: Estimate, shared: Shared, kind: Divergence) -> Estimate:
+    """Return an estimate from sides that share draws, with the largest upper limit."""
+    largest = largest_of(kind)
+    note = f"{shared.sentence} The value is likely too low, and the upper limit is {largest:.4g}."
+    interval = estimate.interval
+    if interval is not None:
+        interval = torch.zeros_like(interval[0]), torch.full_like(interval[1], largest)
+    return replace(estimate, interval=interval, notes=(note, *estimate.notes))
+
+
+def _of_groups(
+    settings: _Settings, p: object, q: object, kind: Divergence, first: Grouped, second: Grouped
+) -> Estimate:
     notes = (*first.notes, *second.notes)
     if not notes:
         return _by_kind(settings, p, q, kind)
@@ -206,6 +280,7 @@ def _kl(settings: _Settings, p: object, q: object) -> Estimate:
         check_samples(settings.call, p, q)
         return _between_samples(settings, p, q)
     if isinstance(p, Samples):
+        p, q = _by_label(p, q)
         return _to_density(settings, p, _as_distribution(settings.call, p, q))
     raise NoRuleError(
         explain(
@@ -270,6 +345,24 @@ def _to_density(settings: _Settings, p: Samples, q: Distribution) -> Estimate:
             "with draws",
         )
     return from_density(p, q, **settings.options)
+
+
+def _by_label(p: Samples, q: object) -> tuple[Samples, object]:
+    """Return draws as numbers of Q's classes if Q has labels."""
+    if not isinstance(q, Representation) or q.labels is None or not p.discrete or p.tensor.shape[1] > 1:
+        return p, q
+    if p.labels is None and same_labels(q.labels, tuple(range(q.classes))):
+        return p, q
+    names, codes = p.labels, p.tensor[:, 0]
+    if names is None:
+        values, codes = torch.unique(codes, return_inverse=True)
+        names = tuple(values.tolist())
+    known = Counts(torch.ones(len(names), dtype=torch.int64), labels=names).aligned_with(q)[1]
+    place = {label: i for i, label in enumerate(cast("Labels", known.labels))}
+    numbers = torch.tensor([place[name] for name in names], device=codes.device)
+    p = copy.copy(p)
+    p.tensor, p.labels = numbers[codes][:, None], None
+    return p, known
 
 
 def _as_distribution(call: str, p: Samples, q: object) -> Distribution:

@@ -18,6 +18,8 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 # The largest number of draws of each side, by dimensions.
 _AFFORDABLE = {6: 30_000, 7: 15_000, 8: 10_000, 9: 8000, 10: 6000}
 _AFFORDABLE_BY_PRODUCTS = 20_000
+# The fourth power of smaller values is finite.
+_HUGE = 1e75
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,25 @@ def with_weight(samples: Samples) -> Samples:
     if samples.cluster is not None:
         used.cluster = torch.unique(samples.cluster[kept.to(samples.cluster.device)], return_inverse=True)[1]
     return used
+
+
+def in_usual_units(p: Samples, q: Samples) -> tuple[Samples, Samples]:
+    """Return numbers with each column of huge or tiny values in another unit, a power of two; KL does not change.
+
+    Products of such values would overflow or underflow.
+    """
+    if p.discrete or q.discrete or p.tensor.shape[1] != q.tensor.shape[1]:
+        return p, q
+    largest = torch.maximum(*(side.tensor.detach().abs().amax(0).cpu().double() for side in (p, q)))
+    is_extreme = (largest > 0) & (largest < torch.inf) & ((largest > _HUGE) | (largest < 1 / _HUGE))
+    if not bool(is_extreme.any()):
+        return p, q
+    exponent = torch.where(is_extreme, torch.frexp(largest).exponent, 0)
+    sides = copy.copy(p), copy.copy(q)
+    for side in sides:
+        side.tensor = torch.ldexp(side.tensor.double(), -exponent.to(side.tensor.device))
+        side.unit = torch.ldexp(torch.ones_like(largest), exponent)
+    return sides
 
 
 def numpy_of(samples: Samples) -> Array:

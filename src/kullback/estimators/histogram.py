@@ -24,7 +24,7 @@ from kullback.estimators.discrete.categorical_estimators import describe
 from kullback.estimators.discrete.count_intervals import kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, tabulate
 from kullback.estimators.discrete.kinds import describe_kind, estimable, largest_of, measured
-from kullback.estimators.draws import Array, Integers, effective_number, numpy_of, with_weight
+from kullback.estimators.draws import Array, Integers, effective_number, in_usual_units, numpy_of, with_weight
 from kullback.estimators.lattice import common_step, jittered
 from kullback.estimators.normal_interval import note_on_sign
 from kullback.estimators.sample_checks import check_finite, check_samples, seed_of
@@ -183,15 +183,16 @@ def histogram(
         return exchanged(histogram(q, p, **settings))
     if isinstance(kind, Jeffreys):
         return added(histogram(p, q, **settings), exchanged(histogram(q, p, **settings)))
-    p, q = with_weight(p), with_weight(q)
+    p, q = in_usual_units(with_weight(p), with_weight(q))
     rounding: list[str] = []
     seed, step = seed_of(generator), common_step(p, q)
     if step is not None and not torch.equal(p.tensor, q.tensor):
         rng = np.random.default_rng(seed)
+        shown = step if p.unit is None else step * float(p.unit[0])
         p, q = jittered(p, step, rng), jittered(q, step, rng)
         rounding.append(
-            f"The draws are rounded to a common step of {step:.4g}. Each was moved at random within its rounding. This "
-            "does not change the divergence of rounded numbers."
+            f"The draws are rounded to a common step of {shown:.4g}. Each was moved at random within its rounding. "
+            "This does not change the divergence of rounded numbers."
         )
     first, second = _sorted(p), _sorted(q)
     sides = _Sides(p, q, first, second)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributions import Binomial, Distribution, constraints
 from torch.distributions.constraints import Constraint
 
+from kullback.common.bijective import check_bijective
 from kullback.common.inputs import check_confidence
 from kullback.common.optional import load
 from kullback.common.progress import progress_bar
@@ -540,6 +541,7 @@ def _check_sides(call: str, p: object, q: object) -> None:
             got=f"{type(p).__name__} and {type(q).__name__}",
             instead="from_density(Samples(x), Normal(0.0, 1.0))",
         )
+    check_bijective(call, "q", q)
     if q.batch_shape or (tuple(q.event_shape) or (1,)) != (p.tensor.shape[1],):
         raise invalid_value(
             call,

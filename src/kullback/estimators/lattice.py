@@ -22,9 +22,9 @@ _FEW_TIES = 0.01
 # The smallest number of different values, relative to equally likely ones.
 _OCCUPIED = 0.5
 # With fewer values, each has enough draws, and bins between them are finer than bins of moved draws.
-_FEWEST_VALUES = 16
+FEWEST_VALUES = 16
 # With more draws of each value, values are categories.
-_DRAWS_FOR_VALUE = 5
+DRAWS_FOR_VALUE = 5
 
 
 def common_step(p: Samples, q: Samples) -> float | None:
@@ -37,7 +37,7 @@ def common_step(p: Samples, q: Samples) -> float | None:
     if len(x) > (1 - _FEW_TIES) * len(p) or len(y) > (1 - _FEW_TIES) * len(q):
         return None
     values = np.unique(np.concatenate([x, y]))
-    if len(values) <= _FEWEST_VALUES:
+    if len(values) <= FEWEST_VALUES:
         return None
     largest = float(np.abs(values).max())
     epsilon = max(torch.finfo(p.tensor.dtype).eps, torch.finfo(q.tensor.dtype).eps) * largest
@@ -73,7 +73,7 @@ def as_categories(p: Samples, q: Samples) -> tuple[Samples, Samples, str] | None
     if not np.isfinite(both).all():
         return None
     values, codes = np.unique(both, return_inverse=True)
-    if not _FEWEST_VALUES < len(values) <= len(codes) / _DRAWS_FOR_VALUE or common_step(p, q) is not None:
+    if not FEWEST_VALUES < len(values) <= len(codes) / DRAWS_FOR_VALUE or common_step(p, q) is not None:
         return None
     sides = copy.copy(p), copy.copy(q)
     for side, part in zip(sides, np.split(codes, [len(p)]), strict=True):

@@ -49,6 +49,15 @@ def check_samples(call: str, p: Samples, q: Samples) -> None:
             f"{tuple(q.tensor.shape)}",
             instead="Samples(x[:, columns]) with the columns that both have",
         )
+    if p.columns is not None and q.columns is not None and p.columns != q.columns:
+        raise invalid_value(
+            call,
+            "p, q",
+            wanted="the same columns in the same order in p and q",
+            got=f"columns {list(p.columns)} in p and {list(q.columns)} in q",
+            instead="Samples(y[list(x.columns)]) of the frames x and y to match columns by name, or x.to_numpy() on "
+            "both sides to compare them by position",
+        )
     if p.discrete != q.discrete or (p.labels is None) != (q.labels is None):
         raise invalid_value(
             call,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kullback.common.optional import load
-from kullback.estimators.draws import Array, Draws, Integers, numpy_of
+from kullback.estimators.draws import Array, Draws, Integers, in_usual_units, numpy_of
 from kullback.estimators.surfaces import surface_of
 from kullback.samples import Samples
 
@@ -41,6 +41,7 @@ def common_span(p: Samples, q: Samples) -> Span:
     Draws on a curved surface keep their components. Fewer draws than components plus two do not determine a plane and
     are returned unchanged. Draws of weight 0 are ignored.
     """
+    p, q = in_usual_units(p, q)
     x, y = Draws.of(p).x, Draws.of(q).x
     d = x.shape[1]
     if d == 1 or min(len(x), len(y)) < d + 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):

@@ -19,7 +19,7 @@ from kullback.errors import ArgumentValueError, invalid_value, safe_repr
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import grouped_alike
 from kullback.estimators.discrete.counts import count_categories, drawn_one_by_one
-from kullback.estimators.draws import Array, Integers, numpy_of
+from kullback.estimators.draws import Array, Integers, in_usual_units, numpy_of
 from kullback.estimators.knn.search import nearest_among
 from kullback.estimators.permutations import (
     BinCounts,
@@ -210,6 +210,7 @@ def two_sample_test(
         p, q = (drawn_one_by_one(CALL, side) for side in (p, q))
         check_samples(CALL, p, q)
         _check_weightless(p, q)
+        p, q = in_usual_units(p, q)
         permutations = _number_of(permutations)
         rng = np.random.default_rng(seed_of(generator, CALL))
         groups = grouped_alike(p, q)

@@ -17,6 +17,7 @@ from torch.distributions import (
     OneHotCategorical,
 )
 
+from kullback.common.bijective import check_bijective
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import check_flag, check_generator, number_from, whole_from
 from kullback.errors import (
@@ -124,7 +125,12 @@ def fit(
     settings = _checked(FitSettings(method, starts, tol, max_iterations, draws, generator, show_progress))
     names = _fixed_names(fixed)
     kind = None if kind is None else as_divergence("fit", kind)
+    if isinstance(q, Representation) and isinstance(to, Representation):
+        q, to = q.aligned_with(to)
     target = _target(to, q)
+    for name, side in (("to", target), ("q", q)):
+        if isinstance(side, Distribution):
+            check_bijective("fit", name, side)
     is_function = not isinstance(target, Distribution | Samples)
     kind = as_kl(kind) if kind is not None else ReverseKL() if is_function else KL()
     objective = _objective(target, kind)

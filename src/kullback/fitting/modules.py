@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.func import functional_call
 
+from kullback.common.bijective import check_bijective
 from kullback.errors import NoRuleError, invalid_type, invalid_value
 from kullback.fitting.method_answer import (
     FitSettings,
@@ -58,6 +59,7 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSetti
 
     u = torch.cat([x.reshape(-1) for x in free.values()]).unsqueeze(0)
     start = at(u)
+    check_bijective("fit", "q", start)
     try:
         before = objective.measure(start) if settings.method in ("auto", "quasi_newton") else None
     except NoRuleError:

@@ -26,6 +26,7 @@ from kullback.fitting.method_answer import FitProblem, FitSettings, MethodAnswer
 from kullback.fitting.objective import DivergenceObjective, ElboObjective, Objective
 from kullback.generators import KL, ReverseKL
 from kullback.pairs.clone import detached
+from kullback.pairs.monte_carlo.normalization import check_normalized
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.results.estimate import Estimate
 
@@ -67,7 +68,7 @@ def descend(
     )
     steps = settings.max_iterations
     with drawing:
-        before = _mean(terms, start)
+        before = _mean(objective, terms, start)
         first, second, average = torch.zeros_like(u), torch.zeros_like(u), torch.zeros_like(u)
         history: list[Tensor] = []
         averaged = max(1, round(_AVERAGED * steps))
@@ -88,7 +89,7 @@ def descend(
                     update(step, steps)
         gradients = torch.stack([_gradient(terms, at, average, settings.draws)[1] for _ in range(_BATCHES)])
         with torch.no_grad():
-            after = _mean(terms, at(average))
+            after = _mean(objective, terms, at(average))
     shape = after.value.shape
     mean = gradients.mean(0)
     error = gradients.std(0) / _BATCHES**0.5
@@ -127,9 +128,11 @@ def _gradient(terms: _Terms, at: Callable[[Tensor], Any], u: Tensor, draws: int)
     return value.detach(), gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _mean(terms: _Terms, q: Distribution) -> Estimate:
+def _mean(objective: Objective, terms: _Terms, q: Distribution) -> Estimate:
     with torch.no_grad():
         values = terms(q, _FINAL_DRAWS)
+        if isinstance(objective, DivergenceObjective):
+            check_normalized("fit", objective.to, q, -values)
     value = values.mean(0)
     return Estimate(value, None, "monte_carlo", standard_error=values.std(0) / _FINAL_DRAWS**0.5)
 

@@ -182,7 +182,7 @@ class JensenShannon(WeightedSum):
         beta, scale = self.beta, self.beta * (1 - self.beta) if self.scaled else 1.0
         if scale == 0:
             return [(1.0, SkewKL(0.0), beta == 1)]
-        parts = [(beta / scale, SkewKL(beta), False), ((1 - beta) / scale, SkewKL(1 - beta), True)]
+        parts = [(beta / scale, SkewKL(beta), False), ((1 - beta) / scale, _SkewFrom(1 - beta, beta), True)]
         return [part for part in parts if part[0] > 0]
 
 
@@ -227,11 +227,16 @@ class SkewKL(Divergence):
     def instead_of_zero(self) -> Divergence | None:
         return SkewKL(0.9) if self.alpha == 1 else None
 
+    @property
+    def rest(self) -> float:
+        """The share of Q in the mixture."""
+        return 1 - self.alpha
+
     def terms(self, pair: FinitePair) -> Tensor:
         if self.alpha == 0:
             return KL().terms(pair)
         x = self._log_p_over_mixture(pair)
-        return _kl_terms(pair.p, x, (1 - self.alpha) * pair.q_minus_p() + times(pair.p, x))
+        return _kl_terms(pair.p, x, self.rest * pair.q_minus_p() + times(pair.p, x))
 
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
         if self.alpha == 0:
@@ -239,23 +244,38 @@ class SkewKL(Divergence):
         x = self._log_p_over_mixture(pair)
         return (
             times(pair.p, x - self.alpha * torch.expm1(x)),
-            -(1 - self.alpha) * times(pair.q, torch.expm1(x)),
+            -self.rest * times(pair.q, torch.expm1(x)),
         )
 
     def _log_p_over_mixture(self, pair: FinitePair) -> Tensor:
-        alpha, d = self.alpha, finite(pair.log_ratio)
-        if alpha == 1:
+        alpha, rest, d = self.alpha, self.rest, finite(pair.log_ratio)
+        if rest == 0:
             return torch.zeros_like(d)
-        # The second form is more accurate. The first form is equal and does not overflow.
-        far = d < -30
-        below, above = torch.where(far, d, 0), torch.where(far, 0, d)
+        # Three equal forms of log(p / mixture). The first does not overflow. The second is exact where P and the
+        # mixture nearly agree. The third is exact where the mixture is far smaller, down to p times alpha.
+        is_below = d < -30
+        below, above = torch.where(is_below, d, 0), torch.where(is_below, 0, d)
+        change = rest * torch.expm1(-above)
+        is_far = change < -0.5
+        far = -torch.log(alpha + rest * torch.exp(-torch.where(is_far, above, 0)))
+        near = -torch.log1p(torch.where(is_far, 0, change))
         x = torch.where(
-            far,
-            below - torch.log1p(alpha * torch.expm1(below)),
-            -torch.log1p((1 - alpha) * torch.expm1(-above)),
+            is_below, below - torch.log(rest + alpha * torch.exp(below)), torch.where(is_far, far, near)
         )
-        x = torch.where(pair.log_ratio == torch.inf, -math.log(alpha), x)
+        alone = -math.log(alpha) if alpha < 0.5 else -math.log1p(-rest)
+        x = torch.where(pair.log_ratio == torch.inf, alone, x)
         return torch.where(pair.log_ratio == -torch.inf, -torch.inf, x)
+
+
+@dataclass(frozen=True)
+class _SkewFrom(SkewKL):
+    """The skew divergence for a share of Q that is known exactly: 1 - alpha would round it."""
+
+    of_q: float
+
+    @property
+    def rest(self) -> float:
+        return self.of_q
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,14 +10,31 @@ import torch
 from torch import Tensor
 
 from kullback.common.inputs import check_flag
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.common.words import NO_LABEL as _NO_LABEL
+from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
+from kullback.integrations.frozen_teacher import check_apart, check_statistics, evaluating, freeze
+from kullback.integrations.model_heads import ModelHead
+from kullback.integrations.model_reading import (
+    is_encoder_decoder,
+    logits_of,
+    no_cache,
+    of_given_tokens,
+    router_coefficient,
+    shifts_labels,
+    with_decoder_inputs,
+    without_wrappers,
+)
+from kullback.kernels import RowDivergence, logit_divergence
 from kullback.losses.top_k import TopK
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
-__all__ = ["STORED", "BatchLoss", "at_least_one", "logits_of", "next_tokens", "of_tokens"]
+__all__ = ["STORED", "BatchLoss", "at_least_one", "next_tokens", "of_tokens"]
 
-# The fields of a batch that replace a teacher: its most probable tokens, shape (..., tokens, k).
-STORED = ("teacher_indices", "teacher_log_probs")
+# The fields of a batch that replace a teacher: its most probable tokens, shape (..., tokens, k), and, if known, the
+# true token that each row is a prediction of, shape (..., tokens).
+STORED = ("teacher_indices", "teacher_log_probs", "teacher_labels")
+# The largest probability by chance at which stored rows are taken to be those of the tokens before.
+_CHANCE = 1e-4
 
 
 def next_tokens(labels: Tensor, ignore_index: int = -100) -> Tensor:
@@ -52,6 +69,29 @@ def of_tokens(
     return next_tokens(labels, ignore_index)
 
 
+def is_causal(call: str, causal: bool | None, shifted: bool | None, *, otherwise: bool) -> bool:
+    """Return whether labels are shifted by one.
+
+    Arguments:
+        call: the trainer, for messages.
+        causal: the user's word; None to follow the model.
+        shifted: the model's word; None if it does not say.
+        otherwise: the answer if neither says.
+    """
+    if causal and shifted is False:
+        raise invalid_value(
+            call,
+            "causal",
+            wanted="False for a model whose label of a position belongs to that position's logits, such as one with an "
+            "encoder and a decoder",
+            got="True",
+            instead="causal=None, which follows the model, or a model that is only a decoder",
+        )
+    if causal is None:
+        return otherwise if shifted is None else shifted
+    return causal
+
+
 class BatchLoss:
     """The loss of a student's predictions on a batch, with a teacher's predictions on the same batch.
 
@@ -60,10 +100,19 @@ class BatchLoss:
         loss: a `DistillationLoss`, or a `LinearDistillationLoss`, which never has all logits in memory.
         teacher: the teacher; None if the batches have its most probable tokens, as ``teacher_indices`` and
             ``teacher_log_probs``.
-        causal: whether the label of a position's logits is the token after it.
+        causal: whether the label of a position's logits is the token after it; None to follow the student.
+        otherwise: the answer if the student is of no class that says.
     """
 
-    def __init__(self, call: str, loss: object, teacher: torch.nn.Module | None, *, causal: bool) -> None:
+    def __init__(
+        self,
+        call: str,
+        loss: object,
+        teacher: torch.nn.Module | None,
+        *,
+        causal: bool | None,
+        otherwise: bool = True,
+    ) -> None:
         if not isinstance(loss, DistillationLoss | LinearDistillationLoss):
             raise invalid_type(
                 call,
@@ -88,13 +137,22 @@ class BatchLoss:
                 got=safe_repr(teacher),
                 instead="teacher=AutoModelForCausalLM.from_pretrained(...)",
             )
-        check_flag(call, "causal", causal)
-        self.call, self.loss, self.teacher, self.causal = call, loss, teacher, causal
+        if causal is not None:
+            check_flag(call, "causal", causal)
+        self.call, self.loss, self.teacher = call, loss, teacher
+        self.causal, self._otherwise = causal, otherwise
         self._batches = 0
         # Of the student at each position of the last batch, if the loss returns it.
         self.entropy: Tensor | None = None
-        if teacher is not None:
-            teacher.requires_grad_(False).eval()
+
+    def freeze_teacher(self, student: torch.nn.Module | None) -> None:
+        """Freeze the teacher; raise if it shares parameters with the student that is to learn."""
+        freeze(self.call, student, self.teacher)
+
+    def is_causal(self, student: Any) -> bool:
+        """Return whether the label of a position of the student's logits is the token after it."""
+        shifted = shifts_labels(without_wrappers(student))
+        return is_causal(self.call, self.causal, shifted, otherwise=self._otherwise)
 
     def __call__(
         self,
@@ -115,20 +173,73 @@ class BatchLoss:
             unwrapped: the student without its wrappers; it has the head.
             keep_logits: whether the outputs must contain the logits.
         """
+        unwrapped = model if unwrapped is None else unwrapped
+        base = without_wrappers(unwrapped)
+        ignored, labels = self.loss.ignore_index, inputs.get("labels")
+        self.check_apart(unwrapped)
         features = {name: x for name, x in inputs.items() if name not in ("labels", "shift_labels", *STORED)}
+        features = with_decoder_inputs(base, features, labels, ignored)
         normalizer = at_least_one(normalizer)
-        unwrapped = _without_wrappers(model if unwrapped is None else unwrapped)
         sides: dict[str, Any]
         if isinstance(self.loss, LinearDistillationLoss):
             sides, outputs = self._of_heads(model, unwrapped, features, inputs, keep_logits)
         else:
-            outputs = model(**{**_no_cache(unwrapped), **features})
-            taught = self._stored(inputs) if self.teacher is None else logits_of(self._teach(**features))
-            sides = {"student": logits_of(outputs), "teacher": taught}
-        counted = self._counted(sides["student"], inputs)
-        loss = self.loss(**sides, **counted, normalizer=normalizer)
+            outputs = model(**{**no_cache(base), **features})
+            student = of_given_tokens(unwrapped, features, logits_of(outputs))
+            sides = {"student": student, "teacher": self._taught(base, features, inputs)}
+        counted = self._counted(base, sides["student"], inputs)
+        loss = self.of_sides(sides, normalizer=normalizer, **counted)
+        return loss + self._router_loss(base, outputs, counted, normalizer), outputs
+
+    def of_sides(self, sides: Mapping[str, Any], **positions: Any) -> Tensor:
+        """Return the loss of the two sides' logits, or of their hidden states and heads."""
+        loss = self.loss(**sides, **positions)
         loss, self.entropy = loss if isinstance(loss, tuple) else (loss, None)
-        return loss + self._router_loss(unwrapped, outputs, counted, normalizer), outputs
+        if self._is_checked():
+            self._check_finite(sides, loss)
+        self._batches += 1
+        return loss
+
+    def check_apart(self, student: torch.nn.Module) -> None:
+        """Raise if the student has begun to train what it shares with the teacher."""
+        if self._is_checked():
+            check_apart(self.call, student, self.teacher)
+            check_statistics(self.call, student, self.teacher)
+
+    @torch.no_grad()
+    def teach(self, *inputs: Any, **features: Any) -> Any:
+        """Return the teacher's outputs."""
+        assert self.teacher is not None  # noqa: S101 - for the type checker
+        with evaluating(self.teacher):
+            return self.teacher(*inputs, **features)
+
+    def _is_checked(self) -> bool:
+        """Return whether this batch is checked: batches 1, 2, 4, 8 ..., as an error can begin during training."""
+        return self._batches & (self._batches + 1) == 0
+
+    def _check_finite(self, sides: Mapping[str, Any], loss: Tensor) -> None:
+        """Raise if the loss is +inf because one side lacks classes. A trainer may log such a loss as 0."""
+        student, teacher = (
+            sides[name].shape[0] if isinstance(sides.get(name), Tensor) else None
+            for name in ("student_weight", "teacher_weight")
+        )
+        if student is None and isinstance(sides["teacher"], Tensor):
+            student, teacher = (sides[name].shape[-1] for name in ("student", "teacher"))
+        if self.loss.vocabulary != "mask" or student is None or teacher is None or student == teacher:
+            return
+        both, one = torch.tensor([[0.0, 0.0], [0.0, -math.inf]])
+        p, q = (both, one) if teacher > student else (one, both)
+        needs_all = bool(logit_divergence(RowDivergence(self.loss.kind), p[None], q[None]).isinf())
+        if needs_all and bool(loss.detach().isinf()):
+            raise invalid_value(
+                self.call,
+                "loss",
+                wanted="a finite loss: with vocabulary='mask', this kind is +inf if the "
+                f"{'teacher' if teacher > student else 'student'} has more classes",
+                got=f"{self.loss.kind!r}, {teacher} classes of the teacher and {student} of the student",
+                instead="vocabulary='truncate' if the first classes of both mean the same, or kind='js:0.5', which is "
+                "finite",
+            )
 
     def _router_loss(
         self,
@@ -144,7 +255,7 @@ class BatchLoss:
         auxiliary = outputs.get("aux_loss") if isinstance(outputs, Mapping) else None
         if not isinstance(auxiliary, Tensor):
             return 0.0
-        coefficient = _router_coefficient(model)
+        coefficient = router_coefficient(model)
         if coefficient is None:
             raise invalid_value(
                 self.call,
@@ -162,17 +273,19 @@ class BatchLoss:
                 share = mask.sum() / normalizer
         return coefficient * auxiliary * share
 
-    def _counted(self, logits: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
+    def _counted(self, model: Any, logits: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor | None]:
         """Return the labels, which decide which positions count; without labels, the mask."""
         if inputs.get("shift_labels") is not None:  # of collators that pack sequences
             return {"labels": inputs["shift_labels"]}
-        labels, mask = inputs.get("labels"), inputs.get("attention_mask")
+        labels = inputs.get("labels")
+        mask = inputs.get("decoder_attention_mask" if is_encoder_decoder(model) else "attention_mask")
         if labels is None and isinstance(mask, Tensor) and mask.shape == logits.shape[:-1]:
             return {"mask": mask.bool()}
-        return {"labels": of_tokens(self.call, logits, labels, self.loss.ignore_index, self.causal)}
+        causal = self.is_causal(model)
+        return {"labels": of_tokens(self.call, logits, labels, self.loss.ignore_index, causal)}
 
-    def _stored(self, inputs: Mapping[str, Any]) -> TopK:
-        indices, log_probs = (inputs.get(name) for name in STORED)
+    def _stored(self, student: Any, inputs: Mapping[str, Any]) -> TopK:
+        indices, log_probs, labels = (inputs.get(name) for name in STORED)
         if not isinstance(indices, Tensor) or not isinstance(log_probs, Tensor):
             raise invalid_value(
                 self.call,
@@ -181,12 +294,58 @@ class BatchLoss:
                 got=f"None, and a batch of {', '.join(inputs)}",
                 instead="teacher=AutoModelForCausalLM.from_pretrained(...)",
             )
+        tokens = inputs.get("input_ids")
+        if isinstance(tokens, Tensor) and tokens.shape == indices.shape[:-1] and self.is_causal(student):
+            listed = log_probs > -torch.inf
+            if isinstance(labels, Tensor):
+                self._require_aligned(labels, tokens)
+            elif self._is_checked():
+                self._refuse_shifted(torch.where(listed, indices, -1), tokens, inputs.get("attention_mask"))
         return TopK(indices, log_probs)
 
-    @torch.no_grad()
-    def _teach(self, **features: Any) -> Any:
-        assert self.teacher is not None  # noqa: S101 - for the type checker
-        return self.teacher(**{**_no_cache(_without_wrappers(self.teacher)), **features})
+    def _taught(self, student: Any, features: dict[str, Any], inputs: Mapping[str, Any]) -> Any:
+        """Return the teacher's logits, or its most probable tokens."""
+        if self.teacher is None:
+            return self._stored(student, inputs)
+        outputs = self.teach(**{**no_cache(without_wrappers(self.teacher)), **features})
+        return of_given_tokens(self.teacher, features, logits_of(outputs))
+
+    def _require_aligned(self, labels: Tensor, tokens: Tensor) -> None:
+        """Refuse stored predictions of other tokens than the next ones."""
+        following = next_tokens(tokens, _NO_LABEL)
+        wrong = (labels != _NO_LABEL) & (following != _NO_LABEL) & (labels != following)
+        if bool(wrong.any()):
+            place = tuple(int(i) for i in wrong.nonzero()[0])
+            got = f"a prediction of token {int(labels[place])} at index {place}, where {int(following[place])} follows"
+            raise self._shifted("teacher_labels", got)
+
+    def _refuse_shifted(self, indices: Tensor, tokens: Tensor, mask: object) -> None:
+        """Refuse stored predictions that list the token of their own position, and not the next one.
+
+        Servers list the true token with the most probable ones. Rows that list their own token more often than the
+        next, beyond chance, are predictions of their own token.
+        """
+        counted = (indices >= 0).any(-1)
+        counted[..., -1:] = False
+        if isinstance(mask, Tensor) and mask.shape == tokens.shape:
+            counted &= next_tokens(mask, 0).bool() & mask.bool()
+        own = (indices == tokens.unsqueeze(-1)).any(-1)
+        following = (indices == next_tokens(tokens, _NO_LABEL).unsqueeze(-1)).any(-1)
+        more, fewer = (int((x & ~y & counted).sum()) for x, y in ((own, following), (following, own)))
+        if more > fewer and _sign_test(more, fewer) < _CHANCE:
+            rows, *listing = (int((x & counted).sum()) for x in (counted, own, following))
+            got = f"{rows} rows, of which {listing[0]} list the token at their position and {listing[1]} the next one"
+            raise self._shifted("teacher_indices", got)
+
+    def _shifted(self, argument: str, got: str) -> ArgumentValueError:
+        return invalid_value(
+            self.call,
+            argument,
+            wanted="in row i the prediction of the token after position i",
+            got=got,
+            instead="StoredTeacherCollator(collator, rows_predict='own') if row i predicts the token at i, as vLLM "
+            "and SGLang number them, or x.roll(-1, 1) of each field teacher_*",
+        )
 
     def _of_heads(
         self,
@@ -197,129 +356,32 @@ class BatchLoss:
         keep_logits: bool,
     ) -> tuple[dict[str, Any], Any]:
         """Return the hidden states and heads of both sides as arguments of the loss, and the student's outputs."""
-
-        def run(**given: Any) -> Any:
-            return model(**{**_no_cache(unwrapped), **given})
-
-        sides, outputs = self._side("student", run, unwrapped, features, keep_logits)
+        sides, outputs = self._side("student", model, unwrapped, features, keep_logits)
         if self.teacher is None:
-            sides["teacher"] = self._stored(inputs)
+            sides["teacher"] = self._stored(unwrapped, inputs)
         else:
-            teacher = _without_wrappers(self.teacher)
-            sides |= self._side("teacher", self._teach, teacher, features, keep_logits=False)[0]
-        self._batches += 1
-        return sides, type(outputs)(**{name: x for name, x in outputs.items() if name != "hidden_states"})
+            sides |= self._side("teacher", self.teach, self.teacher, features, keep_logits=False)[0]
+        kept = {name: x for name, x in outputs.items() if not name.endswith("hidden_states")}
+        return sides, type(outputs)(**kept)
 
     def _side(
         self, side: str, run: Callable[..., Any], module: Any, features: dict[str, Any], keep_logits: bool
     ) -> tuple[dict[str, Any], Any]:
         """Return the hidden states and the head of a side, by the names of the loss's arguments, and its outputs."""
-        head = module.get_output_embeddings()
-        self._check_plain(side, head)
+        assert isinstance(self.loss, LinearDistillationLoss)  # noqa: S101 - for the type checker
+        head = ModelHead.of(self.call, side, without_wrappers(module))
         # The last logits alone suffice to check that the head makes them.
-        few = {} if keep_logits else self._few_logits(side, module)
-        outputs = run(**features, output_hidden_states=True, **few)
-        hidden, bias = outputs.hidden_states[-1], head.bias
-        # An error of the head can begin during training, so the check is repeated at batches 1, 2, 4, 8 ...
-        if self._batches & (self._batches + 1) == 0:
-            self._check_head(side, module, hidden[:, -1:], head.weight, bias, outputs.logits[:, -1:])
-        return {side: hidden, f"{side}_weight": head.weight, f"{side}_bias": bias}, outputs
-
-    def _check_plain(self, side: str, head: Any) -> None:
-        """Raise if the head uses more than its weight and its bias."""
-        if getattr(type(head), "forward", None) is not torch.nn.Linear.forward:
-            raise invalid_value(
-                self.call,
-                "loss",
-                wanted=f"a DistillationLoss for a {side} whose head is not a plain torch.nn.Linear",
-                got=f"a LinearDistillationLoss and a {type(head).__module__}.{type(head).__name__}, "
-                "whose weight alone does not make its logits",
-                instead="loss=kullback.nn.DistillationLoss(), or no adapter on the head "
-                "(LoraConfig(target_modules=...) without 'lm_head')",
-            )
-
-    def _few_logits(self, side: str, module: torch.nn.Module) -> dict[str, int]:
-        if "logits_to_keep" not in inspect.signature(module.forward).parameters:
-            raise invalid_value(
-                self.call,
-                "loss",
-                wanted=f"a DistillationLoss for a {side} that always makes all its logits",
-                got=f"a LinearDistillationLoss with a {type(module).__name__}, which has no logits_to_keep",
-                instead="loss=kullback.nn.DistillationLoss()",
-            )
-        return {"logits_to_keep": 1}
-
-    @torch.no_grad()
-    def _check_head(
-        self, side: str, module: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor
-    ) -> None:
-        """Raise unless the head, with the cap and scale of the loss, gives the model's logits."""
-        loss = self.loss
-        assert isinstance(loss, LinearDistillationLoss)  # noqa: S101 - for the type checker
-        place = int(side == "teacher")
-        scale, cap = (x[place] if isinstance(x, tuple) else x for x in (loss.logit_scale, loss.softcap))
-        products = torch.nn.functional.linear(hidden, weight, bias)
-        made = products.float() * (1.0 if scale is None else scale)
-        made = made if cap is None else cap * torch.tanh(made / cap)
-        near = 0.05 if {products.dtype, logits.dtype} & {torch.bfloat16, torch.float16} else 1e-3
-        size = logits.float().abs().amax().clamp(min=1e-6)
-        # A cap changes small logits too little to be seen, so the configuration is read too.
-        wanted = head_settings(module)["softcap"]
-        if (wanted is not None and wanted != cap) or not bool(
-            (made - logits.float()).abs().amax() <= near * size
-        ):
-            raise invalid_value(
-                self.call,
-                "loss",
-                wanted=f"a LinearDistillationLoss that makes the logits of the {side} as its model does",
-                got=f"softcap={cap}, logit_scale={scale}, which give other logits",
-                instead="LinearDistillationLoss(softcap=..., logit_scale=...) as in the models' configurations, or "
-                "loss=kullback.nn.DistillationLoss()",
-            )
+        few = {} if keep_logits else head.few_logits()
+        outputs = run(**{**no_cache(head.module), **features, "output_hidden_states": True, **few})
+        head.gather()
+        hidden = outputs["decoder_hidden_states" if is_encoder_decoder(head.module) else "hidden_states"][-1]
+        if self._is_checked():
+            head.check_logits(self.loss, hidden[:, -1:], outputs.logits[:, -1:])
+        tensors = of_given_tokens(module, features, hidden), head.linear.weight, head.linear.bias
+        return dict(zip((side, f"{side}_weight", f"{side}_bias"), tensors, strict=True)), outputs
 
 
-def head_settings(model: Any) -> dict[str, float | None]:
-    """Return the cap and the scale of a Hugging Face model's logits, from its configuration."""
-    config: Any = getattr(_without_wrappers(model), "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    names = ("logit_scale", "output_multiplier", "lm_head_multiplier")  # of Cohere, Glimmer, Falcon
-    scale = next((x for name in names if (x := getattr(config, name, None)) is not None), None)
-    divisor = getattr(config, "logits_scaling", None)  # of Granite; HyperCLOVA X multiplies by it
-    if scale is None and divisor is not None:
-        scale = divisor if config.model_type == "hyperclovax" else 1 / divisor
-    return {
-        "softcap": getattr(config, "final_logit_softcapping", None),
-        "logit_scale": 1.0 if scale is None else scale,
-    }
-
-
-def logits_of(outputs: Any) -> Tensor:
-    """Return the logits in a model's outputs: an attribute, an entry, the first element of a tuple, or all of it."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    if isinstance(outputs, Mapping):
-        return outputs["logits"]
-    return outputs.logits if hasattr(outputs, "logits") else outputs[0]
-
-
-def _without_wrappers(model: Any) -> Any:
-    """Return the model inside of `torch.compile`'s and PEFT's wrappers."""
-    model = getattr(model, "_orig_mod", model)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def _no_cache(model: Any) -> dict[str, bool]:
-    """Return the argument that turns off a model's cache of keys and values, for models that have one.
-
-    Training does not need the cache, and transformers ignores the boundaries of packed sequences if there is one.
-    """
-    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-
-
-def _router_coefficient(model: Any) -> float | None:
-    """Return the weight that a mixture of experts gives to its router loss."""
-    places = (model, "router_aux_loss_coef"), (model, "aux_loss_coef")
-    for holder, name in (*places, (getattr(model, "config", None), "router_aux_loss_coef")):
-        if (coefficient := getattr(holder, name, None)) is not None:
-            return float(coefficient)
-    return None
+def _sign_test(more: int, fewer: int) -> float:
+    """Return a bound of the probability that at least `more` of so many fair coins show heads (Chernoff, 1952)."""
+    n = more + fewer
+    return math.exp(-sum(x * math.log(2 * x / n) for x in (more, fewer) if x))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kullback.common.optional import load
 from kullback.errors import invalid_value, safe_repr
-from kullback.integrations.batch_loss import STORED, BatchLoss, at_least_one, logits_of, of_tokens
+from kullback.integrations.batch_loss import STORED, BatchLoss, at_least_one, is_causal, of_tokens
+from kullback.integrations.model_reading import is_dispatched, logits_of
 from kullback.losses.teachers import PartialTeacher
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
@@ -25,7 +26,7 @@ def compute_loss_func(
     loss: DistillationLoss | None = None,
     *,
     teacher: str | Callable[[Any], Tensor | PartialTeacher] = "teacher_logits",
-    causal: bool = True,
+    causal: bool | None = None,
 ) -> Callable[..., Tensor]:
     r"""Make the `compute_loss_func` of a `Trainer`, for a model whose outputs also contain the teacher's predictions.
 
@@ -38,14 +39,16 @@ def compute_loss_func(
     Arguments:
         loss: the loss, ``DistillationLoss()`` if left out.
         teacher: the name of the teacher's logits in the outputs, or a function that returns them from the outputs.
-        causal: whether the label of a position's logits is the token after it, as in causal language models.
+        causal: whether the label of a position's logits is the token after it, as in causal language models. By
+            default, it is unless the outputs are those of an encoder and a decoder.
 
     Returns:
         a function of ``(outputs, labels, num_items_in_batch=None)``.
 
     Raises:
         ArgumentTypeError: `loss` is no `DistillationLoss`.
-        ArgumentValueError: it has a reduction that is not a mean; at the call, the outputs hold no teacher's logits.
+        ArgumentValueError: it has a reduction that is not a mean; at the call, the outputs hold no teacher's logits, or
+            `causal` does not fit them, or a loss with ``vocabulary="mask"`` is +inf because a side lacks classes.
 
     Gradient:
         that of `kullback.functional.distillation_loss`.
@@ -64,7 +67,7 @@ def compute_loss_func(
     """
     call = "compute_loss_func"
     loss = DistillationLoss() if loss is None else loss
-    BatchLoss(call, loss, None, causal=causal)  # for its checks
+    batch_loss = BatchLoss(call, loss, None, causal=causal)
     if not isinstance(loss, DistillationLoss):
         wanted, got = "a DistillationLoss, as the outputs hold logits", type(loss).__name__
         instead = "loss=kullback.nn.DistillationLoss(), or a DistillationTrainer"
@@ -73,19 +76,25 @@ def compute_loss_func(
     def compute(outputs: Any, labels: Tensor | None, num_items_in_batch: Any = None) -> Tensor:
         student = logits_of(outputs)
         taught = _find(outputs, teacher) if isinstance(teacher, str) else teacher(outputs)
-        labels = of_tokens(call, student, labels, loss.ignore_index, causal)
+        # Only an encoder with a decoder has this output.
+        shifted = False if _get(outputs, "encoder_last_hidden_state") is not None else None
+        shifts = is_causal(call, causal, shifted, otherwise=True)
+        labels = of_tokens(call, student, labels, loss.ignore_index, shifts)
         if labels is not None and labels.is_floating_point() and loss.label_weight == 0:
             labels = None  # labels of a regression are not classes, so none is ignored
-        return loss(
-            student=student, teacher=taught, labels=labels, normalizer=at_least_one(num_items_in_batch)
-        )
+        sides = {"student": student, "teacher": taught}
+        return batch_loss.of_sides(sides, labels=labels, normalizer=at_least_one(num_items_in_batch))
 
     return compute
 
 
+def _get(outputs: Any, name: str) -> Any:
+    return outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
+
+
 def _find(outputs: Any, name: str) -> Any:
-    found = outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
-    if found is None:
+    taught = _get(outputs, name)
+    if taught is None:
         raise invalid_value(
             "compute_loss_func",
             "teacher",
@@ -93,7 +102,7 @@ def _find(outputs: Any, name: str) -> Any:
             got=f"{name!r}, and outputs with {', '.join(outputs) if isinstance(outputs, dict) else type(outputs)}",
             instead="teacher=lambda outputs: ..., or a DistillationTrainer, which runs a teacher",
         )
-    return found.detach() if isinstance(found, Tensor) else found
+    return taught.detach() if isinstance(taught, Tensor) else taught
 
 
 class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
@@ -109,17 +118,23 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
     Arguments:
         args: the Trainer's, by position, such as the model and its `TrainingArguments`.
         teacher: the teacher; None if the batches have its most probable tokens, as ``teacher_indices`` and
-            ``teacher_log_probs`` of shape (batch, tokens, k). Row i predicts the token after position i.
+            ``teacher_log_probs`` of shape (batch, tokens, k). Row i predicts the token after position i; rows that
+            predict the token at their position are refused. With ``teacher_labels`` of shape (batch, tokens), the
+            tokens that the rows predict, every row is checked. `StoredTeacherCollator` makes such batches. A teacher is
+            frozen, so it must not share parameters that learn with the model.
         loss: the loss, ``DistillationLoss()`` if left out. A `LinearDistillationLoss` takes hidden states and heads,
             and never stores all logits of either side. The models must support `logits_to_keep`. With the first batch,
             the trainer checks that the head, with the cap and scale of the loss, gives the model's logits.
-        causal: whether the label of a position's logits is the token after it, as in causal language models.
+        causal: whether the label of a position's logits is the token after it, as in causal language models. By
+            default, it is unless the model has an encoder and a decoder, fills masks or classifies.
         kwargs: the Trainer's.
 
     Raises:
         ArgumentTypeError: `loss` or `teacher` is of the wrong type.
-        ArgumentValueError: `loss` has a reduction that is not a mean; at a batch, it does not fit the models, or the
-            batch holds no teacher.
+        ArgumentValueError: `loss` has a reduction that is not a mean; the teacher shares parameters that learn;
+            `causal` is True and the model says otherwise; at a batch, the loss does not fit the models, or is +inf with
+            ``vocabulary="mask"`` because a side lacks classes, or the batch holds no teacher, or stored predictions of
+            other tokens.
         OptionalDependencyError: transformers or accelerate is not installed.
 
     Gradient:
@@ -154,7 +169,7 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
         *args: Any,
         teacher: torch.nn.Module | None = None,
         loss: DistillationLoss | LinearDistillationLoss | None = None,
-        causal: bool = True,
+        causal: bool | None = None,
         **kwargs: Any,
     ) -> None:
         self.batch_loss = BatchLoss(
@@ -173,8 +188,12 @@ class DistillationTrainer(_Trainer):  # pyright: ignore[reportUntypedBaseClass]
                     got=safe_repr(given),
                     instead="loss=kullback.nn.DistillationLoss(), or transformers.Trainer",
                 )
+        # The Trainer counts the labels of a step as the loss does.
+        self._loss_shifts_labels = self.batch_loss.is_causal(self.model)
+        self.batch_loss.freeze_teacher(self.model)
         if teacher is not None:
-            self.batch_loss.teacher = self.accelerator.prepare_model(teacher, evaluation_mode=True)
+            placement = False if is_dispatched(teacher) else None  # None lets accelerate decide
+            self.batch_loss.teacher = self.accelerator.prepare_model(teacher, placement, evaluation_mode=True)
 
     def compute_loss(
         self,

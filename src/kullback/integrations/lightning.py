@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kullback.common.optional import load
-from kullback.integrations.batch_loss import BatchLoss, logits_of
+from kullback.integrations.batch_loss import BatchLoss
+from kullback.integrations.model_reading import is_dispatched, logits_of
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
 __all__ = ["DistillationModule"]
@@ -28,15 +29,18 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
 
     Arguments:
         student: the model to be trained.
-        teacher: the teacher.
+        teacher: the teacher. It is frozen, so it must not share parameters that learn with the student.
         loss: the loss, ``DistillationLoss()`` if left out. A `LinearDistillationLoss` takes hidden states and heads of
             Hugging Face models, given dicts.
         optimizer: makes the optimizer of the student's parameters; AdamW if left out.
-        causal: whether the label of a position's logits is the token after it, as in causal language models.
+        causal: whether the label of a position's logits is the token after it, as in causal language models. By
+            default, it is if the student is such a model of Hugging Face.
 
     Raises:
         ArgumentTypeError: `loss` or `teacher` is of the wrong type.
-        ArgumentValueError: `loss` has a reduction that is not a mean.
+        ArgumentValueError: `loss` has a reduction that is not a mean; the teacher shares parameters that learn; at a
+            batch, `causal` does not fit the student, or a loss with ``vocabulary="mask"`` is +inf because a side lacks
+            classes.
         OptionalDependencyError: lightning is not installed.
 
     Gradient:
@@ -62,12 +66,13 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
         loss: DistillationLoss | LinearDistillationLoss | None = None,
         *,
         optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] = torch.optim.AdamW,
-        causal: bool = False,
+        causal: bool | None = None,
     ) -> None:
         super().__init__()
         self.student, self.optimizer = student, optimizer
         loss = DistillationLoss() if loss is None else loss
-        self.batch_loss = BatchLoss("DistillationModule", loss, teacher, causal=causal)
+        self.batch_loss = BatchLoss("DistillationModule", loss, teacher, causal=causal, otherwise=False)
+        self.batch_loss.freeze_teacher(student)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the student's output."""
@@ -93,15 +98,15 @@ class DistillationModule(_LightningModule):  # pyright: ignore[reportUntypedBase
     def _logged(self, name: str, batch: Any) -> Tensor:
         teacher = self.batch_loss.teacher
         assert teacher is not None  # noqa: S101 - for the type checker
-        teacher.to(self.device)
+        if not is_dispatched(teacher):
+            teacher.to(self.device)
         if isinstance(batch, Mapping):
             loss, _ = self.batch_loss(self.student, batch, keep_logits=False)
         else:
             x = batch[0] if isinstance(batch, tuple | list) else batch
-            student = logits_of(self.student(x))
-            with torch.no_grad():
-                loss_of = logits_of(teacher(x))
-            loss = self.batch_loss.loss(student=student, teacher=loss_of)
+            self.batch_loss.check_apart(self.student)
+            sides = {"student": logits_of(self.student(x)), "teacher": logits_of(self.batch_loss.teach(x))}
+            loss = self.batch_loss.of_sides(sides)
         if self._trainer is not None:
             self.log(name, loss.detach(), prog_bar=True)
         return loss

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.modules.loss import _Loss  # ModelOpt asks for one  # pyright: ignore[reportPrivateUsage]
 
 from kullback.generators import KL, Divergence
-from kullback.integrations.batch_loss import logits_of
+from kullback.integrations.model_reading import logits_of
 from kullback.nn import DistillationLoss
 
 __all__ = ["LogitsDistillationLoss"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from kullback.errors import invalid_value
 from kullback.generators import KL, Divergence
+from kullback.losses.positions import warn_if_nothing_counts
 from kullback.nn import DistillationLoss
 
 __all__ = ["ChunkedDistillationLoss"]
@@ -93,8 +95,14 @@ class ChunkedDistillationLoss(torch.nn.Module):
                 got=f"{len(students)} of {sum(sizes)} and {len(teachers)}, and {labels.shape[-1]} labels",
                 instead="the chunks that model.set_num_output_chunks(loss.num_output_chunks) makes, of both models",
             )
-        counted = (labels != self.ignore_index).sum().clamp(min=1)
+        counts = labels != self.ignore_index
+        call = "ChunkedDistillationLoss"
+        warn_if_nothing_counts(call, {"labels": labels}, counts, self.ignore_index, stacklevel=6)
+        counted = counts.sum().clamp(min=1)
         parts = zip(students, teachers, labels.split(sizes, -1), strict=True)
-        return torch.stack(
-            [self.loss(student, teacher, part, normalizer=counted) for student, teacher, part in parts]
-        ).sum()
+        with warnings.catch_warnings():  # a chunk of the prompt alone has no position that counts
+            warnings.filterwarnings("ignore", message=".*so no position counts")
+            losses = [
+                self.loss(student, teacher, part, normalizer=counted) for student, teacher, part in parts
+            ]
+        return torch.stack(losses).sum()

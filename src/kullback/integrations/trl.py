@@ -12,8 +12,10 @@ from torch.distributions import Categorical
 from kullback.common.optional import load
 from kullback.errors import invalid_value, safe_repr
 from kullback.generators import KL, Divergence, JensenShannon, ReverseKL
-from kullback.integrations.batch_loss import BatchLoss, at_least_one, head_settings, logits_of, next_tokens
+from kullback.integrations.batch_loss import BatchLoss, at_least_one, next_tokens
 from kullback.integrations.huggingface import loss_of_batch, scale_of_processes
+from kullback.integrations.model_heads import head_settings
+from kullback.integrations.model_reading import logits_of
 from kullback.losses.distillation import distillation_loss
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 
@@ -133,7 +135,8 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
 
     Raises:
         ArgumentTypeError: `loss` is of the wrong type.
-        ArgumentValueError: it has a reduction that is not a mean, or does not fit the models.
+        ArgumentValueError: it has a reduction that is not a mean, or does not fit the models; the teacher shares
+            parameters that learn with the model, which would freeze them.
         OptionalDependencyError: TRL is not installed.
 
     Gradient:
@@ -158,6 +161,7 @@ class GKDTrainer(_GKDTrainer):  # pyright: ignore[reportUntypedBaseClass]
         super().__init__(*args, **kwargs)
         loss = DistillationLoss(kind=of_beta(self.beta)) if loss is None else loss
         self.batch_loss = BatchLoss("GKDTrainer", loss, self.teacher_model, causal=True)
+        self.batch_loss.freeze_teacher(self.model)
         self._was_generated = False
 
     def compute_loss(
@@ -203,7 +207,8 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
 
     Raises:
         ArgumentTypeError: `loss` is of the wrong type.
-        ArgumentValueError: it has a reduction that is not a mean, or does not fit the models.
+        ArgumentValueError: it has a reduction that is not a mean, or does not fit the models; the teacher shares
+            parameters that learn with the model, which would freeze them.
         OptionalDependencyError: TRL is not installed.
 
     Gradient:
@@ -229,6 +234,7 @@ class DistillationTrainer(_DistillationTrainer):  # pyright: ignore[reportUntype
         if isinstance(loss, LinearDistillationLoss):
             loss.return_entropy = True  # which is logged
         self.batch_loss = BatchLoss("DistillationTrainer", loss, self.teacher_model, causal=True)
+        self.batch_loss.freeze_teacher(self.model)
 
     def _default_loss(self) -> DistillationLoss | LinearDistillationLoss:
         """Return the loss that TRL has for these settings and models."""

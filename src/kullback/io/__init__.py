@@ -20,6 +20,8 @@ fixed amount of memory:
 | text | ``.csv`` | one column per class | by reading from the start |
 | llama.cpp | any; ``--kl-divergence-base`` | quantized log-probabilities, and the tokens | yes |
 
+Columns are classes. Two files whose classes have names are paired by these names (`RowSource.in_order_of`).
+
 A reference file (``.klref``: `ReferenceWriter`, `Reference`) keeps of each position the top classes, the mass of the
 rest and draws from it.
 

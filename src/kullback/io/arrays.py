@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.inputs import unusual
+from kullback.io.class_columns import NAMES_OF_CLASSES, names_from
 from kullback.io.reader import Reader, flat_shape
 from kullback.io.source_files import FileReference, choose_key, closed_on_error, dtype_name, refuse_key
 
@@ -163,12 +164,27 @@ def open_npz(ref: FileReference, key: str | None) -> Reader:
         closed_on_error(zipfile.ZipFile(ref.path)) as archive,
     ):
         members = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-        chosen = choose_key(ref, members, key)
+        names = {name: _texts(archive, name) for name in members if name in NAMES_OF_CLASSES}
+        chosen = choose_key(ref, [name for name in members if names.get(name) is None], key)
         with closed_on_error(archive.open(f"{chosen}.npy")) as file:
             array = _numpy_layout(ref, file, columns_too=False)
             reader = BytesReader(ref, file, array, format="npz", key=chosen, archive=archive)
             reader.check_size(archive.getinfo(f"{chosen}.npy").file_size)
+    found = (names_from(names.get(name), reader.classes) for name in NAMES_OF_CLASSES)
+    reader.class_names = next((each for each in found if each is not None), None)
     return reader
+
+
+def _texts(archive: zipfile.ZipFile, name: str) -> list[str] | None:
+    """Return a list of texts in an archive; None if the array is anything else."""
+    try:
+        with archive.open(f"{name}.npy") as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)
+    except (ValueError, *READ_ERRORS):
+        return None
+    if array.ndim != 1 or array.dtype.kind not in "US":
+        return None
+    return [each.decode(errors="replace") if isinstance(each, bytes) else each for each in array.tolist()]
 
 
 def _numpy_layout(ref: FileReference, file: IO[bytes], *, columns_too: bool = True) -> ArrayLayout:
@@ -239,6 +255,8 @@ class TorchReader(Reader):
             )
         self.stored = tensor.dtype
         self.dtype = torch.int64 if self.stored in UPCAST else self.stored
+        found = (names_from(listed, self.classes) for listed in _listed_names(ref))
+        self.class_names = next((names for names in found if names is not None), None)
 
     def read(self, start: int, stop: int) -> Tensor:
         tensor = choose_tensor(self.ref, self.key)[1]
@@ -261,13 +279,33 @@ def choose_tensor(ref: FileReference, key: str | None) -> tuple[str | None, Tens
     return key, tensors[key].detach()
 
 
+def _listed_names(ref: FileReference) -> list[Any]:
+    """Return what a dict in a file of `torch.save` stores under names for the names of classes."""
+    held = _load(ref)
+    return [held.get(name) for name in NAMES_OF_CLASSES] if isinstance(held, dict) else []
+
+
 def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
     """Map a file of `torch.save` and return its tensor, or the tensors of its dict; other objects are not unpickled."""
+    held = _load(ref)
+    if isinstance(held, Tensor):
+        return held
+    if isinstance(held, dict):
+        return {str(key): value for key, value in held.items() if isinstance(value, Tensor)}
+    raise ref.error(
+        wanted="a tensor or a dict of tensors (other objects are not loaded: weights_only=True)",
+        got="other Python objects" if held is None else f"a {type(held).__name__}",
+        instead="save torch.save({'logits': x}, path)",
+    )
+
+
+def _load(ref: FileReference) -> Any:
+    """Map a file of `torch.save`; None if it has other objects than tensors and plain values."""
     try:
         with warnings.catch_warnings(action="ignore"):  # torch's own, of quantized tensors
-            held: object = torch.load(ref.path, map_location="cpu", weights_only=True, mmap=True)
+            return torch.load(ref.path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError:
-        held = None
+        return None
     except (RuntimeError, EOFError, OSError, ValueError) as error:
         with ref.open() as file:
             if file.read(2) not in (b"", b"PK"):
@@ -278,12 +316,3 @@ def load_tensors(ref: FileReference) -> Tensor | dict[str, Tensor]:
                 ) from None
         reason = str(error).split("\n")[0]
         raise ref.truncated(wanted="a file of torch.save, in its zip format", got=reason) from None
-    if isinstance(held, Tensor):
-        return held
-    if isinstance(held, dict):
-        return {str(key): value for key, value in cast("Any", held).items() if isinstance(value, Tensor)}
-    raise ref.error(
-        wanted="a tensor or a dict of tensors (other objects are not loaded: weights_only=True)",
-        got="other Python objects" if held is None else f"a {type(held).__name__}",
-        instead="save torch.save({'logits': x}, path)",
-    )

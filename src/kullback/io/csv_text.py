@@ -15,12 +15,13 @@ from torch import Tensor
 
 from kullback.common.optional import load
 from kullback.io.blocks import join_tensors, regroup, rows_from
+from kullback.io.class_columns import ENOUGH_ROWS, chosen_classes
 from kullback.io.parquet import to_numpy
 from kullback.io.reader import Reader
 from kullback.io.source_files import FileReference, refuse_key
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from kullback.errors import FileError
 
@@ -123,6 +124,13 @@ def is_whole(text: str) -> bool:
     return WHOLE.fullmatch(text.strip()) is not None
 
 
+def _whole_columns(rows: list[list[str]]) -> frozenset[int]:
+    """Return the columns that hold whole numbers only, unless all do."""
+    width = min(map(len, rows), default=0)
+    whole = [at for at in range(width) if all(is_whole(row[at]) for row in rows)]
+    return frozenset(whole if len(whole) < width else ())
+
+
 class CsvReader(Reader):
     """A reader of CSV files, whose columns are the classes.
 
@@ -130,23 +138,35 @@ class CsvReader(Reader):
         ref: the file, for errors.
         key: must be None.
         named: whether the caller names the representation; otherwise whole numbers are read as counts.
+        columns: the columns that are classes, in this order; all by default.
     """
 
     format = "csv"
     rows = None
     shape = None
 
-    def __init__(self, ref: FileReference, key: str | None, *, named: bool) -> None:
+    def __init__(
+        self, ref: FileReference, key: str | None, *, named: bool, columns: Sequence[str] | None = None
+    ) -> None:
         refuse_key(ref, key, "one table, whose columns are the classes")
         self.ref = ref
         self._arrow = load("pyarrow", "reading a .csv file")
         self._csv = load("pyarrow.csv", "reading a .csv file")
-        header = header_of(ref, records=2)
-        self._names, self._header_lines = header.names, header.lines
-        self.classes = len(self._names)
+        header = header_of(ref, records=1 + ENOUGH_ROWS)
+        self._names, self._header_lines = [name.strip() for name in header.names], header.lines
         rows = [[field.strip() for field in fields] for fields in (*header.records, [])]
-        self._refuse_doubtful_header(*rows[:2], is_quoted=header.is_quoted)
-        whole = all(map(is_whole, rows[int(self._header_lines > 0)]))
+        if columns is None:
+            self._refuse_doubtful_header(*rows[:2], is_quoted=header.is_quoted)
+            self._places = list(range(len(self._names)))
+        else:
+            self._places = chosen_classes(columns, self._names, len(self._names), ref)
+            self.has_classes_only = True
+        self.classes = len(self._places)
+        if self._header_lines:
+            self.class_names = tuple(self._names[at].strip() for at in self._places)
+        values = [[row[at] for at in self._places if at < len(row)] for row in rows[self._header_lines > 0 :]]
+        whole = all(map(is_whole, values[0]))
+        self.integer_classes = _whole_columns([row for row in values if row])
         self.dtype = torch.int64 if whole and not named else torch.float64
 
     def _refuse_doubtful_header(self, first: list[str], second: list[str], *, is_quoted: bool) -> None:
@@ -158,8 +178,8 @@ class CsvReader(Reader):
                 instead="save it without them (index=False)",
             )
         seen = ""
-        if not self._header_lines and first == [str(index) for index in range(self.classes)]:
-            seen = f"0 to {self.classes - 1} in order"
+        if not self._header_lines and first == [str(index) for index in range(len(first))]:
+            seen = f"0 to {len(first) - 1} in order"
         elif not self._header_lines and all(map(is_whole, first)) and not all(map(is_whole, second)):
             seen = "whole numbers above others"
         elif self._header_lines and all(map(_is_number, first)) and is_quoted:
@@ -193,7 +213,8 @@ class CsvReader(Reader):
     def _batches(self) -> Iterable[Any]:
         column_type = self._arrow.int64() if self.dtype is torch.int64 else self._arrow.float64()
         # A block of text must hold a whole line; 32 characters for each number leave room for the longest.
-        longest = 32 * self.classes
+        longest = 32 * len(self._names)
+        names = [self._names[at] for at in self._places]
         try:
             with self._csv.open_csv(
                 self.ref.path,
@@ -204,7 +225,10 @@ class CsvReader(Reader):
                     skip_rows=self._header_lines,
                 ),
                 convert_options=self._csv.ConvertOptions(
-                    column_types=dict.fromkeys(self._names, column_type), null_values=[], check_utf8=False
+                    column_types=dict.fromkeys(names, column_type),
+                    include_columns=names if self.has_classes_only else [],
+                    null_values=[],
+                    check_utf8=False,
                 ),
             ) as reader:
                 yield from reader
@@ -215,7 +239,10 @@ class CsvReader(Reader):
         """Return the error for the first field that is not a number: Arrow does not always name its column and line."""
         whole = self.dtype is torch.int64
         wanted = "a number in every field"
-        instead = "correct it, or leave it out; for tables use compare_tables (--as table)"
+        instead = (
+            "correct it, or leave the column out: columns= (--columns A,B); for tables use compare_tables (--as "
+            "table)"
+        )
         if whole:
             wanted, instead = (
                 "whole numbers, as the first row has",
@@ -226,13 +253,14 @@ class CsvReader(Reader):
             for fields in lines:
                 if not fields or (lines.line_num == self._header_lines):
                     continue
-                if len(fields) != self.classes:
+                if len(fields) != len(self._names):
                     return self.ref.error(
-                        wanted=f"{self.classes} fields in every line, as in the first",
+                        wanted=f"{len(self._names)} fields in every line, as in the first",
                         got=f"{len(fields)} in line {lines.line_num}",
                         instead="complete that line; the file may be truncated",
                     )
-                for name, field in zip(self._names, fields, strict=True):
+                for at in self._places:
+                    name, field = self._names[at], fields[at]
                     if not _is_number(field) or (whole and not is_whole(field)):
                         got = f"{field!r} in column {name!r}, line {lines.line_num}"
                         return self.ref.error(wanted=wanted, got=got, instead=instead)

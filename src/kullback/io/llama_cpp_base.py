@@ -138,6 +138,7 @@ class LlamaBaseFile(Reader):
 
     format = "llama.cpp"
     representation = "logits"
+    has_classes_only = True
     dtype = torch.float32
 
     def __init__(self, ref: FileReference, key: str | None = None) -> None:

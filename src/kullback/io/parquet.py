@@ -11,11 +11,12 @@ from torch import Tensor
 
 from kullback.common.optional import load
 from kullback.io.blocks import join_tensors, regroup
+from kullback.io.class_columns import chosen_classes
 from kullback.io.reader import Reader, flat_shape
 from kullback.io.source_files import FileReference, choose_key, closed_on_error
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Sequence
 
     from kullback.errors import FileError
 
@@ -37,26 +38,40 @@ BATCHES = 8  # per block: Arrow needs several times the memory of the values tha
 
 
 class ParquetReader(Reader):
-    """A reader of Parquet files: the numeric columns are the classes, or the column `key` holds a list for each row."""
+    """A reader of Parquet files: the columns are the classes, or the column `key` holds a list for each row.
+
+    Arguments:
+        ref: the file, for errors.
+        key: the column of lists.
+        columns: the columns that are classes, in this order; all by default.
+    """
 
     format = "parquet"
 
-    def __init__(self, ref: FileReference, key: str | None) -> None:
+    def __init__(self, ref: FileReference, key: str | None, columns: Sequence[str] | None = None) -> None:
         self.ref = ref
         with closed_on_error(open_parquet(ref)) as self._file:
-            self._settle(load("pyarrow.types", NEEDED), key)
+            self._settle(load("pyarrow.types", NEEDED), key, columns)
 
-    def _settle(self, arrow_types: Any, key: str | None) -> None:
+    def _settle(self, arrow_types: Any, key: str | None, columns: Sequence[str] | None) -> None:
         """Set the columns to read, their common dtype and the shape."""
         schema = self._file.schema_arrow
         lists = [f.name for f in schema if arrow_types.is_list(f.type) or arrow_types.is_large_list(f.type)]
         lists += [f.name for f in schema if arrow_types.is_fixed_size_list(f.type)]
-        if key is not None or lists:
+        if columns is not None:
+            chosen_classes(columns, schema.names, len(schema.names), self.ref)
+            self._names, types = list(columns), [schema.field(name).type for name in columns]
+            self.class_names, self.has_classes_only = tuple(columns), True
+        elif key is not None or lists:
             self.key = choose_key(self.ref, lists, key, what="list column")
             self._names, types = [self.key], [schema.field(self.key).type.value_type]
+            self.has_classes_only = True
         else:
             self._names, types = list(schema.names), list(schema.types)
             self._refuse_index(schema.pandas_metadata)
+            self.class_names = tuple(self._names)
+            whole = [at for at, column_type in enumerate(types) if arrow_types.is_integer(column_type)]
+            self.integer_classes = frozenset(whole if len(whole) < len(types) else ())
         self.dtype = self._common_dtype(self._names, types)
         rows = self._file.metadata.num_rows
         self.shape = (rows, self._first_length() if self.key is not None and rows else len(self._names))
@@ -87,7 +102,8 @@ class ParquetReader(Reader):
                 raise self.ref.error(
                     wanted="columns of numbers, one for each class",
                     got=f"column {name!r} of {column_type}",
-                    instead="leave it out, or use key= (--key) for a list; for tables use compare_tables (--as table)",
+                    instead="leave it out, choose columns= (--columns A,B), or use key= (--key) for a list; for tables "
+                    "use compare_tables (--as table)",
                 )
             dtype = found if dtype is None else torch.promote_types(dtype, found)
         return dtype or torch.float64
@@ -114,7 +130,7 @@ class ParquetReader(Reader):
             self._file,
             batch_size=-(-rows // BATCHES),
             row_groups=groups,
-            columns=None if self.key is None else [self.key],
+            columns=self._names if self.class_names is None or self.has_classes_only else None,
         ):
             skipped = min(max(start - first, 0), len(batch))
             if skipped < len(batch):
@@ -126,7 +142,8 @@ class ParquetReader(Reader):
         if self.key is not None:
             return self._list_matrix(batch.column(self.key), first)
         block = torch.empty(len(batch), self.classes, dtype=self.dtype, device="cpu")
-        for index, column in enumerate(batch.columns):
+        columns = [batch.column(name) for name in self._names] if self.has_classes_only else batch.columns
+        for index, column in enumerate(columns):
             if column.null_count:
                 raise self._null(index, first, column)
             block[:, index] = torch.from_numpy(to_numpy(column))

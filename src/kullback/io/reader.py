@@ -66,6 +66,9 @@ class Reader(Closes, ABC):
         labels: the true class of each row, where the format holds them.
         stored_mass: the sums of the stored probabilities in the latest pass, for formats that round them.
         alignment: the remedy where the other file has another number of rows.
+        class_names: the names of the classes, where the file has them.
+        integer_classes: the classes with a type of whole numbers, where other classes have another type.
+        has_classes_only: whether the format, or the caller, says that every column is a class.
     """
 
     ref: FileReference
@@ -80,6 +83,9 @@ class Reader(Closes, ABC):
     labels: Tensor | None = None
     stored_mass: StoredMass | None = None
     alignment: str = "compare files written from the same positions"
+    class_names: tuple[str, ...] | None = None
+    integer_classes: frozenset[int] = frozenset()
+    has_classes_only: bool = False
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Tensor:

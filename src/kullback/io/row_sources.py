@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,13 @@ from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_value
 from kullback.io.arrays import TorchReader, open_npy, open_npz
 from kullback.io.blocks import in_step
+from kullback.io.class_columns import (
+    ENOUGH_ROWS,
+    chosen_classes,
+    matching_order,
+    natural_order,
+    refuse_other_columns,
+)
 from kullback.io.csv_text import CsvReader
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.io.parquet import ParquetReader
@@ -33,19 +41,23 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 64 * 1024 * 1024
 FIRST_ROWS = 16
-# The reader of each format; a new format also needs its extension or first bytes in `source_files`.
+# The reader of each format without columns; a new format also needs its extension or first bytes in `source_files`.
 READERS: dict[str, Callable[[FileReference, str | None], Reader]] = {
     "npy": open_npy,
     "npz": open_npz,
     "safetensors": open_safetensors,
     "pt": TorchReader,
-    "parquet": ParquetReader,
     "llama.cpp": LlamaBaseFile,
 }
 
 
 def open_rows(
-    path: str | PathLike[str], *, representation: str | None = None, key: str | None = None, name: str = "p"
+    path: str | PathLike[str],
+    *,
+    representation: str | None = None,
+    key: str | None = None,
+    columns: Sequence[str] | None = None,
+    name: str = "p",
 ) -> RowSource:
     """Open a file of per-position class distributions without loading it.
 
@@ -58,6 +70,9 @@ def open_rows(
         representation: the kind of numbers: ``"logits"``, ``"log-probs"`` (nats), ``"probs"`` or ``"counts"``.
             Integers are counts, and a llama.cpp file has logits; for anything else it is required.
         key: the array, tensor or list column to read, if the file has several.
+        columns: the names of the columns that are classes, in this order. By default every column is one, and a column
+            of whole numbers among others that counts rows, or is named like an id or a label, is refused. In a file
+            without names, positions are the names.
         name: the argument that the path was passed as, for error messages.
 
     Returns:
@@ -65,7 +80,8 @@ def open_rows(
 
     Raises:
         FileError: the file is missing, truncated, of another format than its extension says, holds several
-            arrays and no `key` chooses, or does not say what its numbers are and neither does `representation`.
+            arrays and no `key` chooses, or does not say what its numbers are and neither does `representation`; it has
+            no column of a name in `columns`.
         ArgumentValueError: `representation` is none of the four words.
         OptionalDependencyError: the format needs a library that is not installed.
 
@@ -83,13 +99,14 @@ def open_rows(
     with ref.decoding(f"a {format_} file"):
         # Text does not distinguish integers from floats: whole numbers are read as counts only if no other
         # representation is asked for.
-        opened = (
-            CsvReader(ref, key, named=representation is not None)
-            if format_ == "csv"
-            else READERS[format_](ref, key)
-        )
+        if format_ == "csv":
+            opened = CsvReader(ref, key, named=representation is not None, columns=columns)
+        elif format_ == "parquet":
+            opened = ParquetReader(ref, key, columns)
+        else:
+            opened = READERS[format_](ref, key)
         with closed_on_error(opened) as reader:
-            return RowSource(reader, wanted)
+            return RowSource(reader, wanted, None if format_ in ("csv", "parquet") else columns)
 
 
 class RowSource(Closes):
@@ -101,6 +118,7 @@ class RowSource(Closes):
     Arguments:
         reader: the format's reader.
         representation: the kind of values; integers are counts by default, other values need it.
+        columns: the names of the classes to read, in this order; all by default.
 
     Attributes:
         path: the file.
@@ -111,6 +129,8 @@ class RowSource(Closes):
         shape: the shape as stored, or None for a format in which it is unknown before reading (csv).
         rows: N, or None likewise.
         classes: V.
+        class_names: the names of the classes, where the file has them, else None. Classes whose names are numbered
+            (``class_2``, ``class_0``) come in the order of their numbers.
         dtype: the dtype of the blocks.
         labels: the true class of each row, int64 of shape (N,), where the file holds them (llama.cpp), else
             None.
@@ -127,7 +147,12 @@ class RowSource(Closes):
         ('counts', 3, 2, [2, 1])
     """
 
-    def __init__(self, reader: Reader, representation: RepresentationName | None = None) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        representation: RepresentationName | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> None:
         self._reader = reader
         self.path: Path = reader.ref.path
         self.format = reader.format
@@ -135,6 +160,14 @@ class RowSource(Closes):
         self.shape = reader.shape
         self.rows = reader.rows
         self.classes = reader.classes
+        self.class_names = reader.class_names
+        self._order: Tensor | None = None
+        self._are_chosen = reader.has_classes_only or columns is not None
+        order = natural_order(reader.class_names)
+        if columns is not None:
+            order = chosen_classes(columns, reader.class_names, reader.classes, reader.ref)
+        if order is not None:
+            self._arrange(order)
         self.dtype = reader.dtype
         self.labels = reader.labels
         self.representation: RepresentationName = self._settle_representation(representation)
@@ -146,6 +179,45 @@ class RowSource(Closes):
     def close(self) -> None:
         """Close the file."""
         self._reader.close()
+
+    def _arrange(self, order: Sequence[int]) -> None:
+        """Put the classes at these places of the present order first, second and so on."""
+        places = torch.tensor(order, device="cpu")
+        self._order = places if self._order is None else self._order[places]
+        self.classes = len(order)
+        if self.class_names is not None:
+            self.class_names = tuple(self.class_names[at] for at in order)
+
+    def _arranged(self, block: Tensor) -> Tensor:
+        return block if self._order is None else block[:, self._order]
+
+    def in_order_of(self, other: RowSource) -> RowSource:
+        """Return this source with its classes in the order of another source's, by their names.
+
+        Names that are numbers from 0 or 1 on, as ``class_0``, are positions. If one source has no other names, the
+        classes are paired by position.
+
+        Raises:
+            FileError: both sources name their classes, and a name is in one of them only.
+
+        Example:
+            >>> import pathlib, tempfile, kullback.io
+            >>> folder = pathlib.Path(tempfile.mkdtemp())
+            >>> _ = (folder / "p.csv").write_text("cat,dog\\n0.25,0.75\\n")
+            >>> _ = (folder / "q.csv").write_text("dog,cat\\n0.75,0.25\\n")
+            >>> with (
+            ...     kullback.io.open_rows(folder / "p.csv", representation="probs") as p,
+            ...     kullback.io.open_rows(folder / "q.csv", representation="probs") as q,
+            ... ):
+            ...     q.in_order_of(p).read(0, 1)
+            tensor([[0.2500, 0.7500]], dtype=torch.float64)
+        """
+        order = matching_order(other.class_names, self.class_names, (other.ref, self.ref))
+        if order is None:
+            return self
+        arranged = copy.copy(self)
+        arranged._arrange(order)  # noqa: SLF001 - a copy of its own
+        return arranged
 
     @property
     def reader(self) -> Reader:
@@ -201,12 +273,14 @@ class RowSource(Closes):
             [(2, 4), (2, 4), (1, 4)]
         """
         start = 0
+        self.require_classes()
         blocks = self._reader.stream(_rows_in_block("RowSource.blocks", max_bytes, rows, [self]))
         while True:
             with self.ref.decoding(f"a {self.format} file"):
                 block = next(blocks, None)
             if block is None:
                 return
+            block = self._arranged(block)
             check_rows(block, self.representation, start, self.ref)
             start += len(block)
             yield block
@@ -246,12 +320,27 @@ class RowSource(Closes):
                 got=f"{start}, {stop}",
                 instead="source.read(0, 1) for the first row",
             )
+        block = self._arranged(block)
         check_rows(block, self.representation, start, self.ref)
         return block
 
     def _first_rows(self) -> Tensor:
         with self.ref.decoding(f"a {self.format} file"):
-            return self._reader.read(0, min(FIRST_ROWS, self.rows or FIRST_ROWS))
+            return self._arranged(self._reader.read(0, min(FIRST_ROWS, self.rows or FIRST_ROWS)))
+
+    def require_classes(self) -> None:
+        """Refuse a column that is no class, unless the caller chose the columns; blocks do so before their first row.
+
+        Raises:
+            FileError: there is a column of whole numbers among others that counts rows, or is named like an id or a
+                label.
+        """
+        reader = self._reader
+        if not self._are_chosen:
+            with self.ref.decoding(f"a {self.format} file"):
+                first = reader.read(0, min(ENOUGH_ROWS, self.rows or ENOUGH_ROWS))
+            refuse_other_columns(first, reader.class_names, reader.integer_classes, self.ref)
+            self._are_chosen = True
 
     def _settle_representation(self, representation: RepresentationName | None) -> RepresentationName:
         known = self._reader.representation
@@ -315,7 +404,8 @@ def paired_blocks(
 
     Arguments:
         p: the first file.
-        q: the second file, with as many rows and classes.
+        q: the second file, with as many rows and classes. Its classes are put in the order of `p` by their names, as
+            by `RowSource.in_order_of`.
         max_bytes: the most that one block of either may take (a single row is never cut).
         rows: the number of rows in a block, instead of what fits `max_bytes`.
 
@@ -324,7 +414,8 @@ def paired_blocks(
         (rows, V).
 
     Raises:
-        FileError: the files differ in their number of rows or of classes, or one of them has a bad row.
+        FileError: the files differ in their number of rows or of classes, a class's name is in one of them only, or a
+            row is bad.
 
     Example:
         >>> import pathlib, tempfile, numpy, kullback.io
@@ -335,6 +426,9 @@ def paired_blocks(
         [(0, 3, 3), (3, 2, 2)]
     """
     count = _rows_in_block("paired_blocks", max_bytes, rows, [p, q])
+    q = q.in_order_of(p)
+    for source in (p, q):  # before the first block, as some workers read no first one
+        source.require_classes()
 
     def different(what: str, counts: Sequence[int], instead: str) -> FileError:
         got = f"{counts[0]} and {counts[1]}"

@@ -10,6 +10,7 @@ import torch
 
 from kullback.common.optional import load
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
+from kullback.io.class_columns import NAMES_OF_CLASSES, names_from_text
 from kullback.io.source_files import FileReference, choose_key, closed_on_error
 
 if TYPE_CHECKING:
@@ -40,7 +41,12 @@ def open_safetensors(ref: FileReference, key: str | None) -> Reader:
     chosen = choose_key(ref, (name for name in header if name != METADATA), key, what="tensor")
     array = tensor_layout(ref, chosen, header[chosen], data)
     with closed_on_error(ref.open()) as file:
-        return BytesReader(ref, file, array, format="safetensors", key=chosen)
+        reader = BytesReader(ref, file, array, format="safetensors", key=chosen)
+    metadata = header.get(METADATA, {})
+    texts = [metadata[name] for name in NAMES_OF_CLASSES if isinstance(metadata.get(name), str)]
+    found = (names_from_text(text, reader.classes) for text in texts)
+    reader.class_names = next((names for names in found if names is not None), None)
+    return reader
 
 
 def safetensors_header(ref: FileReference) -> tuple[int, dict[str, Any]]:

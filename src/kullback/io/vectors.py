@@ -14,13 +14,14 @@ from kullback.common.optional import load
 from kullback.common.words import NO_LABEL
 from kullback.errors import FileError
 from kullback.io.arrays import READ_ERRORS, choose_tensor
+from kullback.io.class_columns import places_of_labels
 from kullback.io.csv_text import csv_table, header_of, is_whole
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.io.parquet import batches_of, open_parquet
 from kullback.io.source_files import EXTENSIONS, FileReference, choose_key, find_format, refuse_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from os import PathLike
 
 
@@ -33,6 +34,7 @@ def read_labels(
     key: str | None = None,
     rows: int | None = None,
     classes: int | None = None,
+    class_names: Sequence[str] | None = None,
     name: str = "labels",
     key_name: str = "key",
 ) -> Tensor:
@@ -44,6 +46,8 @@ def read_labels(
         key: which array or column, where the file holds several.
         rows: the required number of labels.
         classes: the number of classes; labels must be smaller.
+        class_names: the names of the classes. Labels may then be names. If the names are other numbers than 0, 1, ...,
+            integers are names too.
         name: the argument that the path was passed as, for error messages.
         key_name: the argument that the key was passed as, likewise.
 
@@ -64,7 +68,17 @@ def read_labels(
     """
     ref = FileReference(Path(path), name, key_name)
     wanted = "whole numbers, the index of the true class in each row"
-    values = _read_vector(ref, key, rows, "iu", wanted, "write the class indices as int64")
+    kinds = "iu" if class_names is None else "iuU"
+    values = _read_vector(ref, key, rows, kinds, wanted, "write the class indices as int64")
+    if class_names is not None:
+        places, unknown = places_of_labels(values, class_names)
+        if unknown is not None:
+            raise ref.error(
+                wanted=f"names of classes, such as {class_names[0]!r}, or {wanted}",
+                got=f"{unknown!r}",
+                instead=f"write the names of the distributions' columns, or {NO_LABEL} for a row without a label",
+            )
+        values = values if places is None else places
     labels = torch.from_numpy(values.astype("int64"))
     wrong = (labels != NO_LABEL) & ((labels < 0) | (labels >= (classes or torch.iinfo(torch.int64).max)))
     if bool(wrong.any()):
@@ -114,24 +128,30 @@ def read_clusters(
     """
     ref = FileReference(Path(path), name, key_name)
     wanted = "integers or text, the cluster of each row"
-    values = _read_vector(ref, key, rows, "iuU", wanted, "write the ids as int64 or as text")
+    values = _read_vector(ref, key, rows, "iuU", wanted, "write the ids as int64 or as text", exact=True)
     with ref.decoding("comparable ids"):
         return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype("int64"))
 
 
 def _read_vector(
-    ref: FileReference, key: str | None, rows: int | None, kinds: str, wanted: str, instead: str
+    ref: FileReference,
+    key: str | None,
+    rows: int | None,
+    kinds: str,
+    wanted: str,
+    instead: str,
+    *,
+    exact: bool = False,
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the values of a file as a flat array of `rows` values, whose dtype is one of NumPy's `kinds`."""
+    """Return the values of a file as a flat array of `rows` values, whose dtype is one of NumPy's `kinds`.
+
+    With `exact`, texts that differ in any character stay different.
+    """
     found = find_format(ref, VECTOR_EXTENSIONS)
     with ref.decoding(f"a {found} file"):
         held = VECTOR_READERS[found](ref, key)
         if isinstance(held, list):
-            held = (
-                _exact_ids(cast("list[str]", held))
-                if "U" in kinds
-                else _whole_or_text(cast("list[str]", held))
-            )
+            held = (_exact_ids if exact else _whole_or_text)(cast("list[str]", held))
         values = held.reshape(-1)
         if len(values) == 0 or len(values) != (rows or len(values)):
             raise ref.error(

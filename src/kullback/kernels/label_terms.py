@@ -9,7 +9,14 @@ from torch import Tensor
 
 from kullback.common.dtypes import upcast
 from kullback.kernels.blocks import row_blocks
-from kullback.kernels.row_operation import Gradients, Wanted, Weights, transformable
+from kullback.kernels.row_operation import (
+    Gradients,
+    Wanted,
+    Weights,
+    transformable,
+    weighted_rows,
+    without_spoilt_rows,
+)
 
 
 class HardLabels(NamedTuple):
@@ -82,12 +89,12 @@ def cross_entropy_gradient(logits: Tensor, classes: Tensor, grad: Tensor) -> Ten
     A row whose `grad` is 0 gets 0, even if it contains inf or NaN.
     """
     index = classes.unsqueeze(-1)
-    probs = torch.softmax(upcast(logits), -1)
+    spoilt, (rows,) = without_spoilt_rows((logits,), (True,))
+    probs = torch.softmax(upcast(rows), -1)
     # A row sums to zero. The entry of the class is computed from the others, because softmax minus 1 would cancel.
     others = probs.scatter(-1, index, torch.zeros_like(probs[..., :1]))
     by = others.scatter(-1, index, -others.sum(-1, keepdim=True))
-    grad = grad.unsqueeze(-1)
-    return torch.where(grad == 0, 0, grad * by)
+    return weighted_rows(by, grad, spoilt)
 
 
 class _CrossEntropy:

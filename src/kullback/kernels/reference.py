@@ -16,7 +16,15 @@ from kullback.common.dtypes import tensor_of, upcast
 from kullback.generators import Divergence, FinitePair, TotalVariation, behaves_as
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
-from kullback.kernels.row_operation import Evaluation, Gradients, Wanted, Weights, transformable
+from kullback.kernels.row_operation import (
+    Evaluation,
+    Gradients,
+    Wanted,
+    Weights,
+    transformable,
+    weighted_rows,
+    without_spoilt_rows,
+)
 from kullback.representations import Representation
 
 NAME = "reference"
@@ -170,18 +178,27 @@ class RowDivergence(NamedTuple):
         derivatives work.
         """
         p, q = tensors = tensors[:2]
+        spoilt = None
+        if not is_plain:
+            spoilt, (p, q) = without_spoilt_rows(tensors, (self.p_in_logs, self.q_in_logs))
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])
         for block in row_blocks(p, _BLOCK):
             derivatives = self.of_rows(block).derivatives(p[block], q[block])
             for part, derivative, x in zip(parts, derivatives, tensors, strict=True):
-                part.append(_weighted(derivative, grad[block]).to(x.dtype))
+                weighted = (
+                    _weighted(derivative, grad[block])
+                    if spoilt is None
+                    else weighted_rows(derivative, grad[block], spoilt[block])
+                )
+                part.append(weighted.to(x.dtype))
         return [torch.cat(part) if want else None for part, want in zip(parts, wanted, strict=False)]
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
         """Return the directional derivative of each row's value."""
-        derivatives = self.derivatives(*tensors[:2])
+        spoilt, rows = without_spoilt_rows(tensors[:2], (self.p_in_logs, self.q_in_logs))
+        derivatives = self.derivatives(*rows)
         changes = [s * t for s, t in zip(derivatives, tangents, strict=False) if t is not None]
-        return torch.stack([change.sum(-1) for change in changes]).sum(0)
+        return torch.where(spoilt, torch.nan, torch.stack([change.sum(-1) for change in changes]).sum(0))
 
     def _scaled(self, weights: Tensor, in_logs: bool) -> Tensor:
         weights = upcast(weights)

@@ -98,7 +98,7 @@ class _Transformable(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.operation, *tensors = inputs
-        ctx.dtype = output[0].dtype
+        ctx.dtype, ctx.outputs = output[0].dtype, len(output)
         if len(output) > 1:
             ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*tensors, *(output if len(output) > 1 else ()))
@@ -119,7 +119,8 @@ class _ForwardTransformable(_Transformable):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        return (ctx.operation.changes(ctx.saved_tensors[:3], tangents[1:]).to(ctx.dtype),)
+        change = ctx.operation.changes(ctx.saved_tensors[:3], tangents[1:]).to(ctx.dtype)
+        return change, *(None,) * (ctx.outputs - 1)
 
 
 class RowValueFunction(torch.autograd.Function):
@@ -205,6 +206,26 @@ def row_weights(weights: Weights, rows: Tensor, factor: Tensor | float) -> Tenso
     dtype = accurate_dtype(rows.device)
     weights = rows.new_ones(rows.shape[0], dtype=dtype) if weights is None else weights.to(dtype)
     return weights * factor
+
+
+def without_spoilt_rows(rows: Sequence[Tensor], in_logs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
+    """Return which rows contain NaN or have no finite sum on any side, and the sides with ones in these rows.
+
+    Derivatives of such a row are NaN. A position that does not count may contain one: its derivatives are multiplied
+    by 0, and differentiating the product again would multiply NaN by 0.
+    """
+    spoilt = torch.zeros(rows[0].shape[:-1], dtype=torch.bool, device=rows[0].device)
+    for x, is_logs in zip(rows, in_logs, strict=True):
+        peak = x.detach().amax(-1)
+        spoilt = spoilt | ~peak.isfinite() if is_logs else spoilt | ~((peak > 0) & peak.isfinite())
+    return spoilt, [torch.where(spoilt.unsqueeze(-1), 1, x) for x in rows]
+
+
+def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tensor:
+    """Multiply the derivatives of rows by their weights, differentiably; a spoilt row gives NaN, or 0 at weight 0."""
+    derivatives = torch.where((weights == 0).unsqueeze(-1) & ~derivatives.isfinite(), 0, derivatives)
+    replaced = torch.where(weights == 0, 0.0, torch.nan).to(derivatives.dtype)
+    return torch.where(spoilt.unsqueeze(-1), replaced.unsqueeze(-1), weights.unsqueeze(-1) * derivatives)
 
 
 def overwritten(x: Tensor) -> Tensor:

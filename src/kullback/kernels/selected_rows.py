@@ -14,7 +14,7 @@ from kullback.kernels.label_terms import cross_entropy_gradient, cross_entropy_o
 from kullback.kernels.native import library
 from kullback.kernels.native.native_rows import DTYPES
 from kullback.kernels.reference import origin_of
-from kullback.kernels.row_operation import Gradients, Wanted, transformable
+from kullback.kernels.row_operation import Gradients, Wanted, transformable, without_spoilt_rows
 
 
 def serves(logits: Tensor) -> bool:
@@ -59,6 +59,30 @@ class SelectedClasses(NamedTuple):
         classes.write_gradient(logits, result, sums, grad, gradient)
         return gradient, None
 
+    def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
+        """Return the directional derivatives of the columns."""
+        (logits, indices, labels), tangent = tensors, tangents[0]
+        spoilt, (logits,) = without_spoilt_rows((logits,), (True,))
+        padding, indices = indices < 0, indices.clamp(min=0)
+        change = torch.zeros_like(upcast(logits)) if tangent is None else upcast(tangent)
+        accurate = self._relative(logits)
+        if self.leaves_out:
+            left_out = torch.where(padding, 1, 0).to(accurate.dtype)
+            counted = torch.ones_like(accurate).scatter_reduce(-1, indices, left_out, "amin")
+            accurate = torch.where(counted > 0, accurate, -torch.inf)
+        is_empty = (accurate == -torch.inf).all(-1, keepdim=True)
+        shares = torch.where(is_empty, 0, torch.softmax(torch.where(is_empty, 0, accurate), -1))
+        columns = [
+            torch.where(padding, 0, change.gather(-1, indices)),
+            (shares * change).sum(-1, keepdim=True),
+        ]
+        columns = [column / self.temperature for column in columns]
+        if labels is not None:
+            ones = torch.ones_like(labels, dtype=change.dtype)
+            by_label = cross_entropy_gradient(logits, labels, ones)
+            columns.append((by_label * change).sum(-1, keepdim=True))
+        return torch.where(spoilt.unsqueeze(-1), torch.nan, torch.cat(columns, -1))
+
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Read the logits. Return the result, and sums that `write_gradient` needs, which may be empty."""
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
@@ -100,7 +124,8 @@ class SelectedClasses(NamedTuple):
         # A selected logit may exceed the logsumexp of the other classes; no other logit can.
         shifted = self._relative(logits) - torch.where(log_sum == -torch.inf, 0, log_sum)
         # A row whose gradient is 0 gets 0, even if its logits contain inf or NaN.
-        whole = torch.where(by_sum == 0, 0, by_sum * torch.exp(shifted.clamp(max=0)))
+        shifted = torch.where((by_sum == 0) & ~(shifted < torch.inf), 0, shifted)
+        whole = by_sum * torch.exp(shifted.clamp(max=0))
         if self.leaves_out:  # set to exactly 0 before adding their own gradient
             whole = whole.scatter_add(-1, indices, -torch.where(padding, 0, whole.gather(-1, indices)))
         whole = whole.scatter_add(-1, indices, by_selected) / self.temperature

@@ -76,8 +76,8 @@ def distillation_loss(
             `PartialTeacher`, which computes D itself.
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides both.
-        mask: which positions count, boolean, the leading shape. A mask that is False everywhere raises a warning, on
-            the CPU only.
+        mask: which positions count, boolean, the leading shape. If mask, weight and labels leave none, a warning says
+            so, on the CPU only.
         weight: w, a non-negative number for each position, the leading shape.
         labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
         label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`. The value of a position
@@ -287,7 +287,7 @@ def linear_distillation_loss(
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides the logits of both.
         mask: which positions count, boolean, the leading shape. Finding the counted positions
-            synchronizes an accelerator. A mask that is False everywhere raises a warning, on the CPU only.
+            synchronizes an accelerator. If mask, weight and labels leave none, a warning says so, on the CPU only.
         weight: w, a non-negative number for each position, the leading shape.
         labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
         label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`. The value of a position
@@ -398,6 +398,7 @@ def linear_distillation_loss(
     inspected = [*tensors, weights, None if mixed is None else mixed.classes]
     if stored is not None:
         stored.check_indices(HEAD_CALL, n_classes)
+        stored.check_counted(HEAD_CALL, weights)
         rows = stored.rows(settings.kind, n_classes, temperature, accurate_dtype(student.device))
         tensors.append(rows.log_probs)
         inspected += [rows.log_probs, rows.indices]

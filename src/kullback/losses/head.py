@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import accurate_dtype, upcast
-from kullback.common.inputs import all_recordable, are_logits, check_dense
+from kullback.common.gradients import gradients_of
+from kullback.common.inputs import all_recordable, are_logits, check_dense, is_other_storage
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence
 from kullback.generators.growth import growth_of, is_own
@@ -186,16 +187,7 @@ class HeadRows(NamedTuple):
         if self.counted is not None:
             excluded = tensors[0].new_ones(len(tensors[0]), dtype=torch.bool)
             excluded = excluded.index_fill(0, self.counted, False)
-        with torch.enable_grad():
-            # Both sides may share a tensor; the aliases have separate gradients.
-            aliases = [x if x is None else x.view_as(x) for x in tensors]
-            chosen = [x for x, want in zip(aliases, wanted, strict=True) if want and x is not None]
-            values = self.reference_rows(aliases, excluded)
-            gradients = iter(torch.autograd.grad(values, chosen, grad.to(values.dtype), create_graph=True))
-        return [
-            next(gradients) if want and x is not None else None
-            for x, want in zip(aliases, wanted, strict=True)
-        ]
+        return gradients_of(lambda aliases: self.reference_rows(aliases, excluded), tensors, grad, wanted)
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Compute the divergence of each position from all logits at once, by differentiable operations."""
@@ -562,9 +554,11 @@ def check_heads(tensors: Sequence[Any], stored: PartialTeacher | None, settings:
     for name, x in zip(HEAD_TENSORS, [*sides[:3], teacher, *sides[4:]], strict=False):
         if x is not None and x.device != student.device:
             wanted, got = f"a tensor on {student.device}, where the student is", f"one on {x.device}"
-            raise invalid_value(
-                HEAD_CALL, name, wanted=wanted, got=got, instead=f"{name}={name}.to(student.device)"
-            )
+            instead = f"{name}={name}.to(student.device)"
+            if x.is_meta:
+                got += ", which has no values, such as an offloaded weight"
+                instead = f"{name} loaded to student.device, or distillation_loss with the model's logits"
+            raise invalid_value(HEAD_CALL, name, wanted=wanted, got=got, instead=instead)
     return dtype
 
 
@@ -572,6 +566,14 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
     if isinstance(x, Tensor):
         check_dense(HEAD_CALL, name, x)
     if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
+        if is_other_storage(x):  # no DTensor, as each rank's part of it is plain here
+            raise invalid_type(
+                HEAD_CALL,
+                name,
+                wanted="a plain tensor",
+                got=f"a tensor of class {type(x).__name__}, such as a quantized weight",
+                instead=f"{name}={name}.dequantize(), or distillation_loss with the model's logits",
+            )
         return
     remedy = f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
     if name == "teacher" and isinstance(x, list | tuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -116,7 +117,9 @@ def positions_of(
     weights = mixed = None
     if not (mask is weight is labels is None):
         ignored = settings.ignore_index
-        weights = position_weights(call, shape, mask, weight, labels, ignored, device, dtype, stacklevel=6)
+        weights = position_weights(
+            call, shape, mask, weight, labels, ignored, device, dtype, stacklevel=6, takes_labels=True
+        )
     if settings.label_weight:
         mixed, scale = _mixed_labels(call, labels, settings.label_weight, weights, scale), 1.0
     return Positions(call, settings, shape, device, dtype, weights, mixed, scale, normalizer)
@@ -157,12 +160,55 @@ def warn_of_empty_mask(call: str, mask: Tensor, stacklevel: int = 4) -> None:
 
     Only on the CPU, because reading the mask on an accelerator would synchronize, and not while compiling.
     """
-    if mask.device.type == "cpu" and mask.numel() > 0 and can_inspect(mask) and not bool(mask.any()):
-        warnings.warn(
-            f"{call}(mask=...): the mask is False everywhere, so no position counts. True means that a position "
-            "counts: mask=attention_mask.bool()",
-            stacklevel=stacklevel,
-        )
+    if _excludes_all(mask):
+        _warn_of_nothing(call, {"mask": mask}, "the mask is False everywhere", stacklevel + 1)
+
+
+def warn_if_nothing_counts(
+    call: str, arguments: Mapping[str, Tensor | None], counted: Tensor, ignore_index: int, stacklevel: int = 4
+) -> None:
+    """Warn if no position counts, and name the argument that excludes them; on the CPU only, as for an empty mask.
+
+    Arguments:
+        call: the function that the user called.
+        arguments: mask, weight and labels by name, None if left out.
+        counted: for each position, whether it counts, or its weight.
+        ignore_index: the label of positions that do not count.
+        stacklevel: of the warning, as of `warnings.warn`.
+    """
+    if not _excludes_all(counted):
+        return
+    given = {name: x for name, x in arguments.items() if x is not None}
+    reasons = {
+        "mask": "the mask is False everywhere",
+        "labels": f"every label is {ignore_index}, the ignore_index",
+        "weight": "every weight is 0",
+    }
+    for name, reason in reasons.items():
+        if name in given and not bool(
+            (given[name] != ignore_index if name == "labels" else given[name]).any()
+        ):
+            _warn_of_nothing(call, {name: given[name]}, reason, stacklevel + 1)
+            return
+    _warn_of_nothing(call, given, "together they exclude every position", stacklevel + 1)
+
+
+def _excludes_all(counted: Tensor) -> bool:
+    is_readable = counted.device.type == "cpu" and counted.numel() > 0 and can_inspect(counted)
+    return is_readable and not bool(counted.any())
+
+
+_REMEDIES = {
+    "mask": "True means that a position counts: mask=attention_mask.bool()",
+    "labels": "Often the rows were cut before their first label: leave such rows out, or cut them later",
+    "weight": "Give a positive weight to the positions that count",
+}
+
+
+def _warn_of_nothing(call: str, arguments: Mapping[str, object], reason: str, stacklevel: int) -> None:
+    names = ", ".join(f"{name}=..." for name in arguments)
+    remedy = _REMEDIES[next(iter(arguments))] if len(arguments) == 1 else "Check each of them alone"
+    warnings.warn(f"{call}({names}): {reason}, so no position counts. {remedy}", stacklevel=stacklevel)
 
 
 def position_weights(
@@ -175,10 +221,12 @@ def position_weights(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     stacklevel: int = 4,
+    takes_labels: bool = False,
 ) -> Tensor | None:
     """Return the weight of each position, 0 where it does not count; None if all weights are 1.
 
-    The dtype is `dtype`, or the dtype of `weight` if it is more precise.
+    The dtype is `dtype`, or the dtype of `weight` if it is more precise. `takes_labels` says whether the user's call
+    has arguments `labels` and `weight`, for the remedy of a mask that is not boolean.
     """
     if mask is weight is labels is None:
         return None
@@ -187,10 +235,8 @@ def position_weights(
         for name, x in (("mask", mask), ("weight", weight), ("labels", labels))
     )
     if mask is not None and mask.dtype != torch.bool:
-        got = f"dtype {mask.dtype}"
-        raise invalid_type(call, "mask", wanted="a boolean tensor", got=got, instead="mask=mask != 0")
-    if mask is not None:
-        warn_of_empty_mask(call, mask, stacklevel)
+        got, instead = f"dtype {mask.dtype}", mask_remedy(mask, ignore_index, takes_labels=takes_labels)
+        raise invalid_type(call, "mask", wanted="a boolean tensor", got=got, instead=instead)
     if labels is not None and not is_integer(labels):
         wanted, got = "integers, the true classes", f"dtype {labels.dtype}"
         raise invalid_type(call, "labels", wanted=wanted, got=got, instead="labels=labels.long()")
@@ -198,9 +244,36 @@ def position_weights(
     for counted in (mask, None if labels is None else labels != ignore_index):
         if counted is not None:
             weights = counted.to(dtype) if weights is None else torch.where(counted, weights, 0)
-    if weight is not None and weights is not None:
-        _check_weights(call, weights)
+    if weights is not None:
+        if weight is not None:
+            _check_weights(call, weights)
+        arguments = {"mask": mask, "weight": weight, "labels": labels}
+        warn_if_nothing_counts(call, arguments, weights, ignore_index, stacklevel)
     return weights
+
+
+def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = False) -> str:
+    """Return the remedy for a mask that is not boolean, which depends on its numbers: they may be labels.
+
+    Arguments:
+        mask: the mask.
+        ignore_index: the label of positions that do not count.
+        takes_labels: whether the call has the arguments `labels` and `weight`.
+
+    Example:
+        >>> mask_remedy(torch.tensor([1, 0])), mask_remedy(torch.tensor([7, -100]))
+        ('mask=mask != 0', 'mask=mask != -100')
+    """
+    if not can_inspect(mask) or not bool(((mask != 0) & (mask != 1)).any()):
+        return "mask=mask != 0"
+    if is_integer(mask) and bool((mask == ignore_index).any()):
+        where = f"mask=mask != {ignore_index}"
+        return f"labels=mask, if these are labels; or {where}" if takes_labels else where
+    if not mask.is_complex() and bool((mask <= 0).all()):  # as attention adds it to its scores
+        return "mask=mask == 0, because an additive mask is 0 where a position counts"
+    if mask.is_floating_point():
+        return "weight=mask for weights" if takes_labels else "mask=mask > 0"
+    return "mask=mask != padding, with the number at positions that do not count as padding"
 
 
 def _mixed_labels(

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, distributed
-from torch.distributions import Distribution, Independent, Normal
+from torch.distributions import (
+    Distribution,
+    Independent,
+    LowRankMultivariateNormal,
+    MultivariateNormal,
+    Normal,
+)
 
 from kullback.common.display import shown_options
-from kullback.common.inputs import check_flag, check_whole, number_from, whole_from
+from kullback.common.inputs import check_flag, check_generator, check_whole, number_from, whole_from
 from kullback.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -26,6 +33,14 @@ from kullback.losses.positions import position_weights
 _HALF = (torch.float16, torch.bfloat16)
 
 
+class _Rule(NamedTuple):
+    """The arguments of `kullback.kl_divergence` that choose its rule."""
+
+    method: str
+    draws: int
+    generator: torch.Generator | None
+
+
 def kl_per_dimension(
     posterior: Distribution,
     prior: Distribution | None = None,
@@ -33,6 +48,9 @@ def kl_per_dimension(
     mask: Tensor | None = None,
     weight: Tensor | None = None,
     batch_dims: int = 1,
+    method: str = "auto",
+    draws: int = 64,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     r"""Compute the KL of each latent dimension, averaged over the examples.
 
@@ -44,11 +62,17 @@ def kl_per_dimension(
     Arguments:
         posterior: a distribution for each example and latent dimension, of batch shape (examples, ...). An
             `Independent` distribution is replaced by its base distribution.
-        prior: the prior; batch shapes broadcast. None is the standard normal distribution.
+        prior: the prior; batch shapes broadcast. None is the standard normal distribution, for a posterior that is a
+            Normal, a MultivariateNormal or a LowRankMultivariateNormal.
         mask: which examples count, boolean, of the shape of the examples. A mask that is False everywhere raises a
             warning, on the CPU only.
         weight: the weight of each example, 0 or more, of the shape of the examples.
-        batch_dims: the number of leading dimensions of examples: 1, or 2 for (sequence, time).
+        batch_dims: the number of leading dimensions of examples: 1, or 2 for (sequence, time). It is 0 for a
+            distribution without batch shape, such as ``Independent(d, 2)``, which has no examples.
+        method: the rule, as in `kullback.kl_divergence`. ``"monte_carlo"`` serves pairs without an exact rule, such as
+            a prior that is a mixture.
+        draws: the number of draws of ``"monte_carlo"`` for each posterior. Its gradient is unbiased for any number.
+        generator: the random generator of these draws; by default, torch's global one.
 
     Returns:
         the divergences in nats, of the shape of the latent dimensions. Their sum is the total KL.
@@ -69,9 +93,12 @@ def kl_per_dimension(
     References:
         Auto-Encoding Variational Bayes (Kingma and Welling, 2014)
     """
-    batch_dims = _check_batch_dims("kl_per_dimension", batch_dims)
-    posterior, prior = _both("kl_per_dimension", posterior, prior)
-    kl, weights = _of_examples("kl_per_dimension", posterior, prior, mask, weight, batch_dims)
+    call = "kl_per_dimension"
+    batch_dims = _check_batch_dims(call, batch_dims)
+    rule = _checked_rule(call, method, draws, generator)
+    p, q = _both(call, posterior, prior)
+    batch_dims = _dims_of_examples(posterior, batch_dims)
+    kl, weights = _of_examples(call, p, q, mask, weight, batch_dims, rule)
     total, count = _total(kl, weights)
     return total / torch.where(count == 0, 1, count)
 
@@ -155,7 +182,13 @@ class KLRegularizer(torch.nn.Module):
         balance: two weights :math:`(a, b)`. The term is then :math:`a` times the term with a constant posterior, which
             trains only the prior, plus :math:`b` times the term with a constant prior. ``torch.compile`` supports it
             from torch 2.12 on.
-        batch_dims: the number of leading dimensions of examples in the posterior.
+        batch_dims: the number of leading dimensions of examples in the posterior: 0 for the weights of a Bayesian
+            layer, which are one example, so that the KL is summed over all of them. It is also 0 for a posterior
+            without batch shape, such as ``Independent(d, 2)``.
+        method: the rule, as in `kullback.kl_divergence`. ``"monte_carlo"`` serves pairs without an exact rule, such as
+            a prior that is a mixture.
+        draws: the number of draws of ``"monte_carlo"`` for each posterior. Its gradient is unbiased for any number.
+        generator: the random generator of these draws; by default, torch's global one.
         sync: in a `torch.distributed` run, use the mean over all processes to decide which groups are free, on which
             side of the capacity the KL is, and how the coefficient changes. The gradients averaged by
             `DistributedDataParallel` then equal the gradients of one process with the whole batch. Every process of
@@ -214,6 +247,9 @@ class KLRegularizer(torch.nn.Module):
         capacity: float | Schedule | None = None,
         balance: tuple[float, float] | None = None,
         batch_dims: int = 1,
+        method: str = "auto",
+        draws: int = 64,
+        generator: torch.Generator | None = None,
         sync: bool = True,
     ) -> None:
         super().__init__()
@@ -245,6 +281,7 @@ class KLRegularizer(torch.nn.Module):
         self.per_example = per_example
         self.balance = balance
         self.batch_dims = batch_dims
+        self.method, self.draws, self.generator = _checked_rule(call, method, draws, generator)
         self.sync = sync
         self._coefficient = coefficient
         self._capacity_schedule = capacity
@@ -278,6 +315,8 @@ class KLRegularizer(torch.nn.Module):
         """Compute the term of the loss for a batch of posteriors."""
         call = type(self).__name__
         p, q = _both(call, posterior, prior)
+        batch_dims = _dims_of_examples(posterior, self.batch_dims)
+        rule = _Rule(self.method, self.draws, self.generator)
         if self.balance is None:
             sides = ((1.0, p, q),)
         else:
@@ -287,7 +326,7 @@ class KLRegularizer(torch.nn.Module):
         terms: list[Tensor] = []
         everywhere: Tensor | None = None  # the means of the groups over all processes, equal for both sides
         for share, one, other in sides:
-            kl, weights = _of_examples(call, one, other, mask, weight, self.batch_dims)
+            kl, weights = _of_examples(call, one, other, mask, weight, batch_dims, rule)
             kl = self._in_groups(call, kl)
             total, count = _total(kl, weights)
             if everywhere is None:
@@ -385,6 +424,10 @@ def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Di
     if prior is None:
         while isinstance(p, Independent):
             p = p.base_dist
+        if type(p) in (MultivariateNormal, LowRankMultivariateNormal):
+            p = cast("MultivariateNormal", p)
+            standard = Normal(torch.zeros_like(p.loc), torch.ones_like(p.loc), validate_args=False)
+            return _without_half(p), _without_half(Independent(standard, 1, validate_args=False))
         if type(p) is not Normal:
             raise invalid_value(
                 call,
@@ -412,8 +455,19 @@ def _without_half(d: Distribution) -> Distribution:
     return with_tensors(d, lambda _owner, _name, x: x.float() if x.dtype in _HALF else x)
 
 
+def _dims_of_examples(posterior: Distribution, batch_dims: int) -> int:
+    """Return the number of dimensions of examples: none if all dimensions are dimensions of one event."""
+    return batch_dims if posterior.batch_shape or not posterior.event_shape else 0
+
+
 def _of_examples(
-    call: str, p: Distribution, q: Distribution, mask: Tensor | None, weight: Tensor | None, batch_dims: int
+    call: str,
+    p: Distribution,
+    q: Distribution,
+    mask: Tensor | None,
+    weight: Tensor | None,
+    batch_dims: int,
+    rule: _Rule,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the KL of each example and latent dimension, shape (examples, ...), and the weights of the examples."""
     from kullback.pairs.clone import parameters_of
@@ -421,9 +475,9 @@ def _of_examples(
     device = next((x.device.type for x in parameters_of(p)), "cpu")
     if torch.compiler.is_compiling() or torch.amp.is_autocast_available(device):
         with torch.autocast(device, enabled=False):
-            kl = _kl(call, p, q)
+            kl = _kl(call, p, q, rule)
     else:
-        kl = _kl(call, p, q)
+        kl = _kl(call, p, q, rule)
     if kl.ndim < batch_dims:
         raise invalid_value(
             call,
@@ -435,15 +489,17 @@ def _of_examples(
     examples = kl.shape[:batch_dims]
     weights = None
     if mask is not None or weight is not None:
-        weights = position_weights(call, examples, mask, weight, None, 0, kl.device, kl.dtype)
+        weights = position_weights(call, examples, mask, weight, None, -100, kl.device, kl.dtype)
     number = math.prod(examples)
     return kl.reshape(number, *kl.shape[batch_dims:]), None if weights is None else weights.reshape(number)
 
 
-def _kl(call: str, p: Distribution, q: Distribution) -> Tensor:
+def _kl(call: str, p: Distribution, q: Distribution, rule: _Rule) -> Tensor:
     """Return KL(P || Q). Errors name `call` and its arguments instead of `kl_divergence`."""
     from kullback.dispatch import kl_divergence
 
+    if rule.method != "auto":
+        kl_divergence = partial(kl_divergence, **rule._asdict())
     if torch.compiler.is_compiling():
         return kl_divergence(p, q)
     try:
@@ -454,7 +510,12 @@ def _kl(call: str, p: Distribution, q: Distribution) -> Tensor:
             theirs, ours = (", ".join(f"{x}=..." for x in names.split(", ")) for names in (name, own))
             line = line.replace(f"kl_divergence({theirs})", f"{call}({ours})")
             line = line.replace(f" in {name} ", f" in {own} ").replace(f" in {name}.", f" in {own}.")
-        raise type(error)(line.replace("p.expand(", "posterior.expand(")) from None
+        for theirs, ours in (
+            ("p.expand(", "posterior.expand("),
+            ("kl_bounds(p, q)", "kl_bounds(posterior, prior)"),
+        ):
+            line = line.replace(theirs, ours)
+        raise type(error)(line) from None
 
 
 def _total(kl: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -474,6 +535,24 @@ def _dims(value: object) -> tuple[int, ...]:
             "KLRegularizer", "group_dims", wanted=wanted, got=safe_repr(value), instead="group_dims=0"
         )
     return kept
+
+
+def _checked_rule(call: str, method: object, draws: object, generator: torch.Generator | None) -> _Rule:
+    from kullback.pairs import FEWEST_DRAWS, METHODS
+
+    if method not in METHODS:
+        wanted = f"one of {', '.join(map(repr, METHODS))}"
+        raise invalid_value(
+            call,
+            "method",
+            wanted=wanted,
+            got=safe_repr(method),
+            instead="method='auto' or method='monte_carlo'",
+        )
+    wanted, instead = f"an integer of at least {FEWEST_DRAWS}", "draws=64"
+    number = check_whole(call, "draws", draws, FEWEST_DRAWS, wanted=wanted, instead=instead)
+    check_generator(call, generator)
+    return _Rule(cast("str", method), number, generator)
 
 
 def _check_batch_dims(call: str, batch_dims: object) -> int:

@@ -170,13 +170,24 @@ class PartialRows(ABC):
         return labels.mixed_with(self.divergence(log_probs, columns[:, :-1]), columns[:, -1])
 
     def of_student(
-        self, student: Tensor, labels: HardLabels | None = None, shard: Shard | None = None
+        self,
+        student: Tensor,
+        labels: HardLabels | None = None,
+        shard: Shard | None = None,
+        excluded: Tensor | None = None,
     ) -> Tensor:
-        """Return the value of each position, from the student's logits of all classes or of one shard."""
+        """Return the value of each position, from the student's logits of all classes or of one shard.
+
+        The values of `excluded` positions are arbitrary constants: NaN there has no effect, also on higher derivatives.
+        """
         positions = student.shape[:-1]
         rows = recordable(student).reshape(positions.numel(), student.shape[-1])
-        columns = self.classes(labels, shard).of(rows)
-        return self.values(self.log_probs, columns, labels).reshape(positions)
+        columns, log_probs = self.classes(labels, shard).of(rows), self.log_probs
+        if excluded is not None:
+            excluded = excluded.reshape(-1, 1)
+            columns = torch.where(excluded, 0, columns)
+            log_probs = torch.where(excluded, 0, log_probs)
+        return self.values(log_probs, columns, labels).reshape(positions)
 
 
 class PartialTeacher(ShortRepr, ABC):
@@ -232,6 +243,9 @@ class PartialTeacher(ShortRepr, ABC):
         positions = self.kept_indices.shape[:-1]
         return recordable(x).reshape(positions.numel(), x.shape[len(positions) :].numel())
 
+    def check_counted(self, call: str, weights: Tensor | None) -> None:
+        """Raise if the teacher is unknown at a position whose weight is not 0; without weights all count."""
+
     def check_indices(self, call: str, classes: int) -> None:
         """Raise if an index is not below the number of classes."""
         largest = -1 if torch.compiler.is_compiling() else self.largest_index
@@ -272,8 +286,10 @@ class PartialTeacher(ShortRepr, ABC):
     def _values(self, student: Tensor, positions: Positions, classes: int, shard: Shard | None) -> Tensor:
         settings = positions.settings
         self.check_indices(positions.call, classes)
+        self.check_counted(positions.call, positions.weights)
         rows = self.rows(settings.kind, classes, settings.temperature, positions.dtype)
-        return rows.of_student(student, positions.labels, shard)
+        excluded = None if positions.weights is None else positions.weights == 0
+        return rows.of_student(student, positions.labels, shard, excluded)
 
 
 class WeightedTerms(NamedTuple):
@@ -295,6 +311,13 @@ class WeightedTerms(NamedTuple):
         counted = weights * grad.unsqueeze(-1)
         by_p, by_q = self.kind.derivatives(pair_of_logs(log_p, log_q))
         return [torch.where(counted == 0, 0, counted * by) for by in (by_p, by_q)]
+
+    def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
+        """Return the directional derivatives of the sums."""
+        log_p, log_q, weights = tensors
+        derivatives = self.kind.derivatives(pair_of_logs(log_p, log_q))
+        changes = [by * t for by, t in zip(derivatives, tangents, strict=False) if t is not None]
+        return torch.where(weights == 0, 0, weights * torch.stack(changes).sum(0)).sum(-1)
 
 
 def partial_divergence(
@@ -321,6 +344,7 @@ def partial_divergence(
     teacher.check_student(call, student)
     teacher.check_settings(call, kind, temperature)
     teacher.check_indices(call, student.shape[-1])
+    teacher.check_counted(call, None)
     dtype = teacher.result_dtype(student.dtype) if dtype is None else dtype
     return teacher.rows(kind, student.shape[-1], temperature, dtype).of_student(student)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
-from kullback.common.inputs import all_recordable, can_inspect_all, check_dense, is_integer
+from kullback.common.inputs import all_recordable, can_inspect_all, check_dense, first_of, is_integer
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence
 from kullback.kernels import RowDivergence, logit_divergence
@@ -45,9 +45,10 @@ class TopK(PartialTeacher):
 
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
-        ArgumentValueError: the shapes differ, an index is negative or repeated in its row, a log-probability is NaN or
-            positive, a row's probabilities sum to more than one, a row has no mass with ``"renormalize"``, or `tail` is
-            unknown.
+        ArgumentValueError: the shapes differ, an index is negative or repeated in its row, a log-probability is
+            positive, a row's probabilities sum to more than one, a row has no mass with ``"renormalize"``, `tail` is
+            unknown, or every row contains NaN. If only some do, the losses raise it unless `mask`, `weight` or `labels`
+            exclude these positions.
 
     Example:
         >>> import torch
@@ -63,13 +64,20 @@ class TopK(PartialTeacher):
     tail: Tail = "bucket"
     validate: InitVar[bool] = True
     _largest: int = field(init=False, repr=False, default=-1)
+    _unknown: Tensor | None = field(init=False, repr=False, default=None)
+    """Which positions contain NaN; None if none does, or the values were not checked."""
 
     def __post_init__(self, validate: bool) -> None:
         _check_form(self)
         if validate and can_inspect_all((self.indices, self.log_probs)):
-            _check_values(self)
+            unknown = self.log_probs.detach().isnan().any(-1)
+            some_unknown = bool(unknown.any()) and not bool(unknown.all())
+            if some_unknown:
+                object.__setattr__(self, "_unknown", unknown)
+            _check_values(self, unknown if some_unknown else None)
             if self.indices.numel():
-                object.__setattr__(self, "_largest", int(self.indices.long().max()))
+                known = self.indices[~unknown] if some_unknown else self.indices
+                object.__setattr__(self, "_largest", int(known.long().max()))
 
     remedy_of_device: ClassVar[str] = "TopK(indices.to(student.device), log_probs.to(student.device))"
 
@@ -87,6 +95,20 @@ class TopK(PartialTeacher):
     def largest_index(self) -> int:
         """The largest index, -1 if the values were not checked."""
         return self._largest
+
+    def check_counted(self, call: str, weights: Tensor | None) -> None:
+        """Raise if a position that counts contains NaN."""
+        if self._unknown is None:
+            return
+        wrong = self._unknown if weights is None else self._unknown & (weights != 0)
+        if bool(wrong.any()):
+            raise invalid_value(
+                call,
+                "teacher",
+                wanted="log-probabilities that are numbers at the positions that count",
+                got=f"NaN at {first_of(wrong)} positions",
+                instead="mask= without these positions",
+            )
 
     def check_settings(self, call: str, kind: Divergence, temperature: float) -> None:
         """Raise unless `tail` supports `kind` and `temperature`."""
@@ -113,6 +135,8 @@ class TopK(PartialTeacher):
         k = self.indices.shape[-1]
         indices, log_probs = all_recordable((self.indices, self.log_probs))
         log_probs = upcast(log_probs.reshape(-1, k))
+        if self._unknown is not None:
+            log_probs = torch.where(self._unknown.reshape(-1, 1), -torch.inf, log_probs)
         indices = torch.where(log_probs == -torch.inf, -1, indices.reshape(-1, k).long())
         rounding = k * torch.finfo(self.log_probs.dtype).eps
         return TopKRows(kind, indices, log_probs, temperature, dtype, self.tail, rounding, classes)
@@ -221,7 +245,7 @@ class TopKRows(PartialRows):
             is_whole = (self.indices >= 0).sum(-1, keepdim=True) == self.vocabulary
             # The mass outside is 0 if it is at most rounding and the student has none there.
             kept = log_probs.exp().sum(-1, keepdim=True)
-            is_more = 1 - kept > torch.where(is_whole, 1, self.rounding)
+            is_more = 1 - kept > torch.where(is_whole, torch.ones_like(kept), self.rounding)
             some_left = (kept < 1) & ((logits[:, -1:] > -torch.inf) | is_more)
             left = torch.where(some_left, torch.log1p(-torch.where(some_left, kept, 0)), -torch.inf)
         p = torch.cat([log_probs / self.temperature, left], -1)
@@ -273,8 +297,13 @@ def _check_form(teacher: TopK) -> None:
         )
 
 
-def _check_values(teacher: TopK) -> None:
+def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
+    """Check the rows, except for the `unknown` ones."""
     indices, log_probs = teacher.indices.long(), teacher.log_probs.detach()
+    if unknown is not None:  # a valid row takes the place of an unknown one
+        k = indices.shape[-1]
+        indices = torch.where(unknown.unsqueeze(-1), torch.arange(k, device=indices.device), indices)
+        log_probs = torch.where(unknown.unsqueeze(-1), -math.log(k), log_probs)
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
     accurate = upcast(log_probs)
     _refuse_where(

@@ -254,6 +254,8 @@ def _check(x: object, name: str) -> None:
             got=type(x).__name__,
             instead=f"{name}=TopK(indices, log_probs)",
         )
+    if isinstance(x, TopK):
+        x.check_counted(_CALL, None)
     if isinstance(x, TopK) and x.tail != "bucket":
         raise invalid_value(
             _CALL,

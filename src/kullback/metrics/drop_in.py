@@ -22,7 +22,7 @@ from kullback.errors import (
 from kullback.generators import KL
 from kullback.kernels import row_divergence
 from kullback.kernels.native.terms import kl_of_weights
-from kullback.losses.positions import warn_of_empty_mask
+from kullback.losses.positions import mask_remedy, warn_of_empty_mask
 from kullback.representations import REPRESENTATIONS, SUM_TOLERANCE, Representation
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"] | None
@@ -156,7 +156,10 @@ def _check_mask(call: str, mask: object, p: Tensor) -> None:
     got = type(mask).__name__
     if isinstance(mask, Tensor):
         got = f"shape {tuple(mask.shape)}, dtype {mask.dtype}"
-    instead = f"{call}(p, q, mask=attention_mask.bool())"
+    instead = "mask=attention_mask.bool()"
+    if isinstance(mask, Tensor) and mask.shape == p.shape[:-1]:
+        instead = mask_remedy(mask)
+    instead = f"{call}(p, q, {instead})"
     raise invalid_value(call, "mask", wanted=wanted, got=got, instead=instead)
 
 

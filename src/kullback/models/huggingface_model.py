@@ -17,17 +17,21 @@ from kullback.errors import ModelError, printable
 from kullback.io.tokens import byte_level_bytes, sentencepiece_bytes
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
+from kullback.models.parameters import parameter_count
 from kullback.models.vocabulary import Token, Vocabulary
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+# The names of learned tables of positions.
+_TABLES_OF_POSITIONS = ("wpe", "embed_positions", "position_embeddings", "position_embedding", "pos_emb")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
 class HuggingFaceModel(LanguageModel):
     """A causal language model of transformers.
 
-    A window is read once, in one call of the model's body; its head is then applied to a block of scored positions at
-    a time, so that the logits of a whole window are never in memory.
+    A window is read once, in one call of the model's body. A plain head is then applied to a block of scored positions
+    at a time, so that the logits of a whole window are never in memory. Another head, such as a dynamically quantized
+    one, may depend on all its rows. It gets the whole window, so that the result does not depend on the blocks.
 
     Arguments:
         model: the module: called with ``input_ids`` it returns an object with ``logits``.
@@ -41,7 +45,7 @@ class HuggingFaceModel(LanguageModel):
         self.info = info
         self.vocabulary = read_vocabulary(tokenizer)
         self.bos = _first_token(tokenizer)
-        self._takes_positions = "logits_to_keep" in signature(model.forward).parameters
+        self._by_rows = "logits_to_keep" in signature(model.forward).parameters and _has_plain_head(model)
 
     def encode(self, text: str) -> list[int]:
         # What looks like a control token in a text is text, as for llama.cpp.
@@ -72,6 +76,7 @@ class HuggingFaceModel(LanguageModel):
 
     @torch.inference_mode()
     def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
+        self._require_positions(int(windows.offsets.diff().max()) if len(windows) else 0)
         for number in range(first, len(windows)):
             tokens, scored = windows.window(number)
             # The model gives the distribution over a token at the token before it.
@@ -81,7 +86,7 @@ class HuggingFaceModel(LanguageModel):
     def _window(self, tokens: Tensor, places: Tensor, rows: int) -> Iterator[Tensor]:
         device = next(self.model.parameters()).device
         inputs = tokens[None].to(device)
-        if not self._takes_positions:
+        if not self._by_rows:
             yield from self._call(inputs)[places.to(device)].split(rows)
             return
         with _once(_body(self.model)) as once:
@@ -95,10 +100,25 @@ class HuggingFaceModel(LanguageModel):
             return self.model(input_ids=inputs, use_cache=False, **options).logits[0]
         except torch.OutOfMemoryError as error:
             raise _too_large(self.name, error) from error
-        except RuntimeError as error:
+        except (RuntimeError, IndexError, ValueError) as error:
             if "alloc" in str(error) and "memory" in str(error):
                 raise _too_large(self.name, error) from error
+            positions = _positions(self.model)
+            if positions is not None and inputs.shape[-1] > positions:
+                raise _too_long(self.name, inputs.shape[-1], positions) from error
             raise
+
+    def _require_positions(self, tokens: int) -> None:
+        """Refuse a window that is longer than the model's table of positions: on a GPU, reading it ends the process."""
+        rows = [
+            weight.shape[0]
+            for name, module in self.model.named_modules()
+            if name.rpartition(".")[2] in _TABLES_OF_POSITIONS
+            and isinstance(weight := getattr(module, "weight", None), Tensor)
+        ]
+        limit = min([*rows, *filter(None, [_positions(self.model)])]) if rows else None
+        if limit is not None and tokens > limit:
+            raise _too_long(self.name, tokens, limit)
 
     def close(self) -> None:
         self.model.train(self._was_training)
@@ -112,6 +132,33 @@ def _too_large(name: str, error: Exception) -> ModelError:
         f"{printable(name)}: out of memory ({' '.join(str(error).split())[:200]}); run the models one after the other "
         "(--one-at-a-time), in --dtype bfloat16, with a smaller --context, or on another --device"
     )
+
+
+def _too_long(name: str, tokens: int, positions: int) -> ModelError:
+    return ModelError(
+        f"{printable(name)}: wanted windows of at most {positions:,} tokens, as many as the model has positions; got "
+        f"{tokens:,}; use a smaller context (--context {positions})"
+    )
+
+
+def _positions(model: Any) -> int | None:
+    """Return the most tokens that a model's configuration allows, or None if it does not say."""
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    named = (
+        getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len")
+    )
+    return next((size for size in named if isinstance(size, int) and size > 0), None)
+
+
+def _has_plain_head(model: Any) -> bool:
+    """Return whether each row of a model's logits depends on its own hidden state alone, as in a plain linear layer."""
+    head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if type(head) is not torch.nn.Linear or "forward" in vars(head):
+        return False
+    plain = (Tensor, torch.nn.Parameter)
+    hooks = vars(head).get("_forward_hooks") or vars(head).get("_forward_pre_hooks")  # they may see all rows
+    return type(head.weight) in plain and head.weight.is_floating_point() and not hooks
 
 
 def _body(model: torch.nn.Module) -> torch.nn.Module | None:
@@ -248,7 +295,7 @@ def _info(name: str, model: torch.nn.Module, config: Any) -> ModelInfo:
     quantization = getattr(config, "quantization_config", None)
     if quantization is None:
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-        parameters = sum(weight.numel() for weight in model.parameters())
+        parameters = parameter_count(model)
     else:
         held = quantization if isinstance(quantization, dict) else quantization.to_dict()
         dtype, parameters = str(held.get("quant_method", "quantized")), None

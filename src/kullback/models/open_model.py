@@ -16,6 +16,7 @@ from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import Reference, RowSource, TopKSource, open_rows, open_top_k
 from kullback.models.huggingface_model import DTYPES, HuggingFaceModel, head_classes, open_folder
 from kullback.models.language_model import LanguageModel, ModelInfo
+from kullback.models.parameters import parameter_count
 from kullback.models.server import ServerModel
 
 LISTS = (".json", ".jsonl", ".ndjson")
@@ -75,8 +76,8 @@ def _module(model: torch.nn.Module, tokenizer: Any, argument: str) -> HuggingFac
         tokens = torch.zeros(1, 1, dtype=torch.int64, device=first.device)
         with torch.inference_mode():
             classes = model(input_ids=tokens).logits.shape[-1]
-    count = sum(each.numel() for each in model.parameters())
-    info = ModelInfo(name, "module", str(first.dtype).removeprefix("torch."), classes, count, None)
+    dtype = str(first.dtype).removeprefix("torch.")
+    info = ModelInfo(name, "module", dtype, classes, parameter_count(model), None)
     return HuggingFaceModel(model, tokenizer, info)
 
 

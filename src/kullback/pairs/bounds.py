@@ -167,9 +167,11 @@ def _log_products(f: Distribution, g: Distribution) -> Tensor | None:
     first, second = moments(f), moments(g)
     if first is None or second is None:
         return None
-    root = of_root(first[1].root.unsqueeze(-3))
+    # A covariance that all components share has no dimension for them.
+    roots = [x[1].root.expand(*d.batch_shape, *x[1].root.shape[-2:]) for x, d in ((first, f), (second, g))]
+    root = of_root(roots[0].unsqueeze(-3))
     z = whitened((first[0].unsqueeze(-2) - second[0].unsqueeze(-3)).unsqueeze(-1), root)
-    half = whitened(second[1].root.unsqueeze(-4), root)
+    half = whitened(roots[1].unsqueeze(-4), root)
     gram = half @ half.mT
     size = z.shape[-2]
     logs: list[Tensor] = []

@@ -14,8 +14,9 @@ from torch.distributions import (
     constraints,
 )
 
+from kullback.common.bijective import check_bijective
 from kullback.common.dtypes import tensor_of, upcast
-from kullback.common.inputs import can_inspect, can_inspect_all
+from kullback.common.inputs import can_inspect, can_inspect_all, is_traced
 from kullback.errors import invalid_value, no_rule
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.image import Ends, ends_after, steps_of
@@ -26,14 +27,17 @@ from kullback.pairs.registry import names_of
 _ROUNDING = 1e-6
 # Parameters that have to be finite and, except for the location, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")
+_OF_TRIALS = ("total_count", "probs")
+_LARGEST_PROBABILITY = 1 + 1e-6  # above 1 by rounding
 
 # The distribution that has a parameter, the parameter's name, and the parameter.
 _Parameter = tuple[Distribution, str, Tensor]
 
 
 def check_domains(call: str, p: Distribution, q: Distribution) -> None:
-    """Raise if a transform is applied to mass outside its domain, such as the logarithm to a Normal."""
+    """Raise if a map is not one-to-one, or is applied to mass outside its domain, such as the logarithm to a Normal."""
     for argument, d in (("p", p), ("q", q)):
+        check_bijective(call, argument, d)
         inner = _unwrapped(d)
         if isinstance(inner, TransformedDistribution):
             _checked_ends(call, argument, inner)
@@ -57,7 +61,7 @@ def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
         if (
             ends is None
             or domain is None
-            or not all(can_inspect(x) for x in (*ends, *domain) if x is not None)
+            or not can_inspect_all(x for x in (*ends, *domain) if x is not None)
         ):
             return None
         if not _is_inside(ends, domain):
@@ -114,6 +118,14 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
     sides = ("p", _parameters(p)), ("q", _parameters(q))
     parameters = [x for _, side in sides for _, _, x in side]
     are_readable = can_inspect_all(parameters)
+    if is_traced():
+        raise no_rule(
+            call,
+            "p, q",
+            wanted="parameters whose values an integral or a sum can read",
+            got=f"{names_of(type(p), type(q))} inside of torch.func.linearize or make_fx",
+            instead=f"torch.func.jvp, or {call}(p, q) outside of the traced function",
+        )
     if not are_readable and any(not can_inspect(x) and is_batched(x) for x in parameters):
         raise no_rule(
             call,
@@ -124,11 +136,14 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
         )
     for argument, side in sides:
         for owner, name, x in side:
-            if name not in _NUMBERS or not (are_readable or can_inspect(x)):
+            if name not in (*_NUMBERS, *_OF_TRIALS) or not (are_readable or can_inspect(x)):
                 continue
             is_wrong, allowed = x.isinf(), "a finite"
+            if name in _OF_TRIALS:
+                is_wrong = is_wrong | (x < 0) | ((x > _LARGEST_PROBABILITY) & (name == "probs"))
+                allowed = "a finite and non-negative" if name == "total_count" else "numbers from 0 to 1 as"
             is_free = isinstance(owner, GeneralizedPareto) and name == "concentration"
-            if name != "loc" and not is_free:  # a Poisson may have the rate 0
+            if name in _NUMBERS and name != "loc" and not is_free:  # a Poisson may have the rate 0
                 is_wrong = is_wrong | (x < 0 if isinstance(owner, Poisson) else x <= 0)
                 allowed = "a finite and positive"
             if bool(is_wrong.any()):
@@ -139,7 +154,8 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
                     argument,
                     wanted=f"{allowed} {name} in {type(owner).__name__}",
                     got=f"{float(x[index].detach())}{at}",
-                    instead="p and q without these elements of the batch, or a small positive number in place of 0",
+                    instead="p and q without these elements of the batch"
+                    + (", or a small positive number in place of 0" if name in _NUMBERS else ""),
                 )
 
 

@@ -1,4 +1,4 @@
-"""SciPy's frozen distributions as torch distributions.
+"""SciPy's distributions with parameters as torch distributions: frozen ones, and those of its new interface.
 
 The result is torch's own family if there is one; otherwise it calls SciPy for the density. This module does not import
 SciPy, because a caller who passes its objects has imported it.
@@ -22,9 +22,12 @@ from kullback.pairs.densities.density import Coordinate, Density, Points, densit
 from kullback.pairs.densities.image import interval_between
 from kullback.pairs.densities.integer import IntegerDensity
 from kullback.pairs.densities.transformed import AffineDensity
+from kullback.pairs.numerics.parameters import given_logits
 
 # The maximum number of outcomes in a list of probabilities.
 _MOST_OUTCOMES = 1_000_000
+# The rounding error of their sum, by SciPy's formulas.
+_MASS = 1e-6
 
 _ONE = torch.Size()
 
@@ -38,11 +41,17 @@ class Frozen(Protocol):
 
 
 def is_frozen(thing: object) -> bool:
-    """Return whether an object is a frozen distribution of SciPy."""
+    """Return whether an object is a distribution of SciPy with its parameters."""
     return any(
-        kind.__module__.startswith("scipy.stats.") and kind.__name__.endswith(("_frozen", "rv_sample"))
+        kind.__module__.startswith("scipy.stats.") and kind.__name__.endswith(_FROZEN)
         for kind in type(thing).__mro__
     )
+
+
+_NEW_INTERFACE = "_ProbabilityDistribution"
+# The tables of `rv_discrete(values=...)` and histograms have no parameters to freeze.
+_TABLES = ("rv_sample", "rv_histogram")
+_FROZEN = ("_frozen", *_TABLES, _NEW_INTERFACE)
 
 
 def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
@@ -53,11 +62,15 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
         argument: the name of its argument.
         frozen: the argument.
     """
+    if any(kind.__name__ in _TABLES for kind in type(frozen).__mro__):
+        frozen = frozen()
+    distribution, names = None, [kind.__name__ for kind in type(frozen).__mro__]
     kind = type(frozen).__name__
-    distribution = None
-    if kind == "rv_continuous_frozen":
+    if _NEW_INTERFACE in names:
+        distribution = _of_new_interface(frozen)
+    elif "rv_continuous_frozen" in names:
         distribution = _continuous(frozen)
-    elif kind == "rv_discrete_frozen":
+    elif "rv_discrete_frozen" in names:
         distribution = _discrete(frozen)
     elif kind in _MULTIVARIATE:
         distribution = _MULTIVARIATE[kind](frozen)
@@ -71,6 +84,32 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
         got=getattr(getattr(frozen, "dist", None), "name", None) or kind,
         instead="a torch.distributions object, or Probs([...]) of a histogram",
     )
+
+
+def with_equal_outcomes(p: Any, q: Any) -> tuple[Any, Any]:
+    """Return two distributions over 0, 1, ... with as many classes in both; the added ones have no mass.
+
+    Others are unchanged. Numbers of SciPy are values, so that 0 to 9 and 0 to 19 are comparable.
+    """
+    bases: list[Any] = [d.base_dist if isinstance(d, ShiftedCounts) else d for d in (p, q)]
+    if not all(isinstance(base, families.Categorical) for base in bases):
+        return p, q
+    sizes = [base.param_shape[-1] for base in bases]
+    if sizes[0] == sizes[1]:
+        return p, q
+    first, second = (_widened(d, max(sizes)) for d in (p, q))
+    return first, second
+
+
+def _widened(d: Any, classes: int) -> Distribution:
+    if isinstance(d, ShiftedCounts):
+        return ShiftedCounts(_widened(d.base_dist, classes), d.shift)
+    missing = classes - d.param_shape[-1]
+    if given_logits(d):
+        return families.Categorical(
+            logits=torch.nn.functional.pad(d.logits, (0, missing), value=-torch.inf), validate_args=False
+        )
+    return families.Categorical(probs=torch.nn.functional.pad(d.probs, (0, missing)), validate_args=False)
 
 
 def _upcast(x: Any) -> Tensor:
@@ -125,9 +164,22 @@ def _continuous(frozen: Any) -> Distribution | None:
     if name in _SCALED:
         scaled = _SCALED[name](*shapes, scale)
         return TransformedDistribution(scaled, [_affine(loc, 1.0)]) if bool((loc != 0).any()) else scaled
+    if hasattr(frozen.dist, "_hpdf"):
+        return _mixture_of_bins(frozen, loc, scale)
     if name == "vonmises":  # a circle of another length has no density in torch, nor on the line
         return families.VonMises(loc, shapes[0]) if bool((scale == 1).all()) else None
     return ScipyDensity(frozen, [*shapes, loc, scale])
+
+
+def _mixture_of_bins(frozen: Any, loc: Tensor, scale: Tensor) -> Distribution:
+    """Return the density of a histogram, as a mixture of one uniform density for each bin with mass."""
+    edges = _upcast(frozen.dist._hbins)  # noqa: SLF001
+    shares = _upcast(frozen.dist._hpdf[1:-1]) * edges.diff()  # noqa: SLF001  # it has a 0 at both ends
+    has_mass = shares > 0
+    low, high = (loc.unsqueeze(-1) + scale.unsqueeze(-1) * end[has_mass] for end in (edges[:-1], edges[1:]))
+    return families.MixtureSameFamily(
+        families.Categorical(probs=shares[has_mass].expand(low.shape)), families.Uniform(low, high)
+    )
 
 
 def _affine(loc: Tensor | float, scale: Tensor | float) -> AffineTransform:
@@ -162,25 +214,77 @@ class ScipyDensity(Distribution):
                 "kl_divergence",
                 "p, q",
                 wanted="a support of p without gradient, where SciPy gives the density of q",
-                got=f"ends that require a gradient, and {self.frozen.dist.name} of SciPy",
+                got=f"ends that require a gradient, and {self._name} of SciPy",
                 instead="torch.no_grad() around the call, or detached parameters",
             )
         with np.errstate(all="ignore"):  # far out, some of SciPy's formulas overflow, which the result shows
-            log_pdf = _upcast(self.frozen.dist.logpdf(value.numpy(), *(x.numpy() for x in self.parameters)))
-        # SciPy computes most logpdf from pdf, which may round to 0; a histogram may be exactly 0.
-        *kinds, _, _, _ = type(self.frozen.dist).__mro__  # the last classes are SciPy's own base classes
-        has_formula = any("_logpdf" in vars(kind) for kind in kinds)
-        takes_logarithm = not has_formula and not hasattr(self.frozen.dist, "_hpdf")
-        rounded_to_zero = (log_pdf == -torch.inf) & self.support.check(value) & takes_logarithm
+            log_pdf = _upcast(self._log_pdf(value.numpy()))
+        rounded_to_zero = (log_pdf == -torch.inf) & self.support.check(value) & self._takes_logarithm()
         return torch.where(rounded_to_zero, UNDERFLOWED, log_pdf)
+
+    def _log_pdf(self, x: Any) -> Any:
+        return self.frozen.dist.logpdf(x, *(parameter.numpy() for parameter in self.parameters))
+
+    def _takes_logarithm(self) -> bool:
+        """Return whether SciPy takes the logarithm of the density, which may round to 0, as in most families."""
+        *kinds, _, _, _ = type(self.frozen.dist).__mro__  # the last classes are SciPy's own base classes
+        return not any("_logpdf" in vars(kind) for kind in kinds)
 
     def sample(self, sample_shape: Any = _ONE) -> Tensor:
         """Draw with SciPy, with a seed from torch's generator."""
         seed = int(torch.randint(2**31, (), device="cpu"))
         return _upcast(self.frozen.rvs(size=tuple(sample_shape) + tuple(self.batch_shape), random_state=seed))
 
+    @property
+    def _name(self) -> str:
+        return self.frozen.dist.name
+
 
 register_density(ScipyDensity)(black_box)
+
+
+# ---- SciPy's new interface.
+
+
+class NewScipyDensity(ScipyDensity):
+    """A distribution of SciPy's new interface; one of them, not a batch."""
+
+    def __init__(self, frozen: Any) -> None:
+        super().__init__(frozen, [_upcast(0.0), _upcast(1.0)])
+
+    def sample(self, sample_shape: Any = _ONE) -> Tensor:
+        """Draw with SciPy, with a seed from torch's generator."""
+        seed = int(torch.randint(2**31, (), device="cpu"))
+        return _upcast(self.frozen.sample(tuple(sample_shape), rng=np.random.default_rng(seed)))
+
+    def _log_pdf(self, x: Any) -> Any:
+        return self.frozen.logpdf(x)
+
+    def _takes_logarithm(self) -> bool:
+        return False
+
+    @property
+    def _name(self) -> str:
+        return type(self.frozen).__name__
+
+
+_NEW: dict[str, Callable[[Any], Distribution]] = {
+    "Normal": lambda d: families.Normal(_upcast(d.mu), _upcast(d.sigma)),
+    "StandardNormal": lambda d: families.Normal(_upcast(d.mu), _upcast(d.sigma)),
+    "Uniform": lambda d: families.Uniform(_upcast(d.a), _upcast(d.b)),
+    "Binomial": lambda d: families.Binomial(_upcast(d.n), _upcast(d.p)),
+}
+
+
+def _of_new_interface(d: Any) -> Distribution | None:
+    if type(d).__name__ in _NEW:
+        return _NEW[type(d).__name__](d)
+    low, high = (_upcast(end) for end in d.support())
+    if low.ndim > 0:
+        return None
+    if any(kind.__name__ == "DiscreteDistribution" for kind in type(d).__mro__):
+        return _listed(low, high, d.logpmf)
+    return NewScipyDensity(d)
 
 
 # ---- On the integers.
@@ -244,12 +348,22 @@ def _discrete(frozen: Any) -> Distribution | None:
         counts = _COUNTS[frozen.dist.name](*shapes)
     else:
         low, high = (_upcast(end) for end in frozen.support())
-        if not bool((high - low < _MOST_OUTCOMES).all()):
-            return None
-        steps = torch.arange(int((high - low).max()) + 1, dtype=torch.float64, device="cpu")
-        points = low + steps.reshape(-1, *[1] * low.ndim)
-        counts = families.Categorical(logits=_upcast(frozen.logpmf(points.numpy())).movedim(0, -1))
-        shift = low.expand(shift.shape)
+        return _listed(low, high, frozen.logpmf, shift.shape)
+    return ShiftedCounts(counts, shift) if bool((shift != 0).any()) else counts
+
+
+def _listed(
+    low: Tensor, high: Tensor, log_pmf: Callable[[Any], Any], shape: torch.Size = _ONE
+) -> Distribution | None:
+    """Return a distribution on the integers between two ends; None if they are too many, or other numbers have mass."""
+    if not bool((high - low < _MOST_OUTCOMES).all()):
+        return None
+    steps = torch.arange(int((high - low).max()) + 1, dtype=torch.float64, device="cpu")
+    points = low + steps.reshape(-1, *[1] * low.ndim)
+    logits = _upcast(log_pmf(points.numpy())).movedim(0, -1)
+    if bool(((logits.exp().sum(-1) - 1).abs() > _MASS).any()):
+        return None
+    counts, shift = families.Categorical(logits=logits), low.expand(shape)
     return ShiftedCounts(counts, shift) if bool((shift != 0).any()) else counts
 
 

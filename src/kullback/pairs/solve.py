@@ -35,6 +35,7 @@ from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.densities.density import densities_of
 from kullback.pairs.distribution_checks import check_domains, check_integrable
 from kullback.pairs.integration.divergence_terms import total_of_masses
+from kullback.pairs.monte_carlo import from_draws
 from kullback.pairs.numerics.parameters import (
     batch_shape_of,
     categorical_of,
@@ -46,7 +47,6 @@ from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import ClosedForm, Plan, UserRule, names_of, plan_for
 from kullback.pairs.rounding import rounding_error
-from kullback.pairs.sampling import monte_carlo
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import check_comparable, is_infinite
 from kullback.pairs.torch_registry import ThirdPartyRule
@@ -102,11 +102,11 @@ def estimate(
         check_domains(call, p, q)
         if "MaskedDistribution" in (type(p).__name__, type(q).__name__) and (_is_masked(p) or _is_masked(q)):
             return _by_mask(pair, kind, options)
-    if is_kl and options.method == "monte_carlo":
-        return monte_carlo.estimate(call, p, q, options)
     rules = (_KL_RULES if options.try_native else _KL_RULES[1:]) if is_kl else _OTHER_RULES
     if overrides_density(p) or overrides_density(q):
         rules = _RULES_BY_DENSITY
+    if options.method == "monte_carlo":
+        rules = _RULES_BY_DRAWS
     for rule in rules:
         result = rule(pair, kind, options)
         if result is not None:
@@ -423,6 +423,11 @@ def _of_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estima
     return _finished(pair._replace(p=p, q=q), value, error, method)
 
 
+def _by_draws(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
+    check_integrable(pair.call, pair.p, pair.q)
+    return from_draws.estimate(pair.call, pair.p, pair.q, options, kind)
+
+
 _KL_RULES: tuple[SolveRule, ...] = (
     _by_native,
     _by_nan,
@@ -434,6 +439,7 @@ _KL_RULES: tuple[SolveRule, ...] = (
 _OTHER_RULES: tuple[SolveRule, ...] = (_by_nan, _by_maps, _by_classes, _by_renyi, _by_densities)
 # The rules for a distribution that overrides the `log_prob` of its family.
 _RULES_BY_DENSITY: tuple[SolveRule, ...] = (_by_nan, _by_densities)
+_RULES_BY_DRAWS: tuple[SolveRule, ...] = (_by_nan, _by_draws)
 
 
 def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> Estimate:
@@ -457,7 +463,8 @@ def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptio
     error = cast("Tensor", result.error)
     is_nan = result.value.isnan() & error.isnan()  # because a parameter is NaN
     short = ~(options.is_accepted(result.value, error) | is_nan)
-    if not bool(short.any()):
+    # Values that cannot be read are sums over classes, which are exact: integrals and series refuse them.
+    if not can_inspect_all((short,)) or not bool(short.any()):
         return result
     is_kl = behaves_as(kind, KL)
     again = (
@@ -472,10 +479,15 @@ def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptio
             f"{'' if is_kl else f'{kind!r} of '}{pair.names()} in "
             f"{options.max_evaluations} evaluations; the largest error is "
             f"{float(torch.where(error.isnan(), math.inf, error).max()):.3g} (error.estimate has all errors)",
-            instead=f"{again}, a larger rtol or atol{', or method=' + repr('monte_carlo') if is_kl else ''}",
+            instead=f"{again}, a larger rtol or atol{_by_random_draws(kind)}",
         ),
         replace(result, kind=kind.name),
     )
+
+
+def _by_random_draws(kind: Divergence) -> str:
+    """Return the last remedy of an error: random draws, if they can estimate this kind."""
+    return ", or method='monte_carlo' for an estimate from draws" if from_draws.serves(kind) else ""
 
 
 def _no_rule(pair: Pair, kind: Divergence, options: SolveOptions) -> NoRuleError:
@@ -483,14 +495,13 @@ def _no_rule(pair: Pair, kind: Divergence, options: SolveOptions) -> NoRuleError
     own = next((d for d in parts_of(p, q) if overrides_density(d)), None)
     if own is not None and options.method == "auto":
         rule = f"@register_kl{names} above a function of p and q, " if behaves_as(kind, KL) else ""
-        draws = " or method='monte_carlo'" if behaves_as(kind, KL) else ""
         return no_rule(
             call,
             "p, q" if behaves_as(kind, KL) else "p, q, kind",
             wanted="the log_prob of the family, or a log_prob of single numbers, continuous or on finitely many "
             "integers from 0 on",
             got=f"{names}, where {type(own).__name__} overrides log_prob",
-            instead=f"{rule}the family's own class where log_prob is the same{draws}",
+            instead=f"{rule}the family's own class where log_prob is the same{_by_random_draws(kind)}",
         )
     if not behaves_as(kind, KL):
         return no_rule(
@@ -499,7 +510,8 @@ def _no_rule(pair: Pair, kind: Divergence, options: SolveOptions) -> NoRuleError
             wanted="univariate or categorical distributions, or a power divergence of MultivariateNormal (with "
             "scales of P below 1e150 times those of Q), Dirichlet or Independent",
             got=f"{kind!r} of {names} by {options.method}",
-            instead="KL(), ReverseKL() or Jeffreys(), which more pairs have",
+            instead="KL(), ReverseKL() or Jeffreys(), which more pairs have"
+            + ("" if options.method == "monte_carlo" else _by_random_draws(kind)),
         )
     if options.method != "auto":
         return no_rule(

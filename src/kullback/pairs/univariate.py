@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kullback.common.progress import progress_bar
-from kullback.generators import KL, Divergence, behaves_as
-from kullback.generators.growth import growth_of
+from kullback.generators import KL, Divergence, Renyi, behaves_as
+from kullback.generators.growth import growth_of, order_of
 from kullback.pairs.densities.composite import MixtureDensity
 from kullback.pairs.densities.density import Density
 from kullback.pairs.densities.own_scale import (
@@ -37,6 +37,12 @@ _ALONE = 16
 # The number of elements of a batch that are summed or integrated at once. Each has hundreds of nodes, and larger
 # temporaries slow the computation down.
 _BLOCK = 512
+# Sizes of the logarithm of the sum in Renyi's divergence. Above the first, a result that is not exact enough is
+# computed again from the logarithms of the terms. Above the second, every sum over integers is, because the rounding of
+# the logarithms counts; above the third, every integral, because the terms overflow.
+_FAR_APART, _OF_SUMS, _OVERFLOW = 0.5, 3.0, 300.0
+# The largest number of times that the scale of the sum is estimated.
+_SCALINGS = 3
 
 
 def method_for(p: Density, q: Density, kind: Divergence) -> str | None:
@@ -204,12 +210,55 @@ def _in_rounds(p: Density, q: Density, kind: Divergence, size: int, options: Sol
 
 
 def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions) -> Integral:
-    target = options.target()
+    result = _of_terms(p, q, DivergenceTerms(kind), shape, options)
+    order = order_of(kind) if behaves_as(kind, Renyi) else None
+    if order is None or order in (0.0, 1.0):
+        return result
+    exponent = (order - 1) * result.value.detach()
+    short = ~options.is_accepted(result.value.detach(), result.error) & (exponent.abs() > _FAR_APART)
+    far = exponent.isfinite() & (short | (exponent.abs() > (_OF_SUMS if p.integer else _OVERFLOW)))
+    if not bool(far.any()):
+        return result
+
+    def in_logarithms(p: Density, q: Density, shape: torch.Size, scale: Tensor) -> Integral:
+        result = _of_terms(p, q, DivergenceTerms(kind, log_scale=scale), shape, options)
+        for _ in range(_SCALINGS):  # nodes that miss the peak give a wrong scale
+            exponent = (order - 1) * result.value.detach()
+            if not bool(((exponent - scale).abs() > 1).any()):
+                break
+            scale = torch.where(exponent.isfinite(), exponent, scale)
+            result = _of_terms(p, q, DivergenceTerms(kind, log_scale=scale), shape, options)
+        return result
+
+    scale = torch.where(far, exponent, 0)
+    if bool(far.all()):
+        return in_logarithms(p, q, shape, scale)
+    if not (p.is_splittable() and q.is_splittable()):
+        both = zip(in_logarithms(p, q, shape, scale), result, strict=True)
+        return Integral(*(torch.where(far, x, y) for x, y in both))
+    parts: list[Integral] = []
+    for elements, is_far in ((far.nonzero().squeeze(-1), True), ((~far).nonzero().squeeze(-1), False)):
+        pair, size = (_elements(p, elements), _elements(q, elements)), elements.shape
+        parts.append(
+            in_logarithms(*pair, size, scale[elements])
+            if is_far
+            else _of_terms(*pair, DivergenceTerms(kind), size, options)
+        )
+    zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
+    return Integral(
+        *(zero.masked_scatter(far, x).masked_scatter(~far, y) for x, y in zip(*parts, strict=True))
+    )
+
+
+def _of_terms(
+    p: Density, q: Density, terms: DivergenceTerms, shape: torch.Size, options: SolveOptions
+) -> Integral:
+    kind, target = terms.kind, options.target()
     with torch.set_grad_enabled(torch.is_grad_enabled() and _needs_gradient(p, q)):
         if p.integer and behaves_as(kind, KL):  # small sums of few terms are as exact as large ones
             return sum_terms(p, q, shape, target._replace(atol=options.atol))
         if p.integer:
-            return sum_divergence(p, q, DivergenceTerms(kind), shape, target)
+            return sum_divergence(p, q, terms, shape, target)
 
         def integral(p: Density, q: Density, terms: DivergenceTerms) -> Integral:
             if behaves_as(kind, KL) and (q.is_splittable() or is_far_and_narrow(p) is None):
@@ -219,11 +268,14 @@ def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, option
             shares = None if is_whole else shares_in_own_scale
             return integrate_divergence(p, q, terms, shape, target, shares)
 
-        result = integral(p, q, DivergenceTerms(kind))
+        result = integral(p, q, terms)
         ends = shared_ends(p, q, kind) if torch.is_grad_enabled() else None
         if ends is None:
             return result
-        value, moving = result.value.detach(), integral(ends.p, ends.q, ends.terms).value
+        value, moving = (
+            result.value.detach(),
+            integral(ends.p, ends.q, ends.terms._replace(log_scale=terms.log_scale)).value,
+        )
         changes = ends.elements.squeeze(-1) & (value > LEAST_VALUE) & value.isfinite() & moving.isfinite()
         return result._replace(
             value=torch.where(changes.expand(shape), value + (moving - moving.detach()), result.value)

@@ -19,6 +19,7 @@ from kullback.common.inputs import check_callback, check_generator, check_indepe
 from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import invalid_value, safe_repr
 from kullback.io import RowSource, paired_blocks
+from kullback.io.class_columns import unnamed_side
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.parallel.workers import Workers
 from kullback.predictions.checkpoint import (
@@ -36,7 +37,15 @@ from kullback.predictions.llama_cpp_statistics import LlamaCppRows
 from kullback.predictions.measure import PART, LikeLlamaCpp, measure, rows_in_part
 from kullback.predictions.prediction_results import Comparison, WorstRow
 from kullback.predictions.shared_rows import shared_blocks
-from kullback.predictions.sources import CALL, open_source, take_clusters, take_labels
+from kullback.predictions.sources import (
+    CALL,
+    check_columns,
+    open_source,
+    require_same_rows,
+    take_clusters,
+    take_labels,
+)
+from kullback.representations import Representation
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -61,6 +70,7 @@ def compare_predictions(
     | tuple[RepresentationName | None, RepresentationName | None]
     | None = None,
     key: str | tuple[str | None, str | None] | None = None,
+    columns: Sequence[str] | None = None,
     labels: object = None,
     labels_key: str | None = None,
     cluster: object = None,
@@ -90,13 +100,17 @@ def compare_predictions(
 
     Arguments:
         p: P, the reference: the path of a file, a source from `kullback.io.open_rows`, `Logits`, `LogProbs`, `Probs` or
-            `Counts`, or a tensor or array of shape (..., classes) whose values `representation` names.
-        q: Q, likewise, with as many rows and classes.
+            `Counts`, or a tensor, array or data frame of shape (..., classes) whose values `representation` names.
+        q: Q, likewise, with as many rows and classes. Classes that both sides name, as columns do, are paired by their
+            names. Numbered names, such as ``class_0``, are positions.
         representation: the kind of numbers: ``"logits"``, ``"log-probs"``, ``"probs"`` or ``"counts"``, for both or as
             a pair (of P, of Q).
         key: the name of the array in a file with several, for both or as a pair.
-        labels: the true class of each row, -100 if there is none: a path, or integers of shape (rows,). By default
-            the tokens of a llama.cpp base file, if P or Q is one.
+        columns: the names of the columns that are classes, of both sides. By default every column is one, and a column
+            that looks like ids or labels is refused: it has whole numbers among others, and it counts rows or is
+            named so. Without names, positions are the names.
+        labels: the true class of each row, -100 if there is none: a path, or integers or names of classes of shape
+            (rows,). Integers are positions in P. By default the tokens of a llama.cpp base file, if P or Q is one.
         labels_key: the name of the labels in their file.
         cluster: the document, window or speaker of each row: a path, or integers or text of shape (rows,).
         cluster_key: the name of the clusters in their file.
@@ -120,8 +134,9 @@ def compare_predictions(
         a `Comparison`; divergences and cross-entropies in nats.
 
     Raises:
-        FileError: a file is missing, damaged or unlike its partner, or has a row that is not a distribution; `resume`
-            belongs to other inputs or options, or is damaged. In a group, every rank raises the error of one rank.
+        FileError: a file is missing, damaged or unlike its partner, or has a row that is not a distribution; a column
+            is no class, or a class has a name that the other side has not; `resume` belongs to other inputs or
+            options, or is damaged. In a group, every rank raises the error of one rank.
         ArgumentTypeError, ArgumentValueError: an argument is of the wrong type, shape or range.
 
     Example:
@@ -146,25 +161,31 @@ def compare_predictions(
     check_callback(
         CALL, "progress", progress, "progress=print, which takes the numbers of finished rows and of all rows"
     )
+    if isinstance(p, Representation) and isinstance(q, Representation):
+        p, q = p.aligned_with(q)
     representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(
         "representation", representation
     )
     keys = _for_each("key", key)
+    columns = check_columns(columns)
     workers = Workers(CALL, group)
     most_rows = MOST_SENT if workers.size > 1 or resume is not None else None
     with ExitStack() as stack:
 
         def prepare() -> tuple[_Run, Blocks, list[str]]:
             sides: list[RowSource] = []
+            require_same_rows(p, q)
             for given, held, its_key, name in zip((p, q), representations, keys, ("p", "q"), strict=True):
-                sides.append(open_source(given, held, its_key, name))
+                sides.append(open_source(given, held, its_key, name, columns))
                 if sides[-1] is not given:
                     stack.callback(sides[-1].close)
-            source_p, source_q = sides
+            source_p, source_q = sides[0], sides[1].in_order_of(sides[0])
             rows_in_block = _rows_in_block(sides, block_bytes, most_rows)
             blocks = paired_blocks(source_p, source_q, rows=rows_in_block)
             rows = source_p.rows or source_q.rows
             true_classes, notes = take_labels(labels, labels_key, source_p, source_q)
+            by_position = unnamed_side(source_p.class_names, source_q.class_names)
+            notes += [] if by_position is None else [by_position]
             groups = take_clusters(cluster, cluster_key, rows)
             if llama_cpp is not None:
                 _check_llama_cpp(llama_cpp, true_classes)
@@ -184,7 +205,7 @@ def compare_predictions(
                 workers, (source_p, source_q), collector, like, rows_in_block, progress, resume is not None
             )
             if resume is not None and workers.rank == 0:
-                identity = _identity(sides, true_classes, worst, llama_cpp)
+                identity = _identity(sides, true_classes, worst, llama_cpp, columns)
                 run.checkpoint = stack.enter_context(checkpoint_of(resume, identity))
             return run, blocks, notes
 
@@ -304,20 +325,26 @@ class _Run:
             self.checkpoint.add(encoded_rows(torch.cat(tables), [row for rows in worst for row in rows]))
 
 
-def _identity(sides: Sequence[RowSource], labels: Tensor | None, worst: int, llama_cpp: str | None) -> str:
+def _identity(
+    sides: Sequence[RowSource],
+    labels: Tensor | None,
+    worst: int,
+    llama_cpp: str | None,
+    columns: Sequence[str] | None,
+) -> str:
     """Return the fingerprint of everything that the measured rows of a comparison depend on.
 
     Clusters, bootstrap draws and the size of blocks are not included: the rows do not depend on them.
     """
     held = [[side.format, side.key, side.shape, side.representation, _content(side)] for side in sides]
-    return fingerprint(sides=held, labels=labels, options=[worst, llama_cpp])
+    return fingerprint(sides=held, labels=labels, options=[worst, llama_cpp, columns])
 
 
 def _content(side: RowSource) -> Any:
     """Return an identification of a file's content; for a tensor in memory, a digest of it."""
-    if side.format != "tensor":
+    if side.format not in ("tensor", "frame"):
         return file_stamp(side.path)
-    digest = hashlib.sha256(str(side.dtype).encode())
+    digest = hashlib.sha256(f"{side.dtype}, {side.class_names}".encode())
     for block in side.blocks():
         digest.update(tensor_bytes(block))
     return digest.hexdigest()

@@ -11,7 +11,7 @@ from kullback.parallel.workers import Workers
 
 # Formats that can read a block without the blocks before it. Of others each worker reads all rows: text and compressed
 # arrays are decoded from the beginning, and statements about the whole file, such as its stored mass, need all of it.
-DIRECT = {"npy", "safetensors", "pt", "parquet", "tensor"}
+DIRECT = {"npy", "safetensors", "pt", "parquet", "tensor", "frame"}
 
 
 def shared_blocks(

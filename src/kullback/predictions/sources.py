@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import as_tensor
+from kullback.common.inputs import as_tensor, is_integer, whole_from
 from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
 from kullback.io import RowSource, open_rows, read_clusters, read_labels
+from kullback.io.class_columns import chosen_classes, places_of_labels
 from kullback.io.reader import Reader, flat_shape
 from kullback.io.source_files import FileReference
 from kullback.representations import REPRESENTATIONS, Representation
@@ -44,12 +46,122 @@ class TensorReader(Reader):
         return self._tensor[start:stop].cpu()
 
 
+class FrameReader(TensorReader):
+    """A reader of a data frame in memory, whose columns are the classes.
+
+    Arguments:
+        frame: a data frame of pandas or Polars, or a table of PyArrow.
+        columns: the columns that are classes; all by default.
+        name: the argument that it was passed as.
+    """
+
+    format = "frame"
+
+    def __init__(self, frame: Any, columns: Sequence[str] | None, name: str) -> None:
+        names = list(frame.column_names if hasattr(frame, "column_names") else frame.columns)
+        ref = FileReference(
+            Path(f"a {type(frame).__module__.partition('.')[0]} {type(frame).__name__}"), name
+        )
+        places = list(range(len(names)))
+        if columns is not None:
+            places = chosen_classes(columns, [str(each) for each in names], len(names), ref)
+        arrays = [_numbers_of(frame, names, at, ref) for at in places]
+        if not arrays or not len(arrays[0]):
+            got, instead = f"shape {frame.shape}", "pass a frame with data"
+            raise ref.error(wanted="at least one row and one column", got=got, instead=instead)
+        super().__init__(as_tensor(CALL, name, np.column_stack(arrays)), name)
+        self.ref, self.class_names = ref, tuple(str(names[at]).strip() for at in places)
+        self.has_classes_only = columns is not None
+        whole = [at for at, array in enumerate(arrays) if array.dtype.kind in "iu"]
+        self.integer_classes = frozenset(whole if len(whole) < len(arrays) else ())
+
+
+def _numbers_of(frame: Any, names: Sequence[Any], at: int, ref: FileReference) -> Any:
+    """Return a column of a data frame as an array of numbers."""
+    column = frame.iloc[:, at] if hasattr(frame, "iloc") else frame[names[at]]
+    array = np.asarray(column)
+    if array.dtype.kind == "O" and str(column.dtype)[:1] in "IUF":  # pandas' types with missing values
+        array = column.to_numpy(dtype="float64", na_value=np.nan)
+    if array.dtype.kind not in "iuf":
+        raise ref.error(
+            wanted="columns of numbers, one for each class",
+            got=f"column {str(names[at])!r} of {column.dtype if hasattr(column, 'dtype') else column.type}",
+            instead="leave it out, or choose columns=[...]; for tables use compare_tables(p, q)",
+        )
+    return array
+
+
+def check_columns(columns: object) -> list[str] | None:
+    """Return the names of columns as a list of text; None if there are none."""
+    if columns is None:
+        return None
+    names = list(columns) if isinstance(columns, Iterable) and not isinstance(columns, str | bytes) else []
+    known = all(isinstance(name, str) or whole_from(name) is not None for name in names)
+    texts = [str(name) for name in names]
+    if not texts or not known or len(set(texts)) < len(texts):
+        raise invalid_value(
+            CALL,
+            "columns",
+            wanted="the names of the columns that are classes, each once",
+            got=safe_repr(columns),
+            instead="columns=['cat', 'dog']",
+        )
+    return texts
+
+
+def is_frame(given: object) -> bool:
+    """Return whether an object is a data frame of pandas or Polars, or a table of PyArrow, in memory."""
+    library, name = type(given).__module__.partition(".")[0], type(given).__name__
+    return (library, name) in {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table")}
+
+
+def require_same_rows(p: object, q: object) -> None:
+    """Refuse two pandas data frames whose rows have different labels: they are not the same positions."""
+    indices = [cast("Any", frame).index for frame in (p, q) if is_frame(frame) and hasattr(frame, "iloc")]
+    if len(indices) == 2 and not indices[0].equals(indices[1]):
+        raise invalid_value(
+            CALL,
+            "p, q",
+            wanted="data frames with the same index: the same rows in the same order",
+            got="frames with different indices",
+            instead="q.loc[p.index] to match the rows, or frame.reset_index(drop=True) for rows in the same order",
+        )
+
+
+def _refused_columns(columns: Sequence[str]) -> NoReturn:
+    raise invalid_value(
+        CALL,
+        "columns",
+        wanted="none for an open source",
+        got=safe_repr(columns),
+        instead="open_rows(path, columns=...)",
+    )
+
+
+def _refuse_other_objects(given: object, name: str) -> None:
+    """Refuse tables and draws."""
+    if hasattr(given, "columns") and not isinstance(given, Tensor):
+        got = f"a {type(given).__name__}, which may be a table"
+        instead = (
+            f"compare_tables(p, q) to compare tables by column, {CALL}(p, q, representation='probs') to compare rows "
+            f"of a frame in memory, or {name}=Probs(frame.to_numpy())"
+        )
+        raise invalid_type(CALL, name, wanted="a tensor or an array", got=got, instead=instead)
+    if isinstance(given, Samples):
+        instead = f"{name}=Counts(histogram of the draws)"
+        raise invalid_type(CALL, name, wanted="a distribution in each row", got="Samples", instead=instead)
+
+
 def open_source(
-    given: object, representation: RepresentationName | None, key: str | None, name: str
+    given: object,
+    representation: RepresentationName | None,
+    key: str | None,
+    name: str,
+    columns: Sequence[str] | None = None,
 ) -> RowSource:
-    """Open a path, or wrap a tensor, as a source of rows; `name` is the argument it was passed as."""
+    """Open a path, or wrap a tensor or data frame, as a source of rows; `name` is the argument it was passed as."""
     if isinstance(given, RowSource):
-        return given
+        return given if columns is None else _refused_columns(columns)
     is_name = isinstance(representation, str) and representation in REPRESENTATIONS
     if representation is not None and not is_name:
         raise invalid_value(
@@ -61,10 +173,13 @@ def open_source(
         )
     if isinstance(given, str | os.PathLike):
         path = cast("str | os.PathLike[str]", given)
-        return open_rows(path, representation=representation, key=key, name=name)
+        return open_rows(path, representation=representation, key=key, columns=columns, name=name)
     if key is not None:
         instead = f"{CALL}(p, q) without key"
         raise invalid_value(CALL, "key", wanted="none for a tensor", got=safe_repr(key), instead=instead)
+    if is_frame(given) and representation is not None:
+        return RowSource(FrameReader(given, columns, name), representation)
+    _refuse_other_objects(given, name)
     if isinstance(given, Representation):
         own = NAME_OF[type(given)]
         if representation not in (None, own):
@@ -75,15 +190,8 @@ def open_source(
                 got=safe_repr(representation),
                 instead=f"{CALL}(p, q) without representation",
             )
-        return RowSource(TensorReader(given.weights(), name), own)
-    if hasattr(given, "columns") and not isinstance(given, Tensor):
-        got = f"a {type(given).__name__}, which may be a table"
-        instead = f"compare_tables(p, q) to compare tables by column, or {name}=Probs(frame.to_numpy())"
-        raise invalid_type(CALL, name, wanted="a tensor or an array", got=got, instead=instead)
-    if isinstance(given, Samples):
-        instead = f"{name}=Counts(histogram of the draws)"
-        raise invalid_type(CALL, name, wanted="a distribution in each row", got="Samples", instead=instead)
-    return RowSource(TensorReader(as_tensor(CALL, name, given), name), representation)
+        return RowSource(TensorReader(given.weights(), name), own, columns)
+    return RowSource(TensorReader(as_tensor(CALL, name, given), name), representation, columns)
 
 
 def take_labels(
@@ -93,10 +201,16 @@ def take_labels(
     if isinstance(given, str | os.PathLike):
         path = cast("str | os.PathLike[str]", given)
         rows = p.rows or q.rows
-        return read_labels(path, key=key, rows=rows, classes=p.classes, key_name="labels_key"), []
+        names = p.class_names
+        found = read_labels(
+            path, key=key, rows=rows, classes=p.classes, class_names=names, key_name="labels_key"
+        )
+        return found, []
     _refuse_key("labels", key, given)
     if given is None:
         return _stored_labels(p, q)
+    if p.class_names is not None:
+        given = _places_of_names(given, p.class_names)
     labels = as_tensor(CALL, "labels", given).detach().cpu().reshape(-1)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         got = f"dtype {labels.dtype}"
@@ -114,6 +228,26 @@ def take_labels(
         )
     require_values("labels", len(labels), p.rows or q.rows)
     return labels, []
+
+
+def _places_of_names(given: Any, names: tuple[str, ...]) -> Any:
+    """Return the positions of labels that are names of classes; other labels are returned as they are."""
+    is_whole = isinstance(given, Tensor) and is_integer(given)
+    if isinstance(given, Tensor) and not is_whole:
+        return given
+    labels = cast("Tensor", given).cpu().numpy() if is_whole else np.asarray(given)
+    if labels.dtype.kind not in "OUiu" or not labels.ndim:
+        return given
+    places, unknown = places_of_labels(labels.reshape(-1), names)
+    if unknown is not None:
+        raise invalid_value(
+            CALL,
+            "labels",
+            wanted=f"names of classes, such as {names[0]!r}, or {NO_LABEL} for none",
+            got=safe_repr(unknown),
+            instead="labels=positions of the true classes, as integers",
+        )
+    return given if places is None else places
 
 
 def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]]:

@@ -27,6 +27,7 @@ from kullback.tables.arguments import (
 )
 from kullback.tables.columns.bins import Bins
 from kullback.tables.columns.types import Field
+from kullback.tables.contents import content_finding, content_of
 from kullback.tables.contingency import (
     Pair,
     column_bins,
@@ -102,8 +103,8 @@ def compare_tables(
         progress: called with a sentence before each reading of a table.
 
     Returns:
-        for every column that both tables have, the largest PSI first: the divergences with standard errors and
-        intervals, a test, and the bins. Columns that cannot be compared are among the findings.
+        for every column that both tables have, the largest PSI first and identifiers last: the divergences with
+        standard errors and intervals, a test, and the bins. Columns that cannot be compared are among the findings.
 
     Raises:
         ArgumentTypeError: p or q is not a table.
@@ -243,7 +244,9 @@ class _Tables:
             *names,
             p.rows,
             q.rows,
-            tuple(sorted(columns, key=lambda column: (-least(column.psi), column.name))),
+            tuple(
+                sorted(columns, key=lambda each: (each.content == "identifier", -least(each.psi), each.name))
+            ),
             tuple(replace(each, p_adjusted=value) for each, value in zip(joint, corrected, strict=True)),
             tuple(found),
             settings.confidence,
@@ -260,9 +263,11 @@ class _Tables:
             bins = {name: of_column[name] for name, (_, of_column) in own.items()}
             counted = self._joint_counts(bins, [(name,) for name in names])
         columns: list[ColumnComparison] = []
+        identifiers: list[Finding] = []
         for name, (settings, bins) in own.items():
             p, q = self.p.columns[name], self.q.columns[name]
             new, vanished = unshared_categories(q, p), unshared_categories(p, q)
+            content = content_of(name, p, q, weighted=self.p.weights is not None)
             table = column_contingency(self.p, self.q, name, bins[name])
             parts, remarks = divergences(table, settings, counted.get((name,)), (name,), (p, q))
             parts = self._in_order(parts, [name])
@@ -275,12 +280,20 @@ class _Tables:
                     new=new.names,
                     vanished=vanished.names,
                     histogram=histogram(p, q),
+                    content=content,
                     **parts,
                 )
             )
             of_text = text_finding(name, p, q, parts.get("words"))
             remarks += [] if of_text is None else [of_text]
-            findings += in_proportion([*column_findings(name, p, q, new, vanished), *remarks])
+            remarks = in_proportion([*column_findings(name, p, q, new, vanished), *remarks])
+            if content == "identifier":
+                remarks = [replace(each, level="note") for each in remarks]
+                identifiers.append(content_finding(name, p, q, content))
+            elif content is not None:
+                remarks.append(content_finding(name, p, q, content))
+            findings += remarks
+        findings += identifiers
         return columns
 
     def _groups(

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kullback.tables.columns.types import Field
     from kullback.tables.table_profile import Profile
 
-# The codes of findings, each with its usual level and when it is reported. Within version 2 of the JSON codes may be
-# added, never changed.
 FINDINGS: dict[str, tuple[Level, str]] = {
     "no-rows": ("error", "a table has no rows, or no weight: there is no comparison"),
     "no-common-column": ("error", "the tables share no column: there is no comparison"),
@@ -43,6 +41,10 @@ FINDINGS: dict[str, tuple[Level, str]] = {
         "the order of a table's rows was not examined: its engine or saved profile has none",
     ),
     "few-rows": ("warning", "too few independent rows for intervals, or for as many bins as asked for"),
+    "numbers-as-text": (
+        "warning",
+        "most values of a column of text are numbers or dates, which are compared as categories",
+    ),
     "lengths-only": ("warning", "only the lengths of a column's long texts are compared, not their words"),
     "words-differ": (
         "warning",
@@ -62,7 +64,12 @@ FINDINGS: dict[str, tuple[Level, str]] = {
     "constant": ("note", "a column has a single value in a table"),
     "infinite": ("note", "the divergence of the counts is infinite: a bin is empty on one side"),
     "rare-categories": ("note", "values too rare to be compared one by one were compared in groups"),
+    "identifier": ("note", "nearly every row has its own value of a column, as identifiers have"),
 }
+"""The codes of findings, each with its usual level and when it is reported.
+
+Within version 2 of the JSON codes may be added, never changed.
+"""
 MOST_NAMED = 100  # new and vanished categories that a result names
 NAMED = 5  # of these in a sentence
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import overload
+from typing import Literal, overload
 
 from kullback.common.display import Shown
 from kullback.errors import LONGEST_NAME, ColumnNotFoundError, printable, quoted, safe_repr
 from kullback.results.finding import Finding
 from kullback.results.value import Value
 from kullback.tables.columns.types import ColumnType
+
+Content = Literal["numbers-as-text", "identifier"]
 
 
 def least(quantity: Value[float | None]) -> float:
@@ -122,6 +124,8 @@ class ColumnComparison(_Divergences):
         ks: the Kolmogorov-Smirnov distance of numbers, timestamps or lengths: the largest difference of P's and Q's
             cumulative proportions, from 0 to 1; None for categories. `p_value` combines the test of the bins and the
             Cramer-von Mises test, which sees the order of the numbers.
+        content: ``"numbers-as-text"`` for text whose values are mostly numbers or dates, ``"identifier"`` where nearly
+            every row has its own value; else None. The divergences of such columns say little; findings say why.
 
     Example:
         >>> import pyarrow as pa
@@ -142,6 +146,7 @@ class ColumnComparison(_Divergences):
     histogram: tuple[HistogramBin, ...]
     ks: float | None = None
     words: float | None = None
+    content: Content | None = None
 
     @property
     def label(self) -> str:

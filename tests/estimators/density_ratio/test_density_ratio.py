@@ -56,6 +56,7 @@ def labeled(x, y, weights=None):
     )
 
 
+@pytest.mark.sweep
 def test_gaussian_draws():
     x, y = gaussians(1000, 1500, seed=2)
     estimate = density_ratio(Samples(x), Samples(y), generator=seeded())
@@ -68,6 +69,7 @@ def test_gaussian_draws():
     assert estimate.value.shape == ()
 
 
+@pytest.mark.sweep
 def test_twenty_dimensions_and_a_thousand_draws():
     mean = np.array([0.4] + [0.0] * 19)
     covariance = 0.3 ** np.abs(np.arange(20)[:, None] - np.arange(20))
@@ -84,6 +86,7 @@ def test_twenty_dimensions_and_a_thousand_draws():
     )  # what the best nearest-neighbor package misses on average
 
 
+@pytest.mark.sweep
 def test_heavy_tails():
     """Independent Cauchy coordinates, of which a Gaussian or a quadratic form is absurd."""
     rng = np.random.default_rng(0)
@@ -95,6 +98,7 @@ def test_heavy_tails():
     assert not any("Gaussian" in note for note in estimate.notes)
 
 
+@pytest.mark.sweep
 def test_equal_distributions():
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((1000, 4)), rng.standard_normal((1000, 4))
@@ -103,6 +107,7 @@ def test_equal_distributions():
     assert covers(estimate, 0.0)
 
 
+@pytest.mark.sweep
 def test_a_ratio_that_no_gaussian_has():
     """Symmetric mixtures: the first two moments are equal, and KL by quadrature is 0.372."""
     rng = np.random.default_rng(0)
@@ -117,6 +122,7 @@ def test_a_ratio_that_no_gaussian_has():
     assert abs(float(estimate.value) - truth) < 0.05
 
 
+@pytest.mark.sweep
 def test_a_generator_gives_the_same_number():
     x, y = gaussians(200, 200)
     first, second = (density_ratio(Samples(x), Samples(y), generator=seeded(5)) for _ in range(2))
@@ -124,6 +130,7 @@ def test_a_generator_gives_the_same_number():
     assert torch.equal(first.standard_error, second.standard_error)
 
 
+@pytest.mark.sweep
 def test_the_draws_may_be_moved_and_scaled():
     x, y = gaussians(500, 500)
     plain = density_ratio(Samples(x), Samples(y), generator=seeded())
@@ -140,6 +147,7 @@ def test_half_precision_draws():
     assert covers(estimate, GAUSSIAN_TRUTH)
 
 
+@pytest.mark.sweep
 def test_weights_make_draws_of_another_distribution():
     """Draws of N(0, 1.3²) weighted to N(0, 1)."""
     rng = np.random.default_rng(0)
@@ -153,6 +161,7 @@ def test_weights_make_draws_of_another_distribution():
     assert float(plain.value) < truth - 0.1
 
 
+@pytest.mark.sweep
 def test_the_scale_of_weights_is_of_no_account():
     x, y = gaussians(300, 300)
     weights = np.random.default_rng(0).random(300)
@@ -163,6 +172,7 @@ def test_the_scale_of_weights_is_of_no_account():
     assert float(first.value) == pytest.approx(float(second.value), rel=1e-9)
 
 
+@pytest.mark.sweep
 def test_copies_in_one_cluster_tell_no_more_than_one_of_them():
     x, y = gaussians(150, 1500)
     copies = np.repeat(x, 10, axis=0) + 1e-3 * np.random.default_rng(1).standard_normal((1500, 3))
@@ -206,6 +216,7 @@ def test_a_classifier_that_is_certain_stays_finite():
     assert math.isfinite(float(estimate.value))
 
 
+@pytest.mark.sweep
 def test_far_apart_is_said():
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((300, 1)), rng.standard_normal((300, 1)) + 6
@@ -216,6 +227,7 @@ def test_far_apart_is_said():
     assert any("separates many of P's draws from all of Q's" in note for note in estimate.notes)
 
 
+@pytest.mark.sweep
 def test_constant_and_repeated_columns():
     x, y = gaussians(300, 300)
     ones = np.ones((300, 1))
@@ -323,6 +335,7 @@ def test_calibration_agrees_with_scikit_learn():
     np.testing.assert_allclose(calibrated(raw, draws)[0], model.decision_function(raw[:, None]), atol=1e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", [0, 8, 14])
 def test_the_upper_end_has_its_own_error_where_the_estimate_is_near_zero_by_chance(seed):
     """30 clusters of 20 in 3-D: at these estimates, a third of KL or less, the error is no half of that at KL."""

@@ -128,6 +128,7 @@ def test_counts_beside_known_probabilities_have_the_interval_of_rows(make):
     assert impossible.interval[0] == impossible.interval[1] == impossible.value == math.inf
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["kl", "js", "tv", "hellinger", "chi2", "renyi:0.5"])
 @pytest.mark.parametrize("n", [40, 100])
 def test_intervals_beside_known_probabilities_hold_by_enumeration(kind, n):
@@ -141,6 +142,7 @@ def test_intervals_beside_known_probabilities_hold_by_enumeration(kind, n):
         assert scipy.stats.binom.pmf(np.arange(n + 1), n, q) @ held.numpy() >= 0.93
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_has_an_interval_for_each_row(kind):
     a, b = RNG.multinomial([400, 90, 7], P), B

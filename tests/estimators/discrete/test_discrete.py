@@ -157,6 +157,7 @@ def test_clusters_of_one_draw_have_the_variance_of_draws():
     assert variance_of_sum(of_p[x] / 400, torch.zeros(400, dtype=torch.int64)) == math.inf
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "n", "m", "least"),
     [
@@ -247,6 +248,7 @@ def test_intervals_keep_other_confidences(confidence):
     assert float(held.double().mean()) == pytest.approx(confidence, abs=0.04)
 
 
+@pytest.mark.sweep
 def test_intervals_have_an_upper_end_where_the_draws_show_the_categories_and_none_where_they_do_not():
     # By chance, categories that Q never showed may outnumber those that it showed once: rarely.
     assert float(kl_interval(*drawn("zipf_permuted", 100_000))[1].isfinite().double().mean()) > 0.98
@@ -256,6 +258,7 @@ def test_intervals_have_an_upper_end_where_the_draws_show_the_categories_and_non
     assert float(low.mean()) > 1.5
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("n", [1000, 10_000, 100_000])
 def test_coverage_adjusted_has_the_smallest_error_on_the_zipf_pairs(n):
     for name in ("zipf", "zipf_permuted", "zipf_equal"):
@@ -395,6 +398,7 @@ def test_equal_weights_change_nothing_and_repeats_in_a_cluster_tell_nothing_new(
     assert ignoring.standard_error < 0.5 * repeated.standard_error
 
 
+@pytest.mark.sweep
 def test_weights_that_make_one_distribution_of_another():
     rng = np.random.default_rng(4)
     p, q = PAIRS["ten_categories"]
@@ -406,6 +410,7 @@ def test_weights_that_make_one_distribution_of_another():
     assert 0.91 <= np.mean(held) <= 0.99
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("edges", [[-1.0, 1.0], scipy.stats.norm.ppf(np.arange(1, 20) / 20)])
 def test_weights_that_depend_on_the_category_do_not_make_a_difference(edges):
     """Importance weights from N(1, 1) to N(0, 1): categories of small x have fewer independent draws than others."""
@@ -417,6 +422,7 @@ def test_weights_that_depend_on_the_category_do_not_make_a_difference(edges):
     assert 0.02 <= above / repetitions <= 0.085
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("stick", [0.0, 0.5])
 def test_intervals_with_clusters_hold_the_divergence(stick):
     rng = np.random.default_rng(5)

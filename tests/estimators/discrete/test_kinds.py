@@ -160,6 +160,7 @@ def self_plugin(kind, name, first, second, n):
     return np.exp(values) if name == "renyi:2" else values
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", [*BOUNDED, Renyi(0.5)], ids=lambda kind: kind.name)
 def test_bounded_kinds_lose_most_of_their_bias(kind):
     p, q = zipf(10, 1.0), np.full(10, 0.1)
@@ -192,6 +193,7 @@ def test_standard_errors_are_the_spread_of_the_values():
         assert float(found.standard_error.mean()) == pytest.approx(float(found.value.std()), rel=0.12), kind
 
 
+@pytest.mark.sweep
 def test_more_draws_narrow_the_interval_to_the_truth():
     p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.2, 0.2, 0.3, 0.3])
     for kind in KINDS:

@@ -149,6 +149,7 @@ CASES: list[tuple[str, float, Callable[[np.random.Generator], tuple[Any, Any]]]]
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("truth", "draw"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_intervals_cover_and_the_error_is_below_the_textbooks(truth: float, draw: Any) -> None:
     rng = np.random.default_rng(5)
@@ -470,6 +471,7 @@ def test_the_upper_end_allows_for_what_wide_balls_do_not_show(d: int) -> None:
         )
 
 
+@pytest.mark.sweep
 def test_the_upper_end_stays_where_fewer_neighbors_show_no_more() -> None:
     for by, d in ((0.0, 5), (0.0, 8), (0.3, 8)):
         highs = []

@@ -424,6 +424,7 @@ def test_torch_func_and_forward_mode() -> None:
     torch.testing.assert_close(tangent, expected.sum())
 
 
+@pytest.mark.heavy
 def test_it_compiles_in_one_graph_with_its_gradient() -> None:
     loc = torch.tensor([0.3, -1.0], dtype=torch.float64, requires_grad=True)
     q = Normal(torch.zeros(2).double(), torch.full((2,), 2.0).double(), validate_args=False)

@@ -197,6 +197,7 @@ def test_other_shapes_are_left_to_plain_torch() -> None:
     assert closed_forms.fused_divergence(normal(small), normal(q)) is None
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("relative", "factor"), [(1e-9, 1), (1e-3, 1), (0.03, 1), (1e-4, 1e3)])
 def test_values_of_many_dimensions_nearly_equal_are_those_of_mpmath(relative: float, factor: float) -> None:
     p, other = drawn(PAIRS[0], (), 64, (2, 2))

@@ -187,6 +187,7 @@ def test_matrices_of_any_kind_have_all_digits(names: tuple[str, str], relative: 
                 assert mpmath.mnorm(error) <= 1e-11 * mpmath.mnorm(expected)
 
 
+@pytest.mark.sweep
 def test_derivatives_of_both_orders_by_covariances_and_precisions_are_consistent() -> None:
     (loc_p, root_p), (loc_q, root_q) = drawn((2,), 3)
     for name in ("covariance_matrix", "precision_matrix"):

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.heavy
+
 HERE = Path(__file__).parent
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 

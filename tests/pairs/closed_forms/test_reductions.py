@@ -20,6 +20,7 @@ from torch.distributions import (
     Gamma,
     Independent,
     LogNormal,
+    LowRankMultivariateNormal,
     MixtureSameFamily,
     MultivariateNormal,
     Normal,
@@ -393,3 +394,36 @@ def test_bounds_refuse_what_is_no_distribution() -> None:
     p = MixtureSameFamily(Categorical(double(0.5, 0.5)), parts)
     with pytest.raises(NoRuleError, match="AffineTransform"):
         kl_bounds(p, p)
+
+
+def test_bounds_of_components_that_share_a_covariance() -> None:
+    """A covariance without a dimension for the components gives the bounds of the same one for each component."""
+    generator = torch.Generator().manual_seed(0)
+
+    def centers(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def mixture(loc: Tensor, covariance: Tensor) -> MixtureSameFamily:
+        weights = torch.ones(loc.shape[:-1], dtype=torch.float64)
+        return MixtureSameFamily(Categorical(weights), MultivariateNormal(loc, covariance))
+
+    eye = torch.eye(3, dtype=torch.float64)
+    factor, variances = centers(3, 1), torch.ones(3, dtype=torch.float64)
+    for shape in ((2, 3), (5, 2, 3)):
+        p, q = centers(*shape), centers(*shape)
+        apart = kl_bounds(mixture(p, eye.expand(*shape, 3)), mixture(q, 2 * eye.expand(*shape, 3)))
+        for shared_p, shared_q in (
+            (eye, 2 * eye),
+            (eye, 2 * eye.expand(*shape, 3)),
+            (eye.expand(*shape, 3), 2 * eye),
+        ):
+            found = kl_bounds(mixture(p, shared_p), mixture(q, shared_q))
+            for bound, other in zip(found, apart, strict=True):
+                assert torch.allclose(bound, other, rtol=1e-12)
+        low_rank = LowRankMultivariateNormal(p, factor, variances)
+        parts = MixtureSameFamily(Categorical(torch.ones(shape[:-1], dtype=torch.float64)), low_rank)
+        full = mixture(p, factor @ factor.mT + torch.diag(variances))
+        for bound, other in zip(
+            kl_bounds(parts, mixture(q, eye)), kl_bounds(full, mixture(q, eye)), strict=True
+        ):
+            assert torch.allclose(bound, other, rtol=1e-9)

@@ -154,6 +154,7 @@ def test_every_route_of_one_pair(route: str) -> None:
     torch.testing.assert_close(ROUTES[route](f)(x), differences(f, x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "kind", [KL(), JensenShannon(), TotalVariation(), ChiSquared()], ids=lambda kind: kind.name
 )

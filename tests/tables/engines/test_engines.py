@@ -113,7 +113,7 @@ def test_a_dask_cluster_counts_the_same(cluster, table, profile, bins):
     assert_all_counts_equal(as_dask(table), table, profile, bins)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_spark_counts_the_same(spark, table, profile, bins):
     frame = as_spark(table, spark)
     assert_all_counts_equal(frame, table, profile, bins)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Number
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kullback.common.inputs import can_inspect
-from kullback.errors import invalid_value
+from kullback.errors import invalid_value, safe_repr
 from kullback.estimators.discrete import point
 from kullback.estimators.discrete.measures import KNOWN
 from kullback.estimators.draws import (
@@ -118,6 +119,17 @@ def drawn_one_by_one(call: str, x: Samples | Counts) -> Samples:
     if x.labels is None:
         return Samples(
             torch.repeat_interleave(torch.arange(len(repeats)), repeats).to(counts.device), independent=True
+        )
+    if not (
+        all(isinstance(label, str) for label in x.labels)
+        or all(isinstance(label, Number) for label in x.labels)
+    ):
+        raise invalid_value(
+            call,
+            "p, q",
+            wanted="labels that are all text or all numbers if the other side is draws",
+            got=f"{', '.join(map(safe_repr, x.labels[:3]))}",
+            instead=f"{call}(p, Counts(collections.Counter(y))) of the draws y, counts on both sides",
         )
     return Samples(np.repeat(np.asarray(x.labels), repeats.numpy()), independent=True)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.gradients import gradients_of
 from kullback.common.inputs import can_inspect
 from kullback.kernels.codes import Outcome
 
@@ -150,16 +151,13 @@ class _ClosedForm(torch.autograd.Function):
 
 def _reference_gradients(
     form: Form, parameters: Parameters, grad: Tensor, required: list[bool]
-) -> tuple[Tensor | None, ...]:
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        value = form.reference(parameters)
-        values = _compute(form, tuple(x.detach() for x in parameters), ())[0]
+) -> list[Tensor | None]:
+    values = _compute(form, tuple(x.detach() for x in parameters), ())[0]
+
+    def reference(parameters: Sequence[Tensor]) -> Tensor:
+        value = form.reference(tuple(parameters))
         # The reference leaves it to its caller to set +inf where P has mass outside Q's support.
         is_infinite = values.isinf() & value.detach().to(values.dtype).isfinite()
-        value = torch.where(is_infinite, torch.inf, value)
-        by = [x for x, need in zip(parameters, required, strict=True) if need]
-        gradients = iter(
-            torch.autograd.grad(value.to(grad.dtype), by, grad, create_graph=again, materialize_grads=True)
-        )
-    return tuple(next(gradients) if need else None for need in required)
+        return torch.where(is_infinite, torch.inf, value)
+
+    return gradients_of(reference, parameters, grad, required)

@@ -30,7 +30,8 @@ def rounding_error(p: Beta | Dirichlet, q: Beta | Dirichlet, value: Tensor) -> T
     """Bound the rounding error of KL by the only term that is subtracted."""
     totals = [concentrations(d).detach() for d in (p, q)]
     # For huge totals the term depends only on their ratio, so smaller totals replace them and do not overflow.
-    shrunk = torch.where(torch.maximum(*(x.amax(-1) for x in totals)) > 1e290, 1e-10, 1.0)
+    is_huge = torch.maximum(*(x.amax(-1) for x in totals)) > 1e290
+    shrunk = torch.where(is_huge, torch.full_like(totals[0][..., 0], 1e-10), 1.0)
     p_total, q_total = ((x * shrunk.unsqueeze(-1)).sum(-1) for x in totals)
     return 1e-12 * value + 1e-14 * stirling_bregman(p_total, q_total) + 1e-15
 

@@ -62,8 +62,8 @@ def kl_transformed_transformed(
 
     Transforms with equal values do not cancel if they have different parameters that require gradients.
     """
-    if _same(p.transforms, q.transforms) and all(step.bijective for step in p.transforms):
-        if not _move_apart(p.transforms, q.transforms):
+    if same_maps(p.transforms, q.transforms) and all(step.bijective for step in p.transforms):
+        if not move_apart(p.transforms, q.transforms):
             return kl(p.base_dist, q.base_dist)
         if p.event_shape:
             return kl(_of_dimensions(p), _of_dimensions(q))
@@ -72,7 +72,7 @@ def kl_transformed_transformed(
     steps = steps_of(p.transforms), steps_of(q.transforms)
     count = 0
     for pair in zip(*map(reversed, steps), strict=False):
-        if not (_same(*pair) and pair[0].bijective and not _move_apart(*pair)):
+        if not (same_maps(*pair) and pair[0].bijective and not move_apart(*pair)):
             break
         count += 1
     if not count or any(step.domain.event_dim or step.codomain.event_dim for each in steps for step in each):
@@ -125,30 +125,30 @@ def _of_dimensions(d: TransformedDistribution) -> Distribution:
     return result
 
 
-def _same(a: object, b: object) -> bool:
+def same_maps(a: object, b: object) -> bool:
     """Return whether two transforms are equal, also for classes of torch without a comparison."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return len(a) == len(b) and all(same_maps(x, y) for x, y in zip(a, b, strict=True))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if not isinstance(a, Transform) or type(a) is not type(b) or a == b:
         return bool(a == b)
     if type(a).__eq__ is not Transform.__eq__ or type(a).__module__ != Transform.__module__:
         return False
-    return all(_same(x, vars(b)[name]) for name, x in vars(a).items() if not name.startswith("_"))
+    return all(same_maps(x, vars(b)[name]) for name, x in vars(a).items() if not name.startswith("_"))
 
 
-def _move_apart(a: object, b: object) -> bool:
+def move_apart(a: object, b: object) -> bool:
     """Return whether two equal transforms have different parameters that require gradients."""
     if a is b or not torch.is_grad_enabled():
         return False
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return is_differentiated(a) or is_differentiated(b)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return any(map(_move_apart, a, b))  # pyright: ignore[reportUnknownArgumentType]
+        return any(map(move_apart, a, b))  # pyright: ignore[reportUnknownArgumentType]
     if not (isinstance(a, Transform) and isinstance(b, Transform)):
         return any(isinstance(x, Tensor) and is_differentiated(x) for x in (a, b))
     if type(a).__name__ == "_InverseTransform":
-        return _move_apart(a.inv, b.inv)
-    return any(_move_apart(x, vars(b).get(name)) for name, x in vars(a).items() if not name.startswith("_"))
+        return move_apart(a.inv, b.inv)
+    return any(move_apart(x, vars(b).get(name)) for name, x in vars(a).items() if not name.startswith("_"))
 
 
 @reduction(MixtureSameFamily, MixtureSameFamily)

@@ -78,6 +78,11 @@ class IntegerDensity(Density):
         return Coordinate(None, None)
 
 
+def _last_integer(is_zero: Tensor, like: Tensor) -> Tensor:
+    """Return 0 where `is_zero`, else infinity, in the dtype of a tensor: half-precision ends overflow."""
+    return torch.where(is_zero, 0.0, torch.inf).to(like.dtype)
+
+
 def _power(n: Tensor, log_base: Tensor) -> Tensor:
     """Return n log base with 0 log 0 = 0; the derivative is 0 where the base is 0."""
     empty = log_base == -torch.inf
@@ -131,7 +136,7 @@ class NegativeBinomialDensity(_Trials):
     """(x + r - 1)! / (x! (r - 1)!) p^x (1 - p)^r, where p is the probability of the counted outcome, as in torch."""
 
     def high(self) -> Tensor | None:
-        return torch.where((self.log_success == -torch.inf) | (self.total_count == 0), 0.0, torch.inf)
+        return _last_integer((self.log_success == -torch.inf) | (self.total_count == 0), self.total_count)
 
     def log_density(self, at: Points) -> Tensor:
         r, x = self.total_count, at.x
@@ -157,7 +162,7 @@ class PoissonDensity(IntegerDensity):
     rate: Tensor
 
     def high(self) -> Tensor | None:
-        return torch.where(self.rate == 0, 0.0, torch.inf)
+        return _last_integer(self.rate == 0, self.rate)
 
     def log_density(self, at: Points) -> Tensor:
         x = at.x
@@ -182,7 +187,7 @@ class GeometricDensity(IntegerDensity):
     log_failure: Tensor
 
     def high(self) -> Tensor | None:
-        return torch.where(self.log_failure == -torch.inf, 0.0, torch.inf)
+        return _last_integer(self.log_failure == -torch.inf, self.log_failure)
 
     def log_density(self, at: Points) -> Tensor:
         return self.log_success + _power(at.x, self.log_failure)

@@ -74,6 +74,10 @@ class AffineDensity(Density):
     def nonsmooth_points(self) -> list[Tensor]:
         return [self.loc + self.scale * point for point in self.part.nonsmooth_points()]
 
+    def image_coordinate(self, t: Tensor) -> Tensor:
+        """Convert the part's coordinate to the coordinate of this density."""
+        return self._own_coordinate(t)
+
     def _own_coordinate(self, t: Tensor) -> Tensor:
         """Convert the part's coordinate to the coordinate of this density."""
         own = self.part.coordinate()
@@ -139,8 +143,12 @@ class _MappedDensity(Density):
     def nonsmooth_points(self) -> list[Tensor]:
         return [self._image(point) for point in self.part.nonsmooth_points()]
 
-    def _own_coordinate(self, t: Tensor) -> Tensor:
+    def image_coordinate(self, t: Tensor) -> Tensor:
         """Convert the part's coordinate to the coordinate of this density."""
+        return t if self._keeps_coordinate() else self._own_coordinate(t)
+
+    def _own_coordinate(self, t: Tensor) -> Tensor:
+        """Convert the part's coordinate to the coordinate of this density, also where they are the same."""
         at = self.part.coordinate().points(t)
         own = Coordinate(self.low(), self.high())
         log_above, log_below = self._log_distances(at)

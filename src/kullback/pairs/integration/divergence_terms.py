@@ -36,6 +36,10 @@ class DivergenceTerms(NamedTuple):
     beyond: int | None = None
     """The side, 0 for P and 1 for Q, that may have mass beyond the other's support, next to a shared end. The
     derivatives by this mass leave out its multiple that they have beyond the other's support."""
+    log_scale: Tensor | None = None
+    """For Renyi's divergence of P and Q that are far apart: the approximate logarithm of the sum of p^a q^(1 - a). The
+    terms are then p^a q^(1 - a) / e^log_scale. The usual terms, of the power divergence, would lose such a sum: it is
+    their distance from a constant."""
 
     @property
     def order(self) -> float:
@@ -71,10 +75,14 @@ class DivergenceTerms(NamedTuple):
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Return the terms from the logarithms of the masses."""
+        if self.log_scale is not None:
+            return torch.exp(self._log_power(log_p, log_q) - _behind(self.log_scale, log_p))
         return self._additive().terms(pair_of_logs(log_p, log_q)).nan_to_num(nan=0.0, posinf=1e300)
 
     def log_size(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Return the logarithm of the approximate size of a term, also where the term overflows or underflows."""
+        if self.log_scale is not None:
+            return self._log_power(log_p, log_q)
         either = torch.maximum(log_p, log_q)
         growth = self.growth
         if growth.is_bounded:
@@ -99,7 +107,7 @@ class DivergenceTerms(NamedTuple):
         Each is exact relative to its own mass, however large the other mass is: far out on a tail the derivative of
         the logarithm of a density is huge. The derivatives are differentiable.
         """
-        if 0 != self.order != 1:
+        if 0 != self.order != 1 and self.order < math.inf:
             derivatives = self._power_derivatives(log_p, log_q)
         elif self.beyond is None:
             derivatives = self._derivatives(log_p, log_q)
@@ -116,7 +124,9 @@ class DivergenceTerms(NamedTuple):
         return sides[0], sides[1]
 
     def _derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        if behaves_as(self.kind, Renyi):  # of order 0, which depends on the masses that are 0
+        if behaves_as(
+            self.kind, Renyi
+        ):  # of order 0, which depends on the masses that are 0, or of order inf
             return self.kind.derivatives(pair_of_logs(log_p, log_q))
         # A mass of 0 is replaced by a negligible one, which has a derivative.
         logs = (torch.where(log == -torch.inf, _NO_MASS, log) for log in (log_p, log_q))
@@ -141,6 +151,9 @@ class DivergenceTerms(NamedTuple):
     def sensitivities(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivatives of each term by log p and by log q."""
         alpha = self.order
+        if self.log_scale is not None:
+            terms = self.terms(log_p, log_q)
+            return alpha * terms, (1 - alpha) * terms
         if alpha in (0.0, 1.0):
             by_p, by_q = self._additive().derivatives(pair_of_logs(log_p, log_q))
         else:
@@ -156,9 +169,14 @@ class DivergenceTerms(NamedTuple):
     def _power_derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """Return (A - p) / (alpha - 1) and (q - A) / alpha at A = p^alpha q^(1 - alpha), times the kind's factor."""
         alpha = self.order
-        there = (log_p > -torch.inf) & (log_q > -torch.inf)
+        log_power = self._log_power(log_p, log_q)
+        if (
+            self.log_scale is not None
+        ):  # multiples of the masses, which the normalization removes, are left out
+            shares = torch.softmax(log_power, -1)
+            return alpha / (alpha - 1) * shares, -shares
+        there = log_power > -torch.inf
         a, b = torch.where(there, log_p, 0), torch.where(there, log_q, 0)
-        log_power = torch.where(there, alpha * a + (1 - alpha) * b, -torch.inf)
         if behaves_as(self.kind, Renyi):  # alpha / sum A times the derivatives of Alpha
             log_scale = math.log(alpha) - log_power.logsumexp(-1, keepdim=True)
         else:
@@ -178,6 +196,12 @@ class DivergenceTerms(NamedTuple):
             sides.append(torch.where(near & there, close, power - mass))
         return sides[0] / (alpha - 1), -sides[1] / alpha
 
+    def _log_power(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """Return alpha log p + (1 - alpha) log q, and -inf where one has no mass."""
+        there = (log_p > -torch.inf) & (log_q > -torch.inf)
+        a, b = torch.where(there, log_p, 0), torch.where(there, log_q, 0)
+        return torch.where(there, self.order * a + (1 - self.order) * b, -torch.inf)
+
     def error(self, value: Tensor, error: Tensor, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Turn the error of the sum of terms into the error of the divergence, which may be a function of the sum."""
         if self.kind.additive:
@@ -185,6 +209,8 @@ class DivergenceTerms(NamedTuple):
         if not behaves_as(self.kind, Renyi):
             return error * self._change_by_terms(log_p, log_q)
         alpha = self.order
+        if self.log_scale is not None:
+            return error / abs(alpha - 1) * torch.exp(self.log_scale - (alpha - 1) * value)
         return error * torch.exp(value) if alpha == 0 else error * alpha * torch.exp(-(alpha - 1) * value)
 
     def _change_by_terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -197,6 +223,11 @@ class DivergenceTerms(NamedTuple):
             for by, log in zip(pair, (log_p, log_q), strict=True)
         ]
         return 2 * (sizes[0] + sizes[1]) / (sizes[2] + sizes[3]).clamp(min=1e-300)
+
+
+def _behind(x: Tensor, like: Tensor) -> Tensor:
+    """Return numbers for the elements of a batch with as many dimensions as terms, whose batch dimensions are first."""
+    return x.reshape(*x.shape, *[1] * (like.ndim - x.ndim))
 
 
 def total_of_masses(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:

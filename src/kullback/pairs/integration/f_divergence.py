@@ -77,7 +77,7 @@ def _integral(
     q: Density,
     terms: DivergenceTerms,
     log_masses: Callable[[Density, Density, _Needed], tuple[Tensor, Tensor]],
-    error: Tensor,
+    error: Callable[[Tensor, Tensor], Tensor],
     diverges: Tensor,
     second_order: Callable[[Tensor, Tensor], Tensor],
 ) -> Integral:
@@ -85,7 +85,7 @@ def _integral(
     with torch.no_grad():
         logs = log_masses(p.detached(), q.detached(), None)
         value = terms.total(*logs)
-        error = torch.where(diverges, 0.0, terms.error(value, error, *logs))
+        bound = torch.where(diverges, 0.0, terms.error(value, error(*logs), *logs))
         unintegrated = torch.stack([(torch.exp(log).sum(-1) - 1).abs() for log in logs]).amax(0)
         unintegrated = torch.where(diverges, 0.0, unintegrated)
     if torch.is_grad_enabled():
@@ -101,7 +101,7 @@ def _integral(
         value = with_derivatives(value, derivatives, *log_masses(p, q, needed))
         value = value + second_order(*logs)
         value = value if is_tracked(value) else value + zero_of([*p.tensors(), *q.tensors()])
-    return Integral(torch.where(diverges, torch.inf, value), error, unintegrated)
+    return Integral(torch.where(diverges, torch.inf, value), bound, unintegrated)
 
 
 def _needed(by: Tensor, log: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ def integrate_divergence(
     def second_order(log_p: Tensor, log_q: Tensor) -> Tensor:
         return torch.where(diverges, 0, _of_breaks(pieces, parts, tracked, terms, (log_p, log_q)))
 
-    return _integral(p, q, terms, log_masses, error, diverges, second_order)
+    return _integral(p, q, terms, log_masses, lambda *_: error, diverges, second_order)
 
 
 def _log_masses(
@@ -434,7 +434,9 @@ def _first_panels(piece: _Piece, breakpoints: list[Tensor], terms: DivergenceTer
     kept = either_matters(log_size, either)
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
     underflows = (
-        (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1) & ~diverges & (not terms.is_own)
+        (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1)
+        & ~diverges
+        & (not terms.is_own and terms.log_scale is None)
     )
     if not (p.is_splittable() and q.is_splittable()):  # their densities are extrapolated far out
         underflows, diverges = underflows | diverges, torch.zeros_like(diverges)
@@ -584,10 +586,15 @@ def sum_divergence(
         logs = _log_masses_at(density_p, density_q, torch.minimum(n, most), needed)
         return torch.where(n <= after, logs[0], -torch.inf), torch.where(n <= after, logs[1], -torch.inf)
 
-    with torch.no_grad():
-        sizes = terms.terms(*log_masses(fixed_p, fixed_q, None)).abs().sum(-1)
-    error = 1e-15 * sizes + torch.where(cut_off & ~diverges, torch.inf, 0.0)
-    return _integral(p, q, terms, log_masses, error, diverges, lambda *logs: torch.zeros_like(error))
+    def error(log_p: Tensor, log_q: Tensor) -> Tensor:
+        sizes = terms.terms(log_p, log_q).abs()
+        if terms.log_scale is not None:  # the exponents are large, and so is their rounding
+            sizes = sizes * (1 + sum(torch.where(log.isfinite(), log.abs(), 0) for log in (log_p, log_q)))
+        return 1e-15 * sizes.sum(-1) + torch.where(cut_off & ~diverges, torch.inf, 0.0)
+
+    return _integral(
+        p, q, terms, log_masses, error, diverges, lambda *logs: torch.zeros_like(logs[0][..., 0])
+    )
 
 
 def _window(

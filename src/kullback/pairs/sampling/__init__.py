@@ -1,1 +1,1 @@
-"""Monte Carlo estimates of divergences, on request only."""
+"""Random and quasi-random draws of distributions."""

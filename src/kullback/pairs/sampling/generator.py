@@ -34,7 +34,7 @@ class DrawsFrom(TorchDispatchMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         drawn = _with_generator(func)
-        if drawn is None or kwargs.get("generator") is not None:
+        if drawn is None or any(isinstance(x, torch.Generator) for x in (*args, *kwargs.values())):
             return func(*args, **kwargs)
         tensors = [x for x in args if isinstance(x, torch.Tensor)]
         device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")

@@ -46,7 +46,11 @@ def fields(comparison: TableComparison) -> dict[str, Any]:
 
 
 def _named_first(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with the names of the columns and their type first; values have no reason here."""
+    """Return the fields with the names of the columns and their type first; values have no reason here.
+
+    Findings tell the content of a column.
+    """
+    values.pop("content", None)
     for name in TABLE_DIVERGENCE_NAMES:
         del values[name]["reason"]
     return {key: values[key] for key in FIRST if key in values} | values

@@ -298,20 +298,27 @@ def meaning(compared: Compared, verdicts: Sequence[Verdict] = ()) -> Shift:
     psi = compared.psi.value
     # Without an interval few rows are what may hide a shift.
     hidden = psi is None or (compared.psi.interval is None and len(compared.bins) > 1)
+    content = compared.content if isinstance(compared, ColumnComparison) else None
     if any(compared.label in verdict.broken_by for verdict in verdicts):
         return Shift("inconclusive" if hidden else "limit broken", "bad")
-    if psi is None:
+    if content == "identifier":
         return Shift("inconclusive", "unknown")
-    if compared.p_adjusted < SIGNIFICANT:
-        psi = max(psi, words_psi(compared) or 0.0)
-        if psi >= LARGE:
-            return Shift("large shift", "bad")
-        return Shift("shift", "warning") if psi >= MODERATE else Shift("small shift", "unknown")
-    if hidden or psi >= MODERATE:
+    if psi is not None and compared.p_adjusted < SIGNIFICANT:
+        return _significant(max(psi, words_psi(compared) or 0.0), doubtful=content is not None)
+    if psi is None or hidden or psi >= MODERATE or content is not None:
         return Shift("inconclusive", "unknown")
     of_text = isinstance(compared, ColumnComparison) and compared.column_type == "text"
     only_lengths = of_text and words_psi(compared) is None
     return Shift("lengths alike", "unknown") if only_lengths else Shift("none seen", "good")
+
+
+def _significant(psi: float, *, doubtful: bool) -> Shift:
+    """Return the meaning of a significant difference; of numbers as text, the categories may hide its size."""
+    if psi >= LARGE:
+        return Shift("large shift", "bad")
+    if psi >= MODERATE:
+        return Shift("shift", "warning")
+    return Shift("inconclusive" if doubtful else "small shift", "unknown")
 
 
 def words_psi(compared: Compared) -> float | None:
@@ -452,8 +459,12 @@ def contributors(compared: Compared, most: int) -> list[Bin]:
 
 
 def differing(comparison: TableComparison) -> list[ColumnComparison]:
-    """The columns whose difference is statistically significant, the largest PSI, of values or words, first."""
-    different = [column for column in comparison.columns if column.p_adjusted < SIGNIFICANT]
+    """The columns whose difference is significant, the largest PSI, of values or words, first; no identifiers."""
+    different = [
+        column
+        for column in comparison.columns
+        if column.p_adjusted < SIGNIFICANT and column.content != "identifier"
+    ]
     return sorted(different, key=_shift, reverse=True)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 ColumnType = Literal["numeric", "datetime", "boolean", "categorical", "text"]
+"""The types of a column."""
 # A column of strings is categories or text; its values decide.
 FieldType = ColumnType | Literal["string"]
 

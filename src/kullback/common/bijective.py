@@ -1,0 +1,47 @@
+"""A check that maps are one-to-one: torch's `log_prob` of another map's image is not its density."""
+
+from __future__ import annotations
+
+from torch.distributions import Distribution, TransformedDistribution
+from torch.distributions.transforms import ComposeTransform, Transform
+
+from kullback.errors import NoRuleError, no_rule
+
+
+def check_bijective(call: str, argument: str, d: Distribution) -> None:
+    """Raise if a distribution, or one inside it, takes its density from a map that is not one-to-one."""
+    waiting = [d]
+    for part in waiting:  # the list grows meanwhile
+        waiting += [x for x in vars(part).values() if isinstance(x, Distribution)]
+        if (
+            isinstance(part, TransformedDistribution)
+            and type(part).log_prob is TransformedDistribution.log_prob
+            and "log_prob" not in vars(part)
+        ):
+            for step in part.transforms:
+                if not step.bijective:
+                    raise not_bijective(call, argument, d, step)
+
+
+def not_bijective(call: str, argument: str, d: Distribution, step: Transform) -> NoRuleError:
+    """Return the error for a distribution with a map that is not one-to-one."""
+    while isinstance(step, ComposeTransform):
+        step = next((part for part in step.parts if not part.bijective), step.parts[0])
+    own = argument if argument in ("p", "q") else "p"
+    other = "q" if own == "p" else "p"
+    remedies = {
+        ("fit", "to"): "to=Samples(to.sample((n,)))",
+        ("fit", "q"): "a family whose maps are one-to-one",
+    }
+    by_draws = (
+        f"estimate with Samples({own}.sample((n,))) for {own} and Samples({other}.sample((n,))) for {other}"
+    )
+    is_of_torch = type(step).__module__.startswith("torch.")
+    return no_rule(
+        call,
+        argument,
+        wanted="maps that are one-to-one",
+        got=f"{type(d).__name__} with {type(step).__name__}, which is not bijective, so torch's log_prob misses mass",
+        instead=remedies.get((call, argument), by_draws)
+        + ("" if is_of_torch else ", or bijective = True in the class of a map that is one-to-one"),
+    )

@@ -1,0 +1,135 @@
+"""Draws of numbers that are in both data sets, as of a part and the whole, and their division between the two.
+
+If P's draws are also among Q's, the two sides are not independent. They look alike: estimates are too low and intervals
+are too narrow. With each shared draw on one side only, of twice the weight, the sides are independent again.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from kullback.estimators.draws import Integers, numpy_of, with_weight
+from kullback.samples import Samples
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+# A smaller share of the draws of either side has little effect.
+_FEWEST_SHARED = 0.01
+# The negative logarithm of the largest probability that ties of independent draws look like shared draws.
+_SURE = -math.log(1e-3)
+# With a larger share of other ties, some of the shared values are ties by chance.
+_FEW_TIES = 0.01
+
+
+class Shared(NamedTuple):
+    """Draws in both data sets.
+
+    Attributes:
+        p, q: the draws of either side, without weight 0.
+        in_p, in_q: which of them occur once on either side.
+        number: the number of P's draws that are also in Q.
+        are_alone: whether other values do not repeat, so that only shared draws are equal.
+    """
+
+    p: Samples
+    q: Samples
+    in_p: Flags
+    in_q: Flags
+    number: int
+    are_alone: bool
+
+    @property
+    def sentence(self) -> str:
+        """The beginning of a note."""
+        return f"{self.number:,} of P's {len(self.p):,} draws are also in Q, so P's and Q's draws are not independent."
+
+    def divided(self, rng: np.random.Generator) -> list[tuple[Samples, Samples]]:
+        """Return two pairs of sides: each shared draw is on one side of the first pair, and on the other of the second.
+
+        Where a draw remains, it has twice the weight.
+        """
+        x, y = (numpy_of(side)[:, 0] for side in (self.p, self.q))
+        values = x[self.in_p]
+        chosen = rng.permutation(values)[: len(values) // 2]
+        first_p, first_q = np.isin(x, chosen), np.isin(y, chosen)
+        return [
+            (
+                _weighted(self.p, self.in_p, first_p == is_first),
+                _weighted(self.q, self.in_q, first_q != is_first),
+            )
+            for is_first in (True, False)
+        ]
+
+
+def _weighted(side: Samples, shared: Flags, chosen: Flags) -> Samples:
+    """Return a side with the chosen ones of its shared draws, at twice the weight."""
+    kept = torch.from_numpy(~shared | chosen)
+    weights = (
+        torch.ones(len(side), dtype=torch.float64, device="cpu") if side.weights is None else side.weights
+    )
+    weights = torch.where(torch.from_numpy(shared).to(weights.device), 2 * weights, weights)[
+        kept.to(weights.device)
+    ]
+    part = copy.copy(side)
+    part.tensor = side.tensor[kept.to(side.tensor.device)]
+    part.weights = None if bool((weights == weights[0]).all()) else weights
+    return part
+
+
+def shared_draws(p: object, q: object) -> Shared | None:
+    """Return the draws of two data sets of numbers if significantly many of them are in both; None otherwise.
+
+    Equal data sets are no part and whole, and are not reported.
+    """
+    if not (isinstance(p, Samples) and isinstance(q, Samples)):
+        return None
+    if p.discrete or q.discrete or p.tensor.shape[1] != 1 or q.tensor.shape[1] != 1:
+        return None
+    p, q = with_weight(p), with_weight(q)
+    x, y = numpy_of(p)[:, 0], numpy_of(q)[:, 0]
+    place = np.unique(np.concatenate([x, y]), return_inverse=True)[1]
+    of_p, of_q = (np.bincount(side, minlength=place.max() + 1) for side in np.split(place, [len(x)]))
+    in_both = _in_both(of_p, of_q)
+    if not in_both or np.array_equal(of_p, of_q):
+        return None
+    across = (of_p == 1) & (of_q == 1)
+    others = int((of_p + of_q)[(of_p + of_q > 1) & ~across].sum())
+    are_alone = others <= _FEW_TIES * min(len(x), len(y))
+    number = int(np.minimum(of_p, of_q).sum())
+    return Shared(p, q, across[place[: len(x)]], across[place[len(x) :]], number, are_alone)
+
+
+def _in_both(of_p: Integers, of_q: Integers) -> bool:
+    """Return whether more values are on both sides than in independent draws, from the counts of each value.
+
+    A value that occurs twice in independent draws is once on each side with a probability of at most 1/2, whatever P
+    and Q are: rounded numbers and integers have as many such ties within the sides.
+    """
+    across = int(((of_p == 1) & (of_q == 1)).sum())
+    if across <= _FEWEST_SHARED * min(int(of_p.sum()), int(of_q.sum())):
+        return False
+    within = int(((of_p + of_q == 2) & (of_p != of_q)).sum())
+    excess = across - within
+    if excess > 0 and excess**2 > 2 * (across + within) * _SURE:  # Hoeffding's inequality
+        return True
+    return _none_is_absent(of_p, of_q) or _none_is_absent(of_q, of_p)
+
+
+def _none_is_absent(of_part: Integers, of_whole: Integers) -> bool:
+    """Return whether too few values of one side are absent on the other, which has all values of a part.
+
+    Of the values that occur once on one side, let n_k occur k times on the other side. In independent draws, k is a
+    mixture of Poisson numbers, so that the means have n_1^2 <= 2 n_0 n_2, by the inequality of Cauchy and Schwarz.
+    """
+    absent, once, twice = (int(((of_part == 1) & (of_whole == k)).sum()) for k in range(3))
+    least_once, most_twice = max(once - 3 * math.sqrt(once), 0.0), twice + 3 * math.sqrt(max(twice, 1))
+    expected = least_once**2 / (2 * most_twice)
+    if absent >= expected:
+        return False
+    # Chernoff's bound of a Poisson probability.
+    return expected - absent + (absent * math.log(absent / expected) if absent else 0.0) > _SURE

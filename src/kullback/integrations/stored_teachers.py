@@ -1,0 +1,131 @@
+"""Batches with a teacher's stored predictions, of sequences of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from kullback.common.words import NO_LABEL
+from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
+from kullback.integrations.batch_loss import STORED
+
+__all__ = ["StoredTeacherCollator"]
+
+_CALL = "StoredTeacherCollator"
+_Rows = Literal["next", "own"]
+_PADDING: dict[str, float] = dict(zip(STORED, (0, -torch.inf, NO_LABEL), strict=True))
+
+
+@dataclass(frozen=True)
+class StoredTeacherCollator:
+    """A collator for sequences of different lengths, each with a teacher's most probable tokens.
+
+    Another collator pads the tokens and labels. This one pads ``teacher_indices`` and ``teacher_log_probs``, of shape
+    (tokens, k), on the same side, and ``teacher_labels``, of shape (tokens), where there are some. Sequences may list
+    different numbers of tokens. A padded row has the log-probability -inf, which `TopK` does not count. Behind padding
+    on the left, the first token gets the label -100: nothing predicts it.
+
+    Arguments:
+        collator: pads the other fields, such as ``DataCollatorForSeq2Seq(tokenizer)``.
+        rows_predict: ``"next"`` if row i predicts the token after position i, as the trainers need; ``"own"`` if it
+            predicts the token at position i, as vLLM and SGLang number them. Rows are then moved by one.
+
+    Raises:
+        ArgumentTypeError: `collator` is no function.
+        ArgumentValueError: `rows_predict` is another word; in a call, a sequence has other numbers of rows and tokens,
+            or has no stored predictions.
+
+    Example:
+        >>> import torch
+        >>> from torch.nn.utils.rnn import pad_sequence
+        >>> from kullback.integrations.stored_teachers import StoredTeacherCollator
+        >>> def pad(rows):
+        ...     return {name: pad_sequence([row[name] for row in rows], batch_first=True) for name in rows[0]}
+        >>> rows = [
+        ...     {
+        ...         "input_ids": torch.arange(n),
+        ...         "teacher_indices": torch.ones(n, 1, dtype=torch.long),
+        ...         "teacher_log_probs": torch.zeros(n, 1),
+        ...     }
+        ...     for n in (2, 3)
+        ... ]
+        >>> StoredTeacherCollator(pad)(rows)["teacher_log_probs"][0, :, 0]
+        tensor([0., 0., -inf])
+
+    References:
+        Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
+    """
+
+    collator: Callable[[list[dict[str, Any]]], Any]
+    rows_predict: _Rows = "next"
+
+    def __post_init__(self) -> None:
+        if not callable(self.collator):
+            got, instead = (
+                safe_repr(self.collator),
+                "StoredTeacherCollator(DataCollatorForSeq2Seq(tokenizer))",
+            )
+            raise invalid_type(
+                _CALL, "collator", wanted="a function of a list of rows", got=got, instead=instead
+            )
+        if self.rows_predict not in get_args(_Rows):
+            got = safe_repr(self.rows_predict)
+            raise invalid_value(
+                _CALL, "rows_predict", wanted="'next' or 'own'", got=got, instead="rows_predict='next'"
+            )
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
+        """Return a batch."""
+        batch = self.collator([{k: x for k, x in row.items() if k not in STORED} for row in features])
+        length = batch["input_ids"].shape[-1]
+        for name in STORED:
+            held = [row.get(name) for row in features]
+            if all(x is None for x in held):
+                continue
+            rows = [
+                self._tensor(name, x, len(row["input_ids"])) for x, row in zip(held, features, strict=True)
+            ]
+            first = [self._first_token(batch, number, length - len(x)) for number, x in enumerate(rows)]
+            batch[name] = self._padded(name, rows, first, length)
+            for number, start in enumerate(first):
+                if start and isinstance(batch.get("labels"), Tensor):
+                    batch["labels"][number, start] = NO_LABEL
+        return batch
+
+    def _tensor(self, name: str, x: Any, tokens: int) -> Tensor:
+        """Return the rows of a sequence, moved so that row i predicts the token after position i."""
+        rows = None if x is None else torch.as_tensor(x)
+        if rows is None or rows.ndim != (1 if name == STORED[2] else 2) or len(rows) != tokens:
+            got = "none" if rows is None else f"shape {tuple(rows.shape)}"
+            raise _wrong(name, f"a row for each of the {tokens} tokens of the sequence", got)
+        if self.rows_predict == "own":
+            rows = rows.roll(-1, 0)
+            rows[-1] = _PADDING[name]
+        return rows
+
+    def _first_token(self, batch: Any, number: int, padding: int) -> int:
+        """Return where a sequence begins in its padded row: behind the padding if the collator pads on the left."""
+        if padding < 0:
+            raise _wrong(
+                "collator", "padded rows with all tokens", f"{-padding} fewer tokens in row {number}"
+            )
+        mask = batch.get("attention_mask")
+        return padding if isinstance(mask, Tensor) and padding and not bool(mask[number, 0]) else 0
+
+    def _padded(self, name: str, rows: list[Tensor], first: list[int], length: int) -> Tensor:
+        width = max(x.shape[-1] for x in rows)
+        padded: list[Tensor] = []
+        for x, start in zip(rows, first, strict=True):
+            sides = start, length - start - len(x)
+            sides = sides if x.ndim == 1 else (0, width - x.shape[1], *sides)
+            padded.append(torch.nn.functional.pad(x, sides, value=_PADDING[name]))
+        return torch.stack(padded)
+
+
+def _wrong(name: str, wanted: str, got: str) -> ArgumentValueError:
+    instead = f"{name} of all tokens of the row, with log-probabilities of -inf where there is no prediction"
+    return invalid_value(_CALL, name, wanted=wanted, got=got, instead=instead)

@@ -1,0 +1,1 @@
+"""Estimates of divergences from random draws, on request only."""

@@ -1,0 +1,338 @@
+r"""Monte Carlo estimates of divergences with a standard error, for `method="monte_carlo"` only.
+
+KL: with d = log p - log q at draws from P, the mean of d estimates KL, and so does the mean of d + c (q / p - 1) for
+any c, because E_P[q / p] = 1. The c of least variance is fitted: each half of the draws uses the c of the other half,
+which keeps the estimate unbiased. If q / p has no finite variance, or a mean other than 1, c is 0. A mixture P is
+sampled component by component. Draws that are made from normal numbers are quasi-random. A mean below 0 is only noise,
+as KL is at least 0. It becomes 0, which is nearer to KL; its gradient stays.
+
+Gradients of KL: if P can be reparameterized, they flow through the draws alone. The parameters inside log p are
+constants there, because their score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017). Otherwise they
+are score gradients with a baseline.
+
+Other kinds: half of the draws are from P, half from Q. A term q f(p / q) at a draw is divided by the density
+(p + q) / 2 of all draws, so the terms of a bounded kind are bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent
+from torch.distributions.constraints import Constraint, MixtureSameFamilyConstraint
+
+from kullback.common.control_variate import coefficient, ratio_minus_one, tail_index
+from kullback.common.dtypes import tensor_of, upcast
+from kullback.errors import NoRuleError, no_rule
+from kullback.generators import KL, Alpha, Divergence, Renyi, behaves_as
+from kullback.generators.growth import growth_of, order_of
+from kullback.generators.of_ratio import with_limits
+from kullback.generators.power import log_affinity
+from kullback.kernels.reference import pair_of_logs
+from kullback.pairs.clone import expanded
+from kullback.pairs.integration.mass import check_mass
+from kullback.pairs.monte_carlo.log_densities import (
+    AtDraws,
+    at_draws,
+    density_of_numbers,
+    log_prob_inside,
+)
+from kullback.pairs.monte_carlo.maps import without_shared_maps
+from kullback.pairs.monte_carlo.normalization import check_normalized
+from kullback.pairs.numerics.parameters import dtype_of
+from kullback.pairs.overrides import overrides, overrides_density
+from kullback.pairs.registry import names_of
+from kullback.pairs.sampling.generator import DrawsFrom
+from kullback.pairs.solve_options import FEWEST_DRAWS, SolveOptions
+from kullback.pairs.support import is_infinite
+from kullback.results.estimate import Estimate
+
+# The largest standard error, relative to the sum in the logarithm of Renyi's divergence.
+_LARGEST_ERROR = 0.3
+# The variance of terms is infinite from this tail index on.
+_LARGEST_INDEX = 0.5
+_LIBRARIES = ("torch.", "kullback.")
+
+
+def serves(kind: Divergence) -> bool:
+    """Return whether draws can estimate a kind: a mean of terms, or Renyi's function of it."""
+    return kind.additive or (behaves_as(kind, Renyi) and 0 < cast("Renyi", kind).alpha < math.inf)
+
+
+def estimate(
+    call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence
+) -> Estimate | None:
+    """Return a divergence from draws, with its standard error; None for a kind that is not a mean over draws.
+
+    Raises:
+        ArgumentValueError: the draws prove that a density is not normalized.
+        NoRuleError: a distribution has no draws or no density, the digits of the draws do not suffice, or few draws
+            decide the value.
+    """
+    if not serves(kind):
+        return None
+    is_kl = behaves_as(kind, KL)
+    for d in (p,) if is_kl else (p, q):
+        _check_draws(call, d)
+    if not p.event_shape:
+        for argument, d in (("p", p), ("q", q)):
+            check_mass(call, argument, d, None)
+    shape, dtype = torch.broadcast_shapes(p.batch_shape, q.batch_shape), dtype_of(p, q)
+    p, q = without_shared_maps(expanded(p, shape), expanded(q, shape))
+    generator, drawing = options.generator, nullcontext()
+    if generator is not None:  # otherwise torch's own generator makes the draws
+        drawing = DrawsFrom(int(torch.randint(2**62, (), generator=generator, device=generator.device)))
+    with drawing:
+        try:
+            result = _kl(call, p, q, options.draws) if is_kl else _other(call, p, q, kind, options.draws)
+        except NoRuleError:
+            raise
+        except NotImplementedError as failure:
+            raise no_rule(
+                call,
+                "method",
+                wanted="distributions with sample and log_prob for method='monte_carlo'",
+                got=f"{names_of(type(p), type(q))}; at least one lacks them",
+                instead="log_prob in the class, or @register_kl for the pair",
+            ) from failure
+    value, error = (x.to(dtype).expand(shape) for x in result)
+    return Estimate(*_not_negative(value, error), standard_error=error)
+
+
+def _check_draws(call: str, d: Distribution) -> None:
+    """Raise for a density of a user's own with the draws of another density."""
+    if overrides_density(d) and not (overrides(d, "sample") or overrides(d, "rsample")):
+        raise no_rule(
+            call,
+            "method",
+            wanted="draws from the density of P for method='monte_carlo'",
+            got=f"{type(d).__name__}, which overrides log_prob, but neither sample nor rsample",
+            instead="a sample method in the class that draws from the density of log_prob",
+        )
+
+
+def _not_negative(value: Tensor, error: Tensor) -> tuple[Tensor, None, str, None, None, tuple[str, ...]]:
+    """Return the first fields of an estimate; a mean of the draws below 0 becomes 0 and keeps its gradient."""
+    fixed = value.detach()
+    below = fixed < 0
+    if not bool(below.any()):
+        return value, None, "monte_carlo", None, None, ()
+    least = int(torch.where(below, fixed, 0).argmin())
+    mean, spread = float(fixed.flatten()[least]), float(error.flatten()[least])
+    note = (
+        f"The mean of the draws was {mean:.3g} (standard error {spread:.2g}). A divergence is at least 0, so the value "
+        "is 0."
+    )
+    return torch.where(below, value - fixed, value), None, "monte_carlo", None, None, (note,)
+
+
+# ---- KL.
+
+
+def _kl(call: str, p: Distribution, q: Distribution, draws: int) -> tuple[Tensor, Tensor]:
+    """Return KL(P || Q) from draws of P, with its standard error."""
+    at = at_draws(call, p, q, draws)
+    d = at.log_p - at.log_q
+    _check_numbers(call, p, q, at.log_p, at.log_q)
+    size = (at.log_p.detach().abs() + at.log_q.detach().abs()).nan_to_num(posinf=0.0).mean()
+    rounding = 2 * torch.finfo(d.dtype).eps * float(size)
+    d = d if at.score is None else _with_score(d, at.score)
+    ratio, log_ratio = ratio_minus_one(d), -d.detach()
+    if at.weights is not None:
+        # The i-th draws of all components make one draw of the mixture's integrand. The weights inside log p have a
+        # score of mean 0; the weights outside are the frequencies of the components.
+        used = at.weights > 0
+        ratio, log_ratio = _weighted(ratio, at), _weighted(log_ratio, at, in_logs=True)
+        d = torch.where(used, at.weights * torch.where(used, d, 0), 0).sum(1)
+    check_normalized(call, p, q, log_ratio, rounding)
+    _check_other_side(call, p, q, draws, rounding)
+    if not _shares_support(p, q):  # the mean of q / p under P need not be 1
+        ratio = torch.zeros_like(ratio)
+    value, error = _mean(d, ratio, at.sequences)
+    infinite = _is_infinite(p, q)
+    return torch.where(infinite, torch.inf, value), torch.where(infinite, 0, error)
+
+
+def _check_numbers(call: str, p: Distribution, q: Distribution, log_p: Tensor, log_q: Tensor) -> None:
+    """Raise if log p is not finite at a draw of P, or log q is NaN or +inf."""
+    wrong = ~log_p.detach().isfinite() | log_q.detach().isnan() | (log_q.detach() == torch.inf)
+    if bool(wrong.any()):
+        raise no_rule(
+            call,
+            "method",
+            wanted="log-densities that are numbers at the draws for method='monte_carlo'",
+            got=f"NaN or infinite ones at {float(wrong.double().mean()):.2g} of the draws for "
+            f"{names_of(type(p), type(q))}",
+            instead="parameters in float64, or a log_prob that is -inf outside its support",
+        )
+
+
+def _check_other_side(call: str, p: Distribution, q: Distribution, draws: int, rounding: float) -> None:
+    """Raise if draws of Q prove that a user's own density is not normalized: E_Q[p / q] is at most 1 too."""
+    if all(type(d).__module__.startswith(_LIBRARIES) for d in (p, q)):
+        return
+    try:
+        _check_draws(call, q)
+        with torch.no_grad():
+            at = at_draws(call, q, p, draws)
+    except NotImplementedError:  # without draws of Q, only the draws of P tell
+        return
+    check_normalized(call, q, p, _weighted(at.log_q - at.log_p, at, in_logs=True), rounding)
+
+
+def _is_infinite(p: Distribution, q: Distribution) -> Tensor:
+    """Return where KL is certainly infinite by a tail of P that falls too slowly, which few draws show."""
+    while isinstance(p, Independent) and isinstance(q, Independent) and p.event_shape == q.event_shape:
+        p, q = p.base_dist, q.base_dist
+    infinite = torch.zeros((), dtype=torch.bool, device="cpu")
+    densities = density_of_numbers(p), density_of_numbers(q)
+    if densities[0] is None or densities[1] is None:
+        return infinite
+    mask = is_infinite(densities[0], densities[1])
+    return infinite if mask is None else mask
+
+
+def _with_score(d: Tensor, log_p: Tensor) -> Tensor:
+    """Add the effect of P's parameters on the draws to the gradient; the value stays the same."""
+    fixed = d.detach()
+    fixed = torch.where(fixed.isinf(), 0, fixed)
+    others = (fixed.sum(0) - fixed) / (d.shape[0] - 1)
+    return d + (fixed - others) * (log_p - log_p.detach())
+
+
+def _shares_support(p: Distribution, q: Distribution) -> bool:
+    """Return whether P and Q have the same support; otherwise the mean of q / p under P need not be 1."""
+    try:
+        return _same(p.support, q.support)
+    except NotImplementedError:
+        return False
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, MixtureSameFamilyConstraint):
+        return _same(a.base_constraint, b)
+    if isinstance(b, MixtureSameFamilyConstraint):
+        return _same(a, b.base_constraint)
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return bool((tensor_of(a) == tensor_of(b)).all())
+    if not isinstance(a, Constraint) or type(a) is not type(b):
+        return a == b
+    return all(_same(value, vars(b)[name]) for name, value in vars(a).items())
+
+
+def _mean(d: Tensor, ratio: Tensor, sequences: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the mean of d plus a fitted multiple of q / p - 1, whose mean is 0, and its standard error.
+
+    Draw i belongs to the sequence i % sequences, unless `sequences` is 0. Their number is even.
+    """
+    infinite = d.isinf().any(0)
+    d = torch.where(infinite, 0, d)
+    halves = torch.arange(d.shape[0], device=d.device) % 2 == 0
+    fitted = [coefficient(d.detach()[half], ratio[half]) for half in (~halves, halves)]
+    corrected = d + torch.where(halves.reshape(-1, *[1] * (d.ndim - 1)), *fitted) * ratio
+    value, error = corrected.mean(0), _standard_error(corrected.detach(), sequences)
+    error = error + torch.finfo(d.dtype).eps * value.detach().abs()
+    return torch.where(infinite, torch.inf, value), torch.where(infinite, 0, error)
+
+
+def _standard_error(x: Tensor, sequences: int) -> Tensor:
+    each = x.unflatten(0, (-1, sequences)).mean(0) if sequences else x
+    return each.std(0) / each.shape[0] ** 0.5
+
+
+# ---- The other kinds.
+
+
+class _Half(NamedTuple):
+    """Terms at the draws of one side, 0 with the gradient of each, and the powers in Renyi's divergence."""
+
+    terms: Tensor
+    changes: Tensor
+    powers: Tensor
+    sequences: int
+
+
+def _other(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, draws: int
+) -> tuple[Tensor, Tensor]:
+    """Return a divergence from as many draws of P as of Q, with its standard error.
+
+    The gradient is that of the terms at fixed draws, because the density of the draws is constant in it.
+    """
+    alpha = order_of(kind) if behaves_as(kind, Renyi) else None
+    additive = with_limits(kind if alpha is None else Alpha(alpha))
+    halves: list[_Half] = []
+    for first, other in ((p, q), (q, p)):
+        with torch.no_grad():
+            at = at_draws(call, first, other, max(draws // 2, FEWEST_DRAWS))
+            logs = (at.log_p, at.log_q) if first is p else (at.log_q, at.log_p)
+            _check_numbers(call, first, other, at.log_p, at.log_q)
+            check_normalized(call, first, other, _weighted(at.log_q - at.log_p, at, in_logs=True))
+            log_mean = torch.logaddexp(*logs) - math.log(2)
+            pair = pair_of_logs(upcast(logs[0] - log_mean), upcast(logs[1] - log_mean))
+            terms, derivatives = additive.terms(pair), additive.derivatives(pair)
+            powers = torch.exp(log_affinity(pair, alpha)) if alpha is not None else torch.zeros_like(terms)
+        changes = torch.zeros_like(terms)
+        if torch.is_grad_enabled():
+            for d, by in zip((p, q), derivatives, strict=True):
+                log = log_prob_inside(d, at.x)
+                used = by.isfinite() & log.detach().isfinite()
+                changes = changes + torch.where(used, by, 0) * torch.where(used, log - log.detach(), 0)
+        halves.append(
+            _Half(_weighted(terms, at), _weighted(changes, at), _weighted(powers, at), at.sequences)
+        )
+    value, error = _mean_of_halves([(half.terms, half.sequences) for half in halves])
+    change = sum((half.changes.mean(0) / 2 for half in halves), torch.zeros_like(value))
+    if alpha is not None:
+        powers, power_error = _mean_of_halves([(half.powers, half.sequences) for half in halves])
+        _check_tails(call, p, q, kind, [half.powers for half in halves], power_error / powers)
+        relative = alpha * (alpha - 1) * value
+        near = relative.abs() < 0.5
+        log_power = torch.where(near, torch.log1p(torch.where(near, relative, 0)), torch.log(powers))
+        scale = alpha / torch.where(near, 1 + relative, powers)
+        return log_power / (alpha - 1) + scale * change, scale * torch.where(
+            near, error, power_error / abs(alpha * (alpha - 1))
+        )
+    if not growth_of(additive).is_bounded:
+        _check_tails(call, p, q, kind, [half.terms for half in halves], error / (1 + value))
+    return value + change, error
+
+
+def _weighted(x: Tensor, at: AtDraws, *, in_logs: bool = False) -> Tensor:
+    """Return the mean over the components of a mixture, of numbers or of exponentials."""
+    if at.weights is None:
+        return x
+    weights = at.weights.detach()
+    if in_logs:
+        return (torch.log(weights) + torch.where(weights > 0, x, 0)).logsumexp(1)
+    return torch.where(weights > 0, weights * torch.where(weights > 0, x, 0), 0).sum(1)
+
+
+def _mean_of_halves(halves: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    """Return the mean of both halves' means, and its standard error; +inf if a number is infinite."""
+    infinite = torch.stack([x.isinf().any(0) for x, _ in halves]).any(0)
+    numbers = [(torch.where(infinite, 0, x), sequences) for x, sequences in halves]
+    value = sum((x.mean(0) for x, _ in numbers), torch.zeros_like(infinite, dtype=torch.float64)) / 2
+    error = torch.stack([_standard_error(*each) for each in numbers]).square().sum(0).sqrt() / 2
+    return torch.where(infinite, torch.inf, value), torch.where(infinite, 0, error)
+
+
+def _check_tails(
+    call: str, p: Distribution, q: Distribution, kind: Divergence, terms: list[Tensor], error: Tensor
+) -> None:
+    """Raise if few draws decide the value: then the standard error is too small, or the sum is not known."""
+    few = error > _LARGEST_ERROR
+    for x in terms:
+        few = few | (tail_index(x) >= _LARGEST_INDEX)
+    if bool(few.any()):
+        raise no_rule(
+            call,
+            "p, q, kind",
+            wanted="terms whose mean does not depend on few draws for method='monte_carlo'",
+            got=f"{kind!r} of {names_of(type(p), type(q))}, whose tails are too heavy or too far apart",
+            instead="method='auto' for pairs with a rule, or KL(), JensenShannon() or SquaredHellinger()",
+        )

@@ -1,0 +1,325 @@
+"""The log-densities of P and Q at draws of P, without the digits that a saturating map loses.
+
+Draws are made before the maps of P, and log p gets the log-determinants of the maps. If each map changes the numbers
+alone and Q's density on the line is known, log q is evaluated at points with exact distances from the ends of the
+support. Otherwise log q is evaluated at the rounded draws, and draws whose lost digits matter are refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Beta,
+    Distribution,
+    Independent,
+    LKJCholesky,
+    MixtureSameFamily,
+    Transform,
+    constraints,
+)
+
+from kullback.common.bijective import not_bijective
+from kullback.common.dtypes import upcast
+from kullback.errors import NoRuleError, no_rule
+from kullback.pairs.clone import detached
+from kullback.pairs.densities.density import Density, Points, density_of, register_density
+from kullback.pairs.monte_carlo.maps import is_of_numbers, mapped, maps_outside, pushed
+from kullback.pairs.overrides import overrides_density
+from kullback.pairs.registry import names_of
+from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
+
+# Lost digits matter if they change the mean by more than this share of its standard error.
+_SHARE = 1e-3
+# A map is flat where a move of a draw by this share changes nothing; a map whose log-determinant says that it then
+# moves by as many units of rounding is not a bijection.
+_STEP, _UNITS = 1e-3, 100.0
+
+
+class AtDraws(NamedTuple):
+    """Log-densities at draws of P, shape (draws, ...); with `weights`, (draws, components, ...)."""
+
+    x: Tensor
+    """The draws, without a gradient."""
+    log_p: Tensor
+    """It has the gradient through the draws, but none through P's own parameters, whose score has mean 0."""
+    log_q: Tensor
+    score: Tensor | None
+    """Of draws that cannot be reparameterized: log p with the gradient by P's parameters."""
+    sequences: int = 0
+    """The number of independent sequences, draw i in sequence i % sequences; 0 if all draws are independent."""
+    weights: Tensor | None = None
+    """The weights of the components of P, shape (components, ...), if each component has the same number of draws."""
+
+
+class _Draws(NamedTuple):
+    """Draws u of P before its last maps, their images x, and log p at x."""
+
+    u: Tensor
+    x: Tensor
+    steps: list[Transform]
+    log_p: Tensor
+    score: Tensor | None
+    sequences: int = 0
+    weights: Tensor | None = None
+
+
+def at_draws(call: str, p: Distribution, q: Distribution, count: int) -> AtDraws:
+    """Return the log-densities of P and Q at draws of P.
+
+    Raises:
+        NoRuleError: the digits that rounding took from the draws change the result, or a map is not a bijection.
+    """
+    draws = _drawn(p, count)
+    at = _points(p, q, draws)
+    if at is None:
+        log_p, log_q = draws.log_p, log_prob_inside(q, draws.x)
+        _check_digits(call, p, q, draws, log_p, log_q)
+    else:
+        log_p, log_q = _log_density(detached(p), at), cast("Tensor", _log_density(q, at))
+        dims = len(p.event_shape)
+        extreme = at.is_extreme().flatten(-dims).any(-1) if dims else at.is_extreme()
+        beyond = extreme & ~log_q.detach().isfinite()
+        if bool(beyond.any()):
+            raise _without_digits(call, p, q, float(beyond.double().mean()), bool(draws.steps))
+        log_p = draws.log_p if log_p is None else log_p if draws.score is None else log_p.detach()
+    return AtDraws(draws.x.detach(), log_p, log_q, draws.score, draws.sequences, draws.weights)
+
+
+def _drawn(p: Distribution, count: int) -> _Draws:
+    base, steps = maps_outside(p)
+    dims = len(base.event_shape)
+    score, weights, sequences = None, None, 0
+    if isinstance(base, MixtureSameFamily):
+        # Each component has the same number of draws; the i-th draws of all components make one draw of P.
+        parts, shares = base.component_distribution, cast("Any", base.mixture_distribution).probs
+        each = max(count // shares.shape[-1], 4)
+        own = parts.rsample((each,)) if parts.has_rsample else parts.sample((each,))
+        u = own.movedim(1 + len(base.batch_shape), 1)  # (draws, component, batch, event)
+        log_p = (detached(base) if parts.has_rsample else base).log_prob(u)
+        score = None if parts.has_rsample else parts.log_prob(own).movedim(-1, 1)
+        weights = shares.movedim(-1, 0)
+    else:
+        u = quasi_draws(base, count)
+        sequences = 0 if u is None else SEQUENCES
+        if u is None and base.has_rsample:
+            u = base.rsample((count,))
+        if u is None:
+            u = _with_right_draws(base).sample((count,))
+            score = log_p = base.log_prob(u)
+            log_p = log_p.detach()
+        else:
+            log_p = detached(base).log_prob(u)
+    x, log_det = pushed(u, steps, dims)
+    log_p = log_p if log_det is None else log_p - log_det
+    return _Draws(u, x, steps, log_p, score, sequences, weights)
+
+
+def _with_right_draws(p: Distribution) -> Distribution:
+    """Return P, or a corrected copy for LKJCholesky, whose draws in torch do not follow its density.
+
+    The squared norm of row i of the factor, without the diagonal, follows Beta(i / 2, ...); torch uses i - 1 / 2.
+    Generating Random Correlation Matrices Based on Vines and Extended Onion Method (Lewandowski et al., 2009)
+    """
+    if not isinstance(p, LKJCholesky):
+        return p
+    right = copy.copy(p)
+    beta = p._beta  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    right._beta = Beta(beta.concentration1 / 2 + 0.25, beta.concentration0)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return right
+
+
+def log_prob_inside(q: Distribution, x: Tensor) -> Tensor:
+    """Return Q's log-density at draws of P; it is -inf at draws outside the support of Q."""
+    support = _support(q)
+    inside = None if support is None else support.check(x.detach())
+    if inside is None or bool(inside.all()):
+        return q.log_prob(x)
+    own = len(q.event_shape)
+    stand_in = q.sample(x.shape[: x.ndim - own - len(q.batch_shape)])
+    at = torch.where(inside.reshape(*inside.shape, *[1] * own), x, stand_in)
+    return torch.where(inside, q.log_prob(at), -torch.inf)
+
+
+def _support(d: Distribution) -> constraints.Constraint | None:
+    try:
+        return d.support
+    except NotImplementedError:
+        return None
+
+
+# ---- Points with exact distances from the ends of the support.
+
+
+class _Line(Distribution):
+    """A stand-in for the numbers before the maps of P, which has only the ends of their support."""
+
+    def __init__(self, density: Density | None, shape: torch.Size) -> None:
+        self.density = density
+        super().__init__(shape, validate_args=False)
+
+
+class _LineDensity(Density):
+    """The support of the numbers before the maps of P."""
+
+    def __init__(self, part: Density | None) -> None:
+        object.__setattr__(self, "_ends", (None, None) if part is None else (part.low(), part.high()))
+
+    def low(self) -> Tensor | None:
+        return vars(self)["_ends"][0]
+
+    def high(self) -> Tensor | None:
+        return vars(self)["_ends"][1]
+
+    def log_density(self, at: Points) -> Tensor:
+        raise NotImplementedError
+
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        zero = torch.zeros((), dtype=torch.float64, device="cpu")
+        return zero, torch.ones_like(zero)
+
+
+register_density(_Line)(lambda d: _LineDensity(d.density))
+
+
+def _points(p: Distribution, q: Distribution, draws: _Draws) -> Points | None:
+    """Return exact points at the draws; None without maps of numbers, or if Q's density of numbers is not known."""
+    if not (draws.steps or maps_outside(q)[1]) or not all(map(is_of_numbers, draws.steps)):
+        return None
+    of_q = density_of_numbers(q)
+    start = _ends_before_maps(maps_outside(p)[0])
+    if of_q is None or start is None:
+        return None
+    line = _Line(start[0], torch.Size([*p.batch_shape, *p.event_shape]))
+    try:
+        image = density_of(mapped(line, draws.steps))
+    except NotImplementedError:  # a map without a formula, which would need the draws of the line
+        return None
+    if image is None or not _reaches(of_q, image):
+        return None
+    return image.coordinate().points(_coordinate(image, upcast(draws.u)))
+
+
+def _log_density(d: Distribution, at: Points) -> Tensor | None:
+    """Return the log-density at exact points; None if the density of the numbers is not known."""
+    density = density_of_numbers(d)
+    if density is None:
+        return None
+    dims = len(d.event_shape)
+    log_density = density.log_density(at)
+    return log_density.flatten(-dims).sum(-1) if dims else log_density
+
+
+def density_of_numbers(q: Distribution) -> Density | None:
+    """Return the density of each number of Q; None unless its numbers are independent, with a known density."""
+    while isinstance(q, Independent):
+        q = q.base_dist
+    density = None if q.event_shape or overrides_density(q) else density_of(q)
+    is_unknown = density is None or density.integer or not density.is_splittable()
+    return None if is_unknown else density
+
+
+def _ends_before_maps(base: Distribution) -> tuple[Density | None] | None:
+    """Return a density with the ends of the numbers before the maps, (None,) for the line; None if not known."""
+    support = _support(base)
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    if support is constraints.real:
+        return (None,)
+    density = density_of_numbers(base)
+    return None if density is None else (density,)
+
+
+def _reaches(outer: Density, inner: Density) -> bool:
+    """Return whether the support of one density contains the other's, for the whole batch."""
+    (low, high), (least, most) = outer.ends(), inner.ends()
+    return bool((low <= least).all()) and bool((high >= most).all())
+
+
+def _coordinate(image: Density, u: Tensor) -> Tensor:
+    """Return the coordinate, on the support of a map's image, of the image of u."""
+    if isinstance(image, _LineDensity):
+        return image.coordinate().of(u)
+    of_map = cast("Any", image)
+    return of_map.image_coordinate(_coordinate(of_map.part, u))
+
+
+# ---- Draws that lost digits.
+
+
+def _check_digits(
+    call: str, p: Distribution, q: Distribution, draws: _Draws, log_p: Tensor, log_q: Tensor
+) -> None:
+    """Raise if digits that the draws lost matter: where several have the same last value, or a map is flat."""
+    support = _support(p)
+    if support is not None and support.is_discrete:
+        return
+    support_of_q = _support(q)
+    if maps_outside(q)[1] and support_of_q is not None:
+        beyond = (log_q.detach() == -torch.inf) & support_of_q.check(draws.x.detach())
+        if bool(beyond.any()):
+            raise _without_digits(call, p, q, float(beyond.double().mean()), bool(draws.steps))
+    with torch.no_grad():
+        x, dims = draws.x.detach(), len(p.event_shape)
+        lost = ~x.isfinite()
+        for end in (x.amin(0), x.amax(0)):
+            piled = x == end
+            lost = lost | (piled & (piled.sum(0) > 1))
+        lost = lost | _flat(call, p, draws)
+        if not bool(lost.any()):
+            return
+        d = log_p - log_q
+        inward = torch.where(lost, _inward(x), x)
+        own = draws.log_p if draws.steps else p.log_prob(inward)
+        change = (own - log_prob_inside(q, inward)) - d
+        rows = lost.flatten(-dims).any(-1) if dims else lost
+        is_lost = rows & ~change.isfinite()
+        error = torch.where(rows & change.isfinite(), change, 0).abs().mean(0)
+        spread = torch.where(d.isfinite(), d, 0).std(0) / len(d) ** 0.5
+        matters = is_lost.any(0) | (error > _SHARE * spread + 1e-7 * (1 + spread))
+    if bool(matters.any()):
+        raise _without_digits(call, p, q, float(rows.double().mean()), bool(draws.steps))
+
+
+def _without_digits(call: str, p: Distribution, q: Distribution, share: float, has_maps: bool) -> NoRuleError:
+    """Return the error for draws that round to an end of a support, at which Q's density has no meaning."""
+    before = "the variables before equal maps of P and Q, whose divergence is the same, " if has_maps else ""
+    return no_rule(
+        call,
+        "method",
+        wanted="draws of P that keep their digits for method='monte_carlo'",
+        got=f"{names_of(type(p), type(q))}, where {share:.2g} of the draws round to an end of a support or overflow",
+        instead=f"{before}parameters in float64, or method='auto' where a rule serves the pair",
+    )
+
+
+def _flat(call: str, p: Distribution, draws: _Draws) -> Tensor:
+    """Return where the maps of numbers no longer move; raise if their log-determinants say that they do."""
+    x = draws.x.detach()
+    if not draws.steps or not all(map(is_of_numbers, draws.steps)):
+        return torch.zeros_like(x, dtype=torch.bool)
+    u = draws.u.detach()
+    move = _STEP * (1 + u.abs())
+    flat = torch.ones_like(x, dtype=torch.bool)
+    for step in (move, -move):
+        flat = flat & (pushed(u + step, draws.steps, 0)[0] == x)
+    log_det = pushed(u, draws.steps, 0)[1]
+    if log_det is not None and bool(flat.any()):
+        unit = torch.finfo(x.dtype).eps * (1 + x.abs())
+        if bool((flat & x.isfinite() & (torch.exp(log_det) * move > _UNITS * unit)).any()):
+            raise not_bijective(call, "p", p, draws.steps[-1])
+    return flat
+
+
+def _inward(x: Tensor) -> Tensor:
+    """Return the numbers after a move by one unit of rounding, or by a factor near 0, towards the median."""
+    info = torch.finfo(x.dtype)
+    middle = x.nan_to_num(nan=0.0).median(0).values
+    near_zero = x.abs() < 4 * info.tiny
+    moved = torch.where(
+        near_zero, 4 * info.tiny * torch.sign(middle), torch.nextafter(x, middle.expand_as(x))
+    )
+    return moved.clamp(info.min, info.max)

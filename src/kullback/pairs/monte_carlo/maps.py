@@ -1,0 +1,114 @@
+"""Distributions as maps of other distributions, so that draws before a map are known to all digits.
+
+tanh(20) rounds to 1, and e^100 is infinite in float32. A draw after such a map no longer says where it came from.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor
+from torch.distributions import (
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    Transform,
+    TransformedDistribution,
+)
+from torch.distributions.transforms import IndependentTransform
+
+from kullback.pairs.closed_forms.reductions import move_apart, same_maps
+from kullback.pairs.densities.image import steps_of
+from kullback.pairs.overrides import overrides
+
+
+def maps_outside(d: Distribution) -> tuple[Distribution, list[Transform]]:
+    """Return a distribution and maps such that `d` is the distribution of its mapped variable.
+
+    The maps of the numbers inside `Independent` become maps of vectors. Maps that the components of a mixture share
+    become maps of the mixture.
+    """
+    if _is_mapped(d):
+        base, steps = maps_outside(cast("TransformedDistribution", d).base_dist)
+        return base, steps + _elementary(cast("TransformedDistribution", d).transforms)
+    if type(d) is Independent:
+        base, steps = maps_outside(d.base_dist)
+        if steps and all(map(is_of_numbers, steps)):
+            return Independent(base, d.reinterpreted_batch_ndims, validate_args=False), steps
+    if type(d) is MixtureSameFamily:
+        base, steps = maps_outside(d.component_distribution)
+        count = 0
+        for step in reversed(steps):
+            if not (is_of_numbers(step) and _is_shared(step)):
+                break
+            count += 1
+        if count:
+            part = mapped(base, steps[: len(steps) - count])
+            return MixtureSameFamily(d.mixture_distribution, part, validate_args=False), steps[-count:]
+    return d, []
+
+
+def _elementary(transforms: list[Transform]) -> list[Transform]:
+    """Return the steps of maps; a map of vectors that changes each number alone is a map of numbers."""
+    return [
+        part
+        for step in steps_of(transforms)
+        for part in (_elementary([step.base_transform]) if isinstance(step, IndependentTransform) else [step])
+    ]
+
+
+def _is_mapped(d: Distribution) -> bool:
+    """Return whether the draws and the density of a distribution are those of a map of its base."""
+    return (
+        isinstance(d, TransformedDistribution)
+        and not any(overrides(d, name) for name in ("log_prob", "sample", "rsample"))
+        and type(d).log_prob is TransformedDistribution.log_prob
+    )
+
+
+def is_of_numbers(step: Transform) -> bool:
+    """Return whether a map changes each number alone."""
+    return not (step.domain.event_dim or step.codomain.event_dim)
+
+
+def _is_shared(step: Transform) -> bool:
+    """Return whether a map is the same for all components: its parameters, if any, are single numbers."""
+    parameters: list[Any] = list(
+        vars(step.inv if type(step).__name__ == "_InverseTransform" else step).values()
+    )
+    return all(
+        not isinstance(x, Distribution) and (not isinstance(x, Tensor) or x.numel() == 1) for x in parameters
+    )
+
+
+def mapped(base: Distribution, steps: list[Transform]) -> Distribution:
+    """Return the distribution of a mapped variable."""
+    return TransformedDistribution(base, steps, validate_args=False) if steps else base
+
+
+def without_shared_maps(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution]:
+    """Return the variables of P and Q before the last maps that they share; equal bijective maps do not change KL."""
+    (base_p, steps_p), (base_q, steps_q) = maps_outside(p), maps_outside(q)
+    count = 0
+    for step, other in zip(reversed(steps_p), reversed(steps_q), strict=False):
+        if not (step.bijective and same_maps(step, other) and not move_apart(step, other)):
+            break
+        count += 1
+    if not count:
+        return p, q
+    left, right = (mapped(d, s[: len(s) - count]) for d, s in ((base_p, steps_p), (base_q, steps_q)))
+    return (left, right) if left.event_shape == right.event_shape else (p, q)
+
+
+def pushed(u: Tensor, steps: list[Transform], event_dims: int) -> tuple[Tensor, Tensor | None]:
+    """Return the images of draws under maps, and the logarithm of the determinant of their Jacobian."""
+    image, log_det = u, None
+    for step in steps:
+        before: Tensor = image
+        image = cast("Tensor", step(before))
+        change: Tensor = step.log_abs_det_jacobian(before, image)
+        more = event_dims - step.domain.event_dim
+        change = change.flatten(-more).sum(-1) if more else change
+        log_det = change if log_det is None else log_det + change
+        event_dims += step.codomain.event_dim - step.domain.event_dim
+    return image, log_det

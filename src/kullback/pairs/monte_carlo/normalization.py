@@ -1,0 +1,59 @@
+r"""A test whether densities are normalized, from draws: the mean of q / p over draws of P is at most 1.
+
+For densities, E_P[q / p] is the mass of Q where P has mass. If it is at most 1, the product of 1 + b (q / p - 1) over
+independent draws has a mean of at most 1 for each b from 0 to 1, so it exceeds 1 / a with a probability of at most a,
+for any number of draws and any tails. A mean below 1 proves nothing: few draws of P may reach where Q has its mass.
+
+Estimating Means of Bounded Random Variables by Betting (Waudby-Smith and Ramdas, 2023)
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from kullback.errors import ArgumentValueError, invalid_value
+from kullback.pairs.registry import names_of
+
+# The probability of a refusal of normalized densities.
+_LEVEL = 1e-6
+_BETS = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
+# The allowed excess of the mean over 1. It covers densities in float32, like the tolerance of `integration.mass`.
+_ALLOWED = 3e-5
+
+
+def check_normalized(
+    call: str, p: Distribution, q: Distribution, log_ratio: Tensor, rounding: Tensor | float = 0.0
+) -> None:
+    """Raise if draws of P prove that a density is not normalized, or does not belong to the draws.
+
+    Arguments:
+        call: the name of the function that the user called.
+        p: P, whose draws these are.
+        q: Q.
+        log_ratio: log q - log p at the draws, shape (draws, ...).
+        rounding: a bound on the rounding error of `log_ratio`.
+    """
+    excess = torch.expm1(log_ratio.detach().double()).clamp(max=1e100) - _ALLOWED - rounding
+    logs = torch.stack([torch.log1p(bet * excess.clamp(min=-1)).sum(0) for bet in _BETS])
+    evidence = logs.logsumexp(0) - math.log(len(_BETS))
+    refuted = evidence > math.log(max(evidence.numel(), 1) / _LEVEL)
+    if bool(refuted.any()):
+        means = torch.exp(log_ratio.detach().double().logsumexp(0) - math.log(len(log_ratio)))
+        raise not_normalized(call, p, q, float(means[refuted].flatten()[0]))
+
+
+def not_normalized(call: str, p: Distribution, q: Distribution, mean: float) -> ArgumentValueError:
+    """Return the error for a pair whose q / p has a mean above 1 over draws of P."""
+    return invalid_value(
+        call,
+        "p, q",
+        wanted="densities that integrate to 1, and draws that follow them, so that q / p has a mean of at most 1 "
+        "over draws of P",
+        got=f"a mean of {mean:.4g} for {names_of(type(p), type(q))}",
+        instead="log_prob minus the logarithm of the mass in the class that is not normalized, or without log_prob "
+        f"{call}(Samples(p.sample((n,))), Samples(q.sample((n,))))",
+    )
