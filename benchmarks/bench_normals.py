@@ -99,8 +99,8 @@ def measure(names: tuple[str, str], dtype: torch.dtype, size: int, *, quick: boo
     else:
         steps["torch: value"] = Step(lambda: without_gradient(of_torch, p, q))
         steps["torch: gradient"] = Step(lambda: with_gradient(of_torch, p, q, of_p + of_q))
-    least, most = (1, 1) if quick else (5, 9)
-    times = interleave(steps, least=least, most=most, seconds=30.0, clock=time.process_time)
+    least, most = (1, 1) if quick else (5, 7)
+    times = interleave(steps, least=least, most=most, seconds=8.0, clock=time.process_time)
     median = {name: 1e3 * sorted(each)[len(each) // 2] for name, each in times.items()}
     row: dict[str, Any] = {
         "pair": " || ".join(names),
