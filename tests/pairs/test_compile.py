@@ -1,4 +1,4 @@
-"""torch.compile of divergences, beside closed forms and enumeration."""
+"""torch.compile: every pair of torch's registry, and others, beside torch's own formulas or enumeration."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributions as d
 from torch import Tensor
+from torch.distributions.kl import _KL_REGISTRY  # pyright: ignore[reportPrivateUsage]
 
 from kullback import kl_divergence
 
@@ -24,9 +25,123 @@ def _reset() -> Iterator[None]:
     torch.compiler.reset()
 
 
+def parameters(*names: str) -> list[Tensor]:
+    """Two members of a family, as parameters in float64."""
+    draw = torch.Generator().manual_seed(len(names))
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=draw, dtype=torch.float64)
+
+    draws: dict[str, Callable[[], Tensor]] = {
+        "real": lambda: rand(2) * 2 - 1,
+        "size": lambda: rand(2) + 0.5,
+        "chance": lambda: rand(2) * 0.8 + 0.1,
+        "power": lambda: rand(2) + 2.5,
+        "vector": lambda: rand(2, 3) * 2 - 1,
+        "sizes": lambda: rand(2, 3) + 0.5,
+        "factor": lambda: rand(2, 3, 1) - 0.5,
+        "root": lambda: rand(2, 3, 3).tril(-1) + torch.diag_embed(rand(2, 3) + 0.5),
+    }
+    return [draws[name]() for name in names]
+
+
 def by_map(*maps: Callable[[], d.Transform]) -> Make:
     """A Normal through maps that are made inside the compiled function."""
     return lambda loc, scale: d.TransformedDistribution(d.Normal(loc, scale), [make() for make in maps])
+
+
+FAMILIES: dict[str, tuple[Make, tuple[str, ...]]] = {
+    "Bernoulli": (d.Bernoulli, ("chance",)),
+    "Beta": (d.Beta, ("power", "power")),
+    "Binomial": (lambda p: d.Binomial(5, p), ("chance",)),
+    "Categorical": (lambda x: d.Categorical(logits=x), ("vector",)),
+    "Cauchy": (d.Cauchy, ("real", "size")),
+    "ContinuousBernoulli": (d.ContinuousBernoulli, ("chance",)),
+    "Dirichlet": (d.Dirichlet, ("sizes",)),
+    "Exponential": (d.Exponential, ("size",)),
+    "ExponentialFamily": (d.Normal, ("real", "size")),
+    "Gamma": (d.Gamma, ("power", "size")),
+    "Geometric": (d.Geometric, ("chance",)),
+    "Gumbel": (d.Gumbel, ("real", "size")),
+    "HalfNormal": (d.HalfNormal, ("size",)),
+    "Independent": (lambda m, s: d.Independent(d.Normal(m, s), 1), ("vector", "sizes")),
+    "Laplace": (d.Laplace, ("real", "size")),
+    "LowRankMultivariateNormal": (d.LowRankMultivariateNormal, ("vector", "factor", "sizes")),
+    "MultivariateNormal": (lambda m, r: d.MultivariateNormal(m, scale_tril=r), ("vector", "root")),
+    "Normal": (d.Normal, ("real", "size")),
+    "OneHotCategorical": (lambda x: d.OneHotCategorical(logits=x), ("vector",)),
+    "Pareto": (d.Pareto, ("size", "power")),
+    "Poisson": (d.Poisson, ("size",)),
+    "TransformedDistribution": (by_map(d.TanhTransform), ("real", "size")),
+    "Uniform": (lambda low, width: d.Uniform(low, low + width), ("real", "size")),
+}
+
+
+def both(name_p: str, name_q: str) -> tuple[Callable[..., Any], list[Tensor]]:
+    """The distributions of a pair as a function of their parameters, and these."""
+    (make_p, names_p), (make_q, names_q) = FAMILIES[name_p], FAMILIES[name_q]
+    leaves = [x.requires_grad_() for x in (*parameters(*names_p), *parameters(*names_q, "real")[:-1])]
+    split = len(names_p)
+    return lambda *x: (make_p(*x[:split]), make_q(*x[split:])), leaves
+
+
+def divergence_of(make: Callable[..., Any], leaves: list[Tensor]) -> Tensor:
+    return kl_divergence(*make(*leaves))
+
+
+def value_or_message(call: Callable[..., Tensor], *arguments: Any) -> Tensor | str:
+    try:
+        return call(*arguments)
+    except Exception as error:  # noqa: BLE001
+        return str(error)
+
+
+def gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    if not value.requires_grad:
+        return [torch.zeros_like(x) for x in leaves]
+    return list(torch.autograd.grad(value.sum(), leaves, materialize_grads=True, allow_unused=True))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's, of any graph that breaks at a derivative
+def test_every_pair_of_torchs_registry_compiles_in_one_graph_or_is_refused_in_a_sentence() -> None:
+    """The truth is torch's own formula. The pairs that torch calls infinite are refused, as an integral decides it."""
+    pairs = [(type_p.__name__, type_q.__name__) for type_p, type_q in _KL_REGISTRY]
+    made = {pair: both(*pair) for pair in pairs}
+    expected = {pair: d.kl_divergence(*make(*leaves)) for pair, (make, leaves) in made.items()}
+    infinite = [pair for pair in pairs if pair[0] != pair[1] and bool(expected[pair].isinf().all())]
+    compiled = [pair for pair in pairs if pair not in infinite]
+
+    for number, pair in enumerate(compiled):
+        torch.compiler.reset()
+        backend = "eager" if number % 8 else "aot_eager"  # which takes twice the time
+        value = torch.compile(divergence_of, fullgraph=True, backend=backend)(*made[pair])
+        torch.testing.assert_close(
+            value, expected[pair], rtol=1e-9, atol=1e-12, msg=lambda m, pair=pair: f"{pair}: {m}"
+        )
+        leaves = made[pair][1]
+        for a, b in zip(gradients(value, leaves), gradients(expected[pair], leaves), strict=True):
+            assert bool(a.isfinite().all()), pair
+            change = torch.where(b.isfinite(), a - b, 0)  # torch's derivative of an infinite value is NaN
+            if a.shape[-2:] == (
+                3,
+                3,
+            ):  # torch's derivative by a triangular matrix has entries above the diagonal
+                change = change.tril()
+            assert float(change.abs().max()) < 1e-8 * (1 + float(b.nan_to_num(0, 0, 0).abs().max())), pair
+    refused = []
+    for pair in infinite:
+        torch.compiler.reset()
+        outcome = value_or_message(torch.compile(divergence_of, fullgraph=True, backend="eager"), *made[pair])
+        if isinstance(outcome, str):
+            assert "is an integral or a sum" in outcome, (pair, outcome)
+            assert SENTENCE in outcome, pair
+            refused.append(pair)
+        else:
+            assert torch.equal(outcome, expected[pair]), pair
+    for pair in refused[::16]:  # the message names this remedy
+        torch.compiler.reset()
+        value = torch.compile(divergence_of, backend="eager")(*made[pair])
+        assert torch.equal(value, expected[pair]), pair
 
 
 MAPS: dict[str, Make] = {

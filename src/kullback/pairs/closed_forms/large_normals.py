@@ -108,7 +108,11 @@ def _is_accepted(sides: _Sides, value: Tensor, dtype: torch.dtype) -> bool:
     if all(isinstance(side, _Full) and side.is_exact for side in sides):
         return True
     limit = _ACCEPTED.get(dtype, _ACCEPTED[torch.float32])
-    return bool((_error(sides, value) <= limit * value).all())
+    if any(isinstance(side, _Full) and not side.is_exact for side in sides):
+        return bool((_error(sides, value) <= limit * value).all())
+    with torch.no_grad():
+        rounding = _SPREAD_OF_ESTIMATE * _ROUNDING * _canceling(*sides, value)
+        return bool((rounding <= limit * value).all())
 
 
 def _error(sides: _Sides, value: Tensor) -> Tensor:
