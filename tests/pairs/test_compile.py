@@ -102,6 +102,7 @@ def gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad(value.sum(), leaves, materialize_grads=True, allow_unused=True))
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's, of any graph that breaks at a derivative
 def test_every_pair_of_torchs_registry_compiles_in_one_graph_or_is_refused_in_a_sentence() -> None:
     """The truth is torch's own formula. The pairs that torch calls infinite are refused, as an integral decides it."""

@@ -212,6 +212,11 @@ def test_a_factor_follows_a_change_of_its_matrix() -> None:
             change(matrix)  # p reads the same memory
             after = kl_divergence(p, q).item()
             assert after == pytest.approx(SIZE * (2 - 1 - math.log(2)) / 2, rel=1e-6)
+        off_diagonal = torch.eye(SIZE)
+        p, q = MultivariateNormal(mean, off_diagonal), MultivariateNormal(mean, torch.eye(SIZE))
+        assert kl_divergence(p, q).item() == 0
+        off_diagonal.data[0, 1] = off_diagonal.data[1, 0] = 0.6
+        assert kl_divergence(p, q).item() == pytest.approx(-math.log(1 - 0.6**2) / 2, rel=1e-5)
 
 
 def test_a_user_matrix_is_read_below_its_diagonal() -> None:

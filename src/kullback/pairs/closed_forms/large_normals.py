@@ -42,12 +42,11 @@ _WIDTH = 256
 
 
 class _StoredRoot(NamedTuple):
-    """The Cholesky factor of a matrix or of its inverse, and the version and the diagonal of the matrix."""
+    """The Cholesky factor of a matrix or of its inverse, and a copy of the matrix."""
 
     root: Tensor
     of_inverse: bool
-    version: int
-    diagonal: Tensor
+    matrix: Tensor
 
 
 # The factors in float64 of matrices in float32.
@@ -191,12 +190,12 @@ def _of_means(p: _Side, q: _Side) -> Tensor:
     return (_solved(q.root, shift) ** 2).sum((-2, -1))
 
 
-def _of_covariances(*sides: *_Sides) -> Tensor:
+def _of_covariances(p: _Side, q: _Side) -> Tensor:
     """Return tr K^-1 L L^T K^-T - d - log det L L^T + log det K K^T."""
-    p, q = sides
-    if isinstance(p, _LowRank):
-        return _low_rank_to_full(p, q.root)
-    return _full_to_low_rank(p, q) if isinstance(q, _LowRank) else _full_to_full(p.root, q.root)
+    if isinstance(q, _Full):
+        return _low_rank_to_full(p, q.root) if isinstance(p, _LowRank) else _full_to_full(p.root, q.root)
+    assert isinstance(p, _Full)  # noqa: S101 - for the type checker: one side is full
+    return _full_to_low_rank(p, q)
 
 
 def _full_to_full(root_p: Tensor, root_q: Tensor) -> Tensor:
@@ -341,14 +340,13 @@ def _root_of(matrix: Tensor, own: Tensor, *, of_inverse: bool) -> Tensor:
     """
     if (matrix.requires_grad and torch.is_grad_enabled()) or matrix.is_inference():
         return _computed_root(without_expansion(matrix, own), of_inverse=of_inverse)
-    diagonal = matrix.detach().diagonal(dim1=-2, dim2=-1).clone()
-    stored = _ROOTS.get(matrix)
-    is_current = stored is not None and stored.version == matrix._version and stored.of_inverse is of_inverse  # noqa: SLF001
-    # A change through `.data` does not change the version.
-    if is_current and torch.equal(stored.diagonal, diagonal):
+    fixed = matrix.detach()
+    stored: _StoredRoot | None = _ROOTS.get(matrix)
+    # The numbers are compared, because a change through `.data` or NumPy leaves no other trace.
+    if stored is not None and stored.of_inverse is of_inverse and torch.equal(stored.matrix, fixed):
         return stored.root
-    root = _computed_root(without_expansion(matrix.detach(), own), of_inverse=of_inverse)
-    _ROOTS[matrix] = _StoredRoot(root, of_inverse, matrix._version, diagonal)  # noqa: SLF001
+    root = _computed_root(without_expansion(fixed, own), of_inverse=of_inverse)
+    _ROOTS[matrix] = _StoredRoot(root, of_inverse, fixed.clone())
     return root
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ def outside_of_graphs(function: FunctionT) -> FunctionT:
     """Return a function that torch.compile calls between two graphs, because it reads values; else unchanged."""
     if not torch.compiler.is_compiling():
         return function
-    return torch.compiler.disable(function)  # pyright: ignore[reportUnknownMemberType]
+    return cast(FunctionT, torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
 
 
 def is_whole_graph() -> bool:
