@@ -441,7 +441,8 @@ def test_kinds_that_are_kl_by_another_name_are_exactly_kl() -> None:
 def test_what_there_is_no_rule_for_is_an_error() -> None:
     p = Wishart(torch.tensor(5.0), torch.eye(2))
     with pytest.raises(NoRuleError, match="Wishart"):
-        divergence(p, p, TotalVariation())
+        divergence(p, Wishart(torch.tensor(6.0), torch.eye(2)), TotalVariation())
+    assert float(divergence(p, p, TotalVariation())) == 0
     with pytest.raises(NoRuleError, match="inf"):
         divergence(Normal(0.0, 1.0), Normal(0.0, 2.0), Renyi(math.inf))
     with pytest.raises(ArgumentValueError, match="discrete"):
