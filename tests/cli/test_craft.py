@@ -65,6 +65,7 @@ def examples(name: str) -> list[str]:
     return [call.strip() for call in calls]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_examples_of_the_help_run(name, here):
     calls = examples(name)

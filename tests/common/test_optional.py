@@ -77,6 +77,7 @@ def test_the_search_finds_the_packages_of_the_extras():
     )
 
 
+@pytest.mark.sweep
 def test_the_remedy_installs_the_package_that_is_missing(monkeypatch):
     for package in offered_packages():
         monkeypatch.setitem(sys.modules, package, None)
@@ -93,6 +94,7 @@ def test_the_remedy_installs_the_package_that_is_missing(monkeypatch):
             assert name in extras(), f"no extra of kullback brings {name}"
 
 
+@pytest.mark.sweep
 def test_every_package_that_is_loaded_has_an_extra():
     # By name, as llama-cpp-python is not installed where nothing compiles.
     loaded = {module.partition(".")[0] for path in SOURCES for module in modules_in(path, statements=False)}

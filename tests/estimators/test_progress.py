@@ -51,6 +51,7 @@ def vectors(n, d, digits=9):
     return (Samples(rng.standard_normal((n, d)).round(digits)) for _ in range(2))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("n", "d", "digits"), [(120, 20, 9), (200, 2, 0), (10, 40, 9)])
 def test_fits_are_counted_one_by_one(told, n, d, digits):
     """In many dimensions, with repeated values, and with more components than draws."""
@@ -71,6 +72,7 @@ def test_pairs_are_counted_up_to_all_of_a_large_batch_alone(told):
     assert told["pairs"] == [(512, 1200), (1024, 1200), (1200, 1200)]
 
 
+@pytest.mark.sweep
 def test_steps_and_starts_of_a_fit_are_counted(told):
     x = Samples(torch.randn(200, generator=seeded()))
     mixture = MixtureSameFamily(

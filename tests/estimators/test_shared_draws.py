@@ -74,6 +74,7 @@ SHARED: dict[str, tuple[Draw, float, int]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", SHARED)
 def test_intervals_cover_where_draws_are_shared_and_no_gate_passes(name: str) -> None:
     draw, truth, number = SHARED[name]
@@ -101,6 +102,7 @@ def test_the_estimate_from_divided_draws_is_close_and_finite() -> None:
     assert {one.n for one in found} == {(400, 800)}
 
 
+@pytest.mark.sweep
 def test_other_kinds_weights_clusters_and_methods_see_shared_draws_too() -> None:
     g = np.random.default_rng(0)
     p, q = in_whole(g)
@@ -159,6 +161,7 @@ TIES: dict[str, Draw] = {
 }
 
 
+@pytest.mark.sweep
 def test_ties_are_no_shared_draws() -> None:
     g = np.random.default_rng(11)
     for name, draw in TIES.items():

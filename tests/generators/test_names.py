@@ -177,6 +177,7 @@ def test_a_name_of_what_is_always_zero_is_refused(call: str) -> None:
         CALLS[call]("skew:1")
 
 
+@pytest.mark.heavy
 def test_names_compile() -> None:
     def loss(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
         return distillation_loss(student=student, teacher=teacher, kind="skew:0.2")

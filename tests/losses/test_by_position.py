@@ -103,6 +103,7 @@ def test_too_many_and_twice_given() -> None:
         DistillationLoss()(student)
 
 
+@pytest.mark.heavy
 def test_by_position_it_compiles() -> None:
     student, teacher = logits()
     loss = DistillationLoss(kind="skew:0.1")

@@ -92,6 +92,7 @@ def test_samples_pass_gradcheck_forward_and_backward(fast_mode, contiguous):
         )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fast_mode", [True, False])
 def test_samples_pass_gradgradcheck_reverse_and_forward_over_reverse(fast_mode):
     for sample in samples(requires_grad=True):

@@ -313,6 +313,7 @@ def test_meta_tensors_have_shape_and_dtype_without_data(log_target):
         assert (ours.shape, ours.dtype, ours.device) == (torchs.shape, torchs.dtype, torchs.device)
 
 
+@pytest.mark.sweep
 @FORMS
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_one_graph_serves_all_shapes_and_keeps_the_edges(reduction, log_target):

@@ -273,6 +273,7 @@ def stored_of_four(base: Tensor, which: str) -> Any:
     return TopK(indices, log_probs)
 
 
+@pytest.mark.sweep
 def test_further_derivatives_and_transforms() -> None:
     student, teacher = (2 * torch.randn(2, 3, 5, dtype=torch.float64)).unbind()
     labels = torch.tensor([1, 4, 0])

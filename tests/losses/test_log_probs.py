@@ -239,6 +239,7 @@ def test_gradients_are_those_of_the_values(estimator: Any) -> None:
     assert torch.autograd.gradgradcheck(estimate, (p, q))
 
 
+@pytest.mark.heavy
 def test_they_compile_in_one_graph_and_batch() -> None:
     p, q = torch.randn(2, 4, 6)
     for call in (

@@ -65,6 +65,7 @@ def as_json(found: ModelComparison) -> Any:
     return json.loads(report.dumps(found))
 
 
+@pytest.mark.sweep
 def test_the_numbers_are_those_of_a_plain_run() -> None:
     found = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT)
     windows = windows_by_hand(folders.base(), words(), CONTEXT)
@@ -275,6 +276,7 @@ def test_classes_that_stand_for_no_token_are_one_class() -> None:
     assert any("lower bound" in note for note in candidate.comparison.notes)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("swapped", [False, True])
 def test_padding_of_one_side_alone_is_left_out(swapped: bool) -> None:
     folder_p, folder_q = folders.int8(), folders.unpadded()
@@ -611,6 +613,7 @@ def test_the_same_path_twice_has_two_names() -> None:
     assert f"{name} (2) predicts the same as {name}" in " ".join(str(alone).split())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("one_at_a_time", [False, True])
 def test_a_mapping_gives_names(one_at_a_time: bool) -> None:
     base, given = folders.base(), {"eight bits": folders.int8(), "half": folders.bf16()}

@@ -84,6 +84,7 @@ def means(found: ModelComparison, place: int = 0) -> dict[str, float]:
 # --- a model and the reference of another
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("noise", [0.02, 0.3])
 def test_a_reference_as_candidate_says_what_holds_of_all_classes(tmp_path: Path, noise: float) -> None:
     p, q = tables(noise)

@@ -216,6 +216,7 @@ PAIRS: list[Callable[[torch.Tensor], tuple[Distribution, Distribution]]] = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", PAIRS)
 @pytest.mark.parametrize("kind", [None, JensenShannon()], ids=repr)
 def test_integrals_refuse_vmap_and_whole_graphs_with_a_sentence(make: Any, kind: Any) -> None:

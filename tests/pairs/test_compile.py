@@ -160,6 +160,7 @@ MAPS: dict[str, Make] = {
 }
 
 
+@pytest.mark.heavy
 def test_equal_maps_that_are_made_inside_compile_in_one_graph() -> None:
     """KL of Normals one apart, with one scale s, is 1 / (2 s^2), and so it is after any map."""
     scale = torch.tensor([0.5, 0.3], dtype=torch.float64, requires_grad=True)
@@ -186,6 +187,7 @@ def kl_by_terms(p: d.Distribution, q: d.Distribution, most: int) -> float:
     return total
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's, of any graph that breaks at a derivative
 @pytest.mark.parametrize("family", [d.Binomial, d.NegativeBinomial])
 def test_two_counts_compile_where_the_graph_may_break(family: Any) -> None:
@@ -218,6 +220,7 @@ def test_two_counts_compile_where_the_graph_may_break(family: Any) -> None:
             whole(*arguments)
 
 
+@pytest.mark.heavy
 def test_two_temperatures_compile_where_the_graph_may_break() -> None:
     def call(t: Tensor, u: Tensor, x: Tensor) -> Tensor:
         return kl_divergence(d.RelaxedBernoulli(t, logits=x), d.RelaxedBernoulli(u, logits=-x))

@@ -94,6 +94,7 @@ def test_one_family_is_shown_both_ways_as_a_table() -> None:
     assert RULES["Gamma", "Normal"].replace("_", " ") in row
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("family", ["Gamma", "Multinomial", "Poisson"])
 def test_one_family_is_told_in_words(family: str, width: int) -> None:
@@ -114,6 +115,7 @@ def test_one_family_is_told_in_words(family: str, width: int) -> None:
             assert (f"({MEANING[rule]}) {line}" in place) == bool(types), rule
 
 
+@pytest.mark.sweep
 def test_two_families_are_told_in_a_sentence_each_way() -> None:
     run = CliRunner().invoke(command, ["pairs", "Normal", "Gamma"], env={"COLUMNS": "200"})
     assert run.output.splitlines() == [

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from scipy import integrate, stats
 from torch import Tensor
@@ -180,6 +181,7 @@ def mapped(d: Distribution, maps: Spelling) -> TransformedDistribution:
     return TransformedDistribution(d, maps, validate_args=False)
 
 
+@pytest.mark.heavy
 def test_the_same_map_of_p_and_q_in_two_spellings_changes_nothing() -> None:
     for name, spellings in MAPS.items():
         side = FROM_TO[name][0]
@@ -201,6 +203,7 @@ def test_the_same_map_of_p_and_q_in_two_spellings_changes_nothing() -> None:
                 )
 
 
+@pytest.mark.sweep
 def test_a_map_of_one_side_gives_one_answer_in_all_spellings() -> None:
     for name, spellings in MAPS.items():
         before, after = FROM_TO[name]
@@ -287,6 +290,7 @@ def test_slow_tails_are_resolved_before_the_map() -> None:
     assert abs(float(kl_divergence(slow, LOGISTIC)) - right) < 1e-6
 
 
+@pytest.mark.sweep
 def test_gradients_flow_through_inverses_and_distribution_functions() -> None:
     cases: tuple[tuple[Callable[[Tensor], Distribution], Distribution], ...] = (
         (lambda m: mapped(standard(Normal), [AffineTransform(m, 2.0).inv, SIGMOID]), Beta(double(2.0), double(3.0))),

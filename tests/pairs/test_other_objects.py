@@ -138,6 +138,7 @@ def test_histograms_are_densities() -> None:
 # ---- SciPy's new interface.
 
 
+@pytest.mark.sweep
 def test_distributions_of_the_new_interface_are_computed() -> None:
     normal, uniform = stats.Normal(mu=0.0, sigma=1.0), stats.Uniform(a=0.2, b=0.9)
     gamma, poisson = stats.make_distribution(stats.gamma), stats.make_distribution(stats.randint)

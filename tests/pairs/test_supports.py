@@ -58,6 +58,7 @@ def mapped(d: Distribution, *maps: Any) -> TransformedDistribution:
     return TransformedDistribution(d, list(maps))
 
 
+@pytest.mark.sweep
 def test_mass_in_a_gap_of_the_other_support_is_infinitely_far() -> None:
     shift, turned = AffineTransform(1.0, 2.0), AffineTransform(0.5, -1.0)
     cases: dict[str, tuple[Distribution, Distribution]] = {
@@ -153,6 +154,7 @@ def test_a_subclass_with_its_own_support_is_integrated_there() -> None:
     torch.testing.assert_close(kl_divergence(tail, normal), double(-stats.norm.logsf(3.0)).expand(2))
 
 
+@pytest.mark.heavy
 def test_a_fit_to_an_overriding_vector_does_not_read_its_base() -> None:
     class Elsewhere(MultivariateNormal):
         def log_prob(self, value: Tensor) -> Tensor:
@@ -274,6 +276,7 @@ class OwnShape(Rayleigh):
         return tuple(self.scale.shape)
 
 
+@pytest.mark.sweep
 def test_shapes_may_be_tuples_and_lists() -> None:
     one, right = double(1.0), 2 * math.log(2) - 0.75
     three, twos = torch.ones(3, dtype=torch.float64), torch.full((3,), 2.0, dtype=torch.float64)

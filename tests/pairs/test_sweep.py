@@ -33,6 +33,7 @@ def test_nothing_is_wrong(entry: dict[str, Any], kinds: list[str]) -> None:
     assert not faults
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("entry", AGAIN, ids=name)
 def test_truths_come_out_again(entry: dict[str, Any]) -> None:
     rng = random.Random(f"sweep {entry['index']}")  # noqa: S311
@@ -46,6 +47,7 @@ def test_truths_come_out_again(entry: dict[str, Any]) -> None:
             assert x == known or (x is not None and math.isclose(x, known, rel_tol=1e-12)), (kind, x, known)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(not sweep_extended.IS_EXTENDED, reason="numpy's longdouble is float64 here")
 @pytest.mark.parametrize("entry", EXTENDED, ids=name)
 def test_extended_precision_agrees_with_mpmath(entry: dict[str, Any]) -> None:
@@ -70,6 +72,7 @@ def test_there_are_enough_pairs_of_every_sort() -> None:
     assert min(sorts.count(sort) for sort in set(sorts)) >= 10
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(not sweep_extended.IS_EXTENDED, reason="numpy's longdouble is float64 here")
 @pytest.mark.parametrize("entry", TWICE, ids=name)
 def test_second_derivatives_are_those_of_the_truth(entry: dict[str, Any]) -> None:

@@ -169,6 +169,7 @@ def test_it_is_the_same_under_vmap_and_looks_at_no_data(pair: tuple[type, type])
         assert divergence(*(mode.from_tensor(x) for x in (*at_p, *at_q))).shape == (BATCH,)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "pair", [(Normal, Normal), (Gamma, Gamma), (Uniform, Beta), (Beta, LogNormal)], ids=name
 )

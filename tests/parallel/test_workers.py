@@ -232,6 +232,7 @@ def write(folder: Path) -> list[str]:
     return ["compare", "p.npy", "q.npy", *options, "--block-mb", "0.1"]
 
 
+@pytest.mark.heavy
 def test_torchrun_shares_the_rows_and_one_worker_writes(tmp_path, monkeypatch):
     arguments = write(tmp_path)
     run = [

@@ -249,6 +249,7 @@ def test_integer_counts_and_leading_dimensions():
     assert found.divergences["kl_pq"].mean == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("classes", [7, 300, 40_000])
 def test_no_result_depends_on_the_size_of_a_block(tmp_path, dtype, classes):

@@ -117,6 +117,7 @@ def test_the_interval_of_clusters_of_unlike_size_is_that_of_a_plain_loop(case):
     assert found.reason is None
 
 
+@pytest.mark.sweep
 def test_documents_of_unlike_length_have_an_upper_end():
     """The sums of long documents are a heavy tail, though what they say of the mean is not."""
     random = np.random.default_rng(2)

@@ -114,6 +114,7 @@ def test_the_truth_of_the_study_is_the_exact_sum(monkeypatch):
         assert study.true_mean(CASES[name]) == pytest.approx(mean_of_documents(*parameters), rel=0.01)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "units"),
     [

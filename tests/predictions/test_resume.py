@@ -117,6 +117,7 @@ WRITERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("write", WRITERS, ids=lambda each: each.__name__)
 def test_a_run_that_was_stopped_goes_on_to_the_same_report(write, arrays, tmp_path):
     p, q = (write(tmp_path / name, arrays[name]) for name in ("p", "q"))
@@ -547,6 +548,7 @@ def assert_goes_on(command: list[str]) -> None:
     assert left == {"p.npy", "q.npy", "labels.npy", *reports("again")[1::2], *reports("whole")[1::2]}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("ending", ["SIGKILL", "SIGINT"])
 def test_a_killed_command_goes_on(ending, command):
     at = fuzz.random.Random(f"{ending}").randrange(2, 8)
@@ -559,6 +561,7 @@ def test_a_killed_command_goes_on(ending, command):
     assert_goes_on(command)
 
 
+@pytest.mark.sweep
 def test_a_disk_without_room_is_one_line_and_the_run_goes_on(command):
     whole = ran(MAIN, *command, "--json", "x.json")
     assert whole.returncode == 0, whole.stderr
@@ -571,6 +574,7 @@ def test_a_disk_without_room_is_one_line_and_the_run_goes_on(command):
     assert_goes_on(command)
 
 
+@pytest.mark.sweep
 def test_the_state_stays_until_the_reports_are_written(command, monkeypatch):
     def full(*_: object) -> None:
         raise FileError("cannot write again.json: No space left on device")

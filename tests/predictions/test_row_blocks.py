@@ -43,6 +43,7 @@ def predictions(n: int, correlation: float, seed: int = 0) -> tuple[Logits, Logi
     return Logits(torch.from_numpy(p)), Logits(torch.from_numpy(p + 0.1 * noise))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("correlation", "n"), [(0.3, 1000), (0.8, 2000), (0.95, 3000)])
 def test_the_mean_of_dependent_rows_is_covered(correlation: float, n: int) -> None:
     covered, plain = 0, 0

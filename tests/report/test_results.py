@@ -58,6 +58,7 @@ def test_parts_of_a_comparison_of_tables_have_short_reprs(tables):
     assert repr(tables["plan"]).startswith("ColumnComparison('plan', psi=0.")
 
 
+@pytest.mark.heavy
 def test_pages_and_json_are_those_of_the_reports(tables, predictions):
     assert tables.to_html() == html.render(tables)
     assert tables.to_json() == report_json.dumps(tables)
@@ -119,6 +120,7 @@ def test_columns_are_found_by_name(tables):
     assert tables["plan", "column 0"] is tables.joint[0]
 
 
+@pytest.mark.sweep
 def test_the_outcome_stands_first(tables, predictions):
     assert str(tables).startswith("1 of 41 columns differs by a large shift: 'plan' (PSI 0.4")
     kl = predictions.divergences["kl_pq"].mean
@@ -130,6 +132,7 @@ def test_the_outcome_stands_first(tables, predictions):
         assert " ".join(str(result).split())[:30].replace("||", "‖").replace("'", "&#39;") in body[:250]
 
 
+@pytest.mark.heavy
 def test_results_need_no_package_of_the_reports_until_they_are_shown():
     script = """
 import sys

@@ -459,6 +459,7 @@ def test_the_bias_allowed_for_is_that_of_the_power_by_which_it_falls(d: int, pow
     assert neighbor_estimate._most_bias(replace(terms, wide=None), d, None) == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("d", [8, 10])
 def test_the_upper_end_allows_for_what_wide_balls_do_not_show(d: int) -> None:
     truth = 0.46203  # by quadrature of the one component

@@ -212,6 +212,7 @@ CASES: dict[str, Case] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_mpmath(name: str) -> None:
     make_p, count, make_q, truth, points = CASES[name]

@@ -267,7 +267,7 @@ def test_threads_and_repetitions_change_nothing() -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 def test_higher_derivatives_and_transforms_work_in_float32() -> None:
     a, b = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
 

@@ -58,6 +58,7 @@ def test_blocks_of_dirichlets_give_what_the_whole_gives(
     torch.testing.assert_close(torch.autograd.grad(blocks.sum(), at), derivatives, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.heavy
 def test_blocks_have_gradients_of_all_orders_and_for_one_side_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dirichlet, "_BLOCK", 6)
     generator = torch.Generator().manual_seed(3)
@@ -82,6 +83,7 @@ def test_vmap_and_func_grad_serve_large_ones_too(monkeypatch: pytest.MonkeyPatch
     assert torch.func.grad(lambda x: beta(x, q).sum())(p).shape == p.shape
 
 
+@pytest.mark.sweep
 def test_a_large_batch_of_dirichlets_takes_a_few_times_its_own_memory() -> None:
     run = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
     assert float(run.stdout) < 100  # beside 400 and more where all is kept for the gradient

@@ -452,6 +452,7 @@ def _bernoulli(x: Tensor) -> Bernoulli:
     return Bernoulli(torch.sigmoid(x), validate_args=False)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CALLS)
 def test_vmap_and_compile_give_the_same(name: str) -> None:
     call = CALLS[name]

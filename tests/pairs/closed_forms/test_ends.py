@@ -129,6 +129,7 @@ def test_a_sample_of_the_truths_comes_out_again() -> None:
 KUMARASWAMY = [name for name, pair in PAIRS.items() if name.startswith("Kumaraswamy|") and not pair.integral]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", KUMARASWAMY)
 def test_shapes_of_kumaraswamy_down_to_1e_25(name: str) -> None:
     """X^a is Beta(1, b): with 1 / a of 1e25, what 1 + b rounds away would be wrong by percents."""

@@ -565,6 +565,7 @@ def test_equal_distributions_are_at_exactly_0_with_gradient_0(name: str) -> None
         assert not gradient.any()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", [name for name in CLOSED if CLOSED[name][2]])
 def test_closed_forms_vmap_and_compile(name: str) -> None:
     function, make, _ = CLOSED[name]

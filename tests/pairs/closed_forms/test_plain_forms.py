@@ -158,6 +158,7 @@ TELLING = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", REAL)
 def test_formulas_of_the_real_line_at_ordinary_parameters(name: str) -> None:
     pair, rng = PAIRS[name], random.Random(name)  # noqa: S311

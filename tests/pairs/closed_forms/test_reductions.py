@@ -202,6 +202,7 @@ def true_mixture(parts: tuple[list[float], ...]) -> mpf:
         return mpmath.quad(integrand, sorted(set(edges)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_mixtures_of_normals_are_exact(name: str) -> None:
     parts = CASES[name]

@@ -86,6 +86,7 @@ KNOWN = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("p", KNOWN, ids=lambda d: type(d).__name__)
 def test_they_have_the_divergence_of_the_same_law_finite_or_not(p: Distribution) -> None:
     for q in KNOWN:

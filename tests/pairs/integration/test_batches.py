@@ -67,6 +67,7 @@ def near_pair(n: int) -> tuple[StudentT, Cauchy]:
     return StudentT(2 + 5 * a, b, 0.5 + c), Cauchy(d, 0.5 + e)
 
 
+@pytest.mark.heavy
 def test_other_divergences_evaluate_few_nodes_more_than_kl(monkeypatch: pytest.MonkeyPatch) -> None:
     """TotalVariation looks for the places where the densities cross besides."""
     nodes: list[int] = []

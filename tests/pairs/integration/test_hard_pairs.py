@@ -97,6 +97,7 @@ NARROW = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", NARROW)
 def test_narrow_parts_are_met_and_the_error_is_a_bound(name: str) -> None:
     p, q, spec_p, spec_q = NARROW[name]
@@ -110,6 +111,7 @@ def test_narrow_parts_are_met_and_the_error_is_a_bound(name: str) -> None:
     assert found.error < 1e-6 * true
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", [StudentT, Cauchy])
 def test_kinds_of_gumbel_and_heavy_tails_have_their_values_and_gradients(kind: str, family: Any) -> None:
@@ -379,6 +381,7 @@ def test_mass_of_q_between_the_parts_of_p_counts(with_gradients: bool) -> None:
         torch.testing.assert_close(gradient, torch.tensor([-1, -1, 2], dtype=torch.float64) / 6)
 
 
+@pytest.mark.heavy
 def test_gradients_of_densities_that_are_far_narrower_than_the_distance_from_their_end() -> None:
     scale, k, loc, b = (
         torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (1e-3, 1e4, -1.0, 1.0)

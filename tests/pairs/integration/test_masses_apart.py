@@ -74,6 +74,7 @@ def test_the_masses_themselves_are_counted_too(
         assert divergence(p, q, ChiSquared()).item() == pytest.approx(float(total - 1), rel=1e-9)
 
 
+@pytest.mark.sweep
 def test_densities_far_from_each_other() -> None:
     p, q = Normal(number(0.0), number(1.0)), Laplace(number(50.0), number(0.1))
     with mpmath.workdps(40):

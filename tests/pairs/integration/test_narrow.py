@@ -197,6 +197,7 @@ OF_MIXTURES: dict[str, tuple[Divergence, Callable[[Any], Any], Callable[[Any], A
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("scales", [[1e-7, 1e-8]], ids=str)
 @pytest.mark.parametrize("kind", OF_MIXTURES)
 @pytest.mark.parametrize("family", ["Normal", "Laplace"])

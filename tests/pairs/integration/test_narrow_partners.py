@@ -150,6 +150,7 @@ def truths(
     return found
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("scale", [1e-4, 1e-7, 1e-10])
 @pytest.mark.parametrize("partner", PARTNERS)
 def test_every_kind_of_a_narrow_mixture(partner: str, scale: float) -> None:

@@ -114,6 +114,7 @@ def of_integral(log_p: Any, log_q: Any, alpha: float, ends: tuple[int, int]) -> 
         return float(mpmath.log(mpmath.quad(power, range(ends[0], ends[1] + 1, step))) / (M(alpha) - 1))
 
 
+@pytest.mark.heavy
 def test_sums_and_integrals_keep_their_digits() -> None:
     cases: list[tuple[Any, Callable[..., float]]] = [
         *((case, of_sum) for case in SUMS),

@@ -131,6 +131,7 @@ def differences(f: Function, x: Tensor, step: float = 1e-5) -> Tensor:
     return torch.stack([(gradient(f, x + h) - gradient(f, x - h)) / (2 * step) for h in steps])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", PAIRS)
 def test_every_route_gives_the_derivative_of_the_gradient(name: str, kind: Divergence) -> None:
@@ -148,6 +149,7 @@ def test_every_route_gives_the_derivative_of_the_gradient(name: str, kind: Diver
         )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_route_of_one_pair(route: str) -> None:
     f, x = value_of("a corner of P", JensenShannon()), PAIRS["a corner of P"][1]

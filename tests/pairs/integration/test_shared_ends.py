@@ -85,6 +85,7 @@ def slope(f: Callable[[Tensor], Tensor], x: Tensor) -> float:
     return torch.autograd.grad(f(x), x)[0].item()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("of_q", STARTS)
 def test_the_derivative_by_a_shared_start_is_that_of_a_wider_q(of_q: str) -> None:
     x, rises = number(0.5), of_q in ("Gamma", "Weibull")

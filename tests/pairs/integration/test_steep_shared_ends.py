@@ -153,6 +153,7 @@ def slopes(
     return torch.stack([value.detach(), -by_low, by_high], -1)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("index", range(len(KINDS)), ids=[repr(kind) for kind, _, _ in KINDS])
 def test_derivatives_by_shared_ends_alone_and_in_a_batch(index: int) -> None:
     kind = KINDS[index][0]
@@ -173,6 +174,7 @@ def test_derivatives_by_shared_ends_alone_and_in_a_batch(index: int) -> None:
     torch.testing.assert_close(of_p[:, 1:], -batch[:-1, 1:], rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.sweep
 def test_the_integral_is_the_limit_of_difference_quotients() -> None:
     # The Jensen-Shannon divergence of (1, 2.5 | 1, 0.6), where the upper end of Q moves outwards by h.
     with mp.workdps(50):

@@ -345,6 +345,7 @@ def test_the_error_is_honest_when_there_is_no_room_for_more_nodes() -> None:
     assert (poor.value - good.value).abs() <= poor.error + good.error
 
 
+@pytest.mark.heavy
 def test_counts_that_differ_are_noticed_in_a_compiled_graph() -> None:
     def call(x: Tensor) -> Tensor:
         p, q = (Binomial(n, x, validate_args=False) for n in (7, 8))

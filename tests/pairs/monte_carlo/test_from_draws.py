@@ -100,6 +100,7 @@ def _truth(p: Distribution, q: Distribution) -> Tensor:
     return kl_divergence(p, q)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name", ["reparameterized", "with a score", "mixture", "correlations, which torch draws wrongly"]
 )
@@ -225,6 +226,7 @@ GRADIENTS = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_are_unbiased(name: str) -> None:
     make, at_p, at_q = GRADIENTS[name]

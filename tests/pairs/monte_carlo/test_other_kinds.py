@@ -86,6 +86,7 @@ MIXED = MixtureSameFamily(
 NORMAL, WIDE = Normal(double(0.0), 1.0), Normal(double(0.5), 1.2)
 
 
+@pytest.mark.sweep
 def test_every_kind_is_within_its_error() -> None:
     for p, q in ((NORMAL, WIDE), (MIXED, WIDE), (WIDE, MIXED)):
         for kind in KINDS:
@@ -126,6 +127,7 @@ def test_errors_are_those_of_repeated_estimates() -> None:
         assert 0.4 < float(found[:, 0].std() / found[:, 1].mean()) < 1.9, kind
 
 
+@pytest.mark.sweep
 def test_gradients_are_unbiased() -> None:
     def slopes(kind: Divergence, a: Tensor, b: Tensor, seed: int) -> Tensor:
         p, q = Normal(a, 1.0), Gamma(b, 1.0) if kind is None else Normal(0.5, b)

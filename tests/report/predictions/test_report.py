@@ -450,6 +450,7 @@ def test_the_same_comparison_gives_the_same_page_whatever_the_users_style():
         assert dict(mpl.rcParams) == before
 
 
+@pytest.mark.sweep
 def test_rendering_leaves_pyplot_alone():
     program = (
         "import sys; from tests.report.predictions import test_report as t; from kullback.report import html; "
@@ -479,6 +480,7 @@ def test_the_smallest_comparisons_can_be_reported(rows):
     assert strict(report_json.dumps(comparison))["infinite"]["kl_pq"] == rows - 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 @pytest.mark.parametrize("infinite", [0, 60, 150])
 def test_every_axis_is_labeled_however_narrow_the_range(scale, infinite):

@@ -41,6 +41,7 @@ def test_the_terminal_names_the_tokens_within_its_width(width):
     assert re.search(r"^42 +5.500 +3 +␣the +0.750 +0.250", text, re.MULTILINE)
 
 
+@pytest.mark.sweep
 def test_the_page_names_the_tokens_and_obeys_nothing_in_them():
     text = html.render(COMPARISON, tokens=WORDS)
     page = Page(text)

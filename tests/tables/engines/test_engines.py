@@ -104,6 +104,7 @@ def assert_all_counts_equal(frame, table, profile, bins):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("engine", HERE)
 def test_every_engine_counts_the_same(engine, table, profile, bins):
     assert_all_counts_equal(HERE[engine](table), table, profile, bins)

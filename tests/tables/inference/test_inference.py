@@ -58,6 +58,7 @@ def test_equal_counts_are_at_no_distance():
     assert found.p_value == 1
 
 
+@pytest.mark.sweep
 def test_the_divergences_of_few_rows_are_unbiased_where_the_plug_in_is_not():
     random, n = generator(1), 300
     values, plugin = [], []
@@ -102,6 +103,7 @@ def test_swapping_the_sides_swaps_the_directions():
 # Intervals
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("p", "q", "n", "m"),
     [
@@ -132,6 +134,7 @@ def test_intervals_cover_as_often_as_they_say(p, q, n, m):
         assert times / repetitions <= 0.99 or name == "tv", name
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("p", "q", "n", "m"),
     [
@@ -161,6 +164,7 @@ def test_total_variation_of_equal_counts_may_be_more_than_0():
     assert 0.1 < compared([30, 70], [30, 70]).tv.interval[1] < 0.2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("q", [TEN, TILTED])
 def test_intervals_cover_where_rows_come_in_clusters(q):
     random, repetitions, expected = generator(3), 100, truth(TEN, q)
@@ -228,6 +232,7 @@ def test_few_clusters_reach_as_far_as_students_t():
     assert rows.inflation(gradient, gradient, normal) == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dof", [1.0, 19.0, 400.0])
 @pytest.mark.parametrize("noncentrality", [0.0, 3.0, 60.0])
 def test_the_unified_interval_covers_exactly(dof, noncentrality):
@@ -396,6 +401,7 @@ def test_p_values_are_uniform_where_p_is_q(sizes):
     assert stats.kstest(found, "uniform").pvalue > 0.01
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("clusters", "both"), [(20, False), (120, False), (60, True)])
 def test_p_values_are_uniform_with_clusters(clusters, both):
     random = generator(13)

@@ -35,6 +35,7 @@ def columns(draw: object, rows: int, number: int, **others: object) -> pa.Table:
     return pa.table({f"c{i}": draw(rows) for i in range(number)} | others)  # type: ignore[operator]
 
 
+@pytest.mark.sweep
 def test_a_shift_that_moves_all_bins_a_little_is_seen() -> None:
     random = np.random.default_rng(0)
     p = columns(lambda n: random.normal(40, 12, n), 20_000, 20)
@@ -45,6 +46,7 @@ def test_a_shift_that_moves_all_bins_a_little_is_seen() -> None:
     assert np.mean([column.ks for column in found]) == pytest.approx(2 * stats.norm.cdf(1 / 24) - 1, abs=0.01)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "draw",
     [
@@ -79,6 +81,7 @@ def test_columns_without_an_order_or_without_values() -> None:
     assert found["b"].p_value == 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("clusters", [60, 600])
 def test_clusters_are_rejected_as_often_as_said(clusters: int) -> None:
     random = np.random.default_rng(5)

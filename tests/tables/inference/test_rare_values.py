@@ -103,6 +103,7 @@ CASES = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CASES)
 def test_unchanged_rare_values_are_seldom_taken_for_a_difference(name):
     proportions, n, m = CASES[name]
