@@ -209,6 +209,7 @@ def test_a_plot_is_the_same_file_from_the_same_numbers(tmp_path: Path) -> None:
     assert "milliseconds" in paths[0].read_text()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["head", "head_top_k"])
 def test_a_benchmark_leaves_results_of_the_schema_and_its_page_can_be_made_of_them(
     tmp_path: Path, name: str
@@ -259,6 +260,7 @@ def test_every_closed_form_in_cpp_is_measured_and_at_least_twice_as_fast_as_in_p
     assert min(row["gradient"].values()) > 0
 
 
+@pytest.mark.sweep
 def test_the_smallest_sizes_of_growth_run() -> None:
     for entry in script("bench_growth").ENTRIES:
         if entry.name.startswith(("divergence", "distillation", "kl_from", "metrics", "compare_tables")):

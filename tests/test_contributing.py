@@ -134,6 +134,7 @@ def test_its_distributions_are_integrated() -> None:
     assert divergence(p, q, "lecam:0.3").item() == pytest.approx(true.item(), rel=1e-9)
 
 
+@pytest.mark.sweep
 def test_the_command_line_takes_its_name(package: Path) -> None:
     paths = os.pathsep.join([str(package), *sys.path])
     done = subprocess.run(
@@ -195,6 +196,7 @@ extern "C" bool power_law(int64_t n, const double* p, const double* q, double* v
 """
 
 
+@pytest.mark.sweep
 def test_a_closed_form_in_c_is_a_class_and_a_name(tmp_path: Path) -> None:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:

@@ -68,6 +68,7 @@ def test_a_sample_of_the_truths_comes_out_again() -> None:
         assert truth == pytest.approx(entry["truth"], rel=1e-12, abs=1e-30), entry
 
 
+@pytest.mark.sweep
 def test_a_sample_of_pairs_agrees_by_every_route_and_function() -> None:
     rng = random.Random(2)  # noqa: S311
     functions: dict[str, Callable[[Any, Any], Tensor]] = {
@@ -301,6 +302,7 @@ NOT_FORWARD: set[str] = set()
 OF_FORWARD = {"forward_ad", "func.jvp", "func.linearize", "forward over backward", "func.hessian"}
 
 
+@pytest.mark.heavy
 def test_functions_agree_with_plain_formulas_by_every_route() -> None:
     """Every function by the routes of autograd, and by four of the others, which differ from function to function."""
     others = sorted(ROUTES.keys() - set(OURS))

@@ -158,7 +158,7 @@ def test_base_changes_the_unit() -> None:
             ["(LogisticNormal, Dirichlet)", "@register_kl", "method='monte_carlo'"],
         ),
         (
-            lambda: divergence(td.LKJCholesky(3), td.LKJCholesky(3), Alpha(alpha=2)),
+            lambda: divergence(td.LKJCholesky(3), td.LKJCholesky(3, 2.0), Alpha(alpha=2)),
             NotImplementedError,
             ["Alpha(alpha=2)", "LKJCholesky"],
         ),

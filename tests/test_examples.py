@@ -75,6 +75,7 @@ def test_the_script_trains_rounds_and_writes(tmp_path):
     assert (data["float32"] != data["int8"]).any()
 
 
+@pytest.mark.sweep
 def test_the_script_refuses_too_few_steps(tmp_path):
     command = [sys.executable, str(EXAMPLES / "train_byte_models.py"), "--steps", "3", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -60,6 +60,7 @@ def test_what_is_left_over_is_seen(style: ModuleType) -> None:
     assert not left_over(style, r"\text{kl\_div} = \sum_i p_i")
 
 
+@pytest.mark.sweep
 def test_no_formula_shows_its_tex(style: ModuleType) -> None:
     formulas = [(path, source) for path, text in texts(style) for source in formulas_in(style, text)]
     assert len(formulas) > 300

@@ -160,6 +160,7 @@ def test_low_precision_is_computed_in_float64_and_rounded_once(dtype: torch.dtyp
         torch.testing.assert_close(value, exact.to(dtype), rtol=0, atol=0)
 
 
+@pytest.mark.heavy
 def test_they_compile_in_one_graph_and_batch() -> None:
     x, y = torch.randn(2, 4, 6, dtype=torch.float64)
     for call in (

@@ -317,6 +317,7 @@ def test_an_upward_import_by_a_string_is_found(tmp_path, statement):
     assert upward_imports(package) == ["kullback.generators -> kullback.dispatch"]
 
 
+@pytest.mark.sweep
 def test_only_three_files_import_computed_names():
     """Those are the table of the public names, the import of optional packages, and the table of reports by subject."""
     computed = {name for name, path in module_names(PACKAGE).items() if imports_computed_names(path)}

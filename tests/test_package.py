@@ -247,6 +247,7 @@ def loaded() -> dict[str, list[str]]:
     return dict(map(json.loads, python(LOADED_PROBE, *NOT_NEEDED).splitlines()))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", NOT_NEEDED)
 def test_a_public_name_loads_what_it_needs_alone(name, loaded):
     assert loaded[name]
@@ -269,6 +270,7 @@ def test_the_listing_has_the_public_names_and_no_other_name_is_there():
         _ = kullback.kl_convergence
 
 
+@pytest.mark.heavy
 def test_a_public_name_may_be_first_used_inside_a_compiled_function():
     program = """
 import torch, kullback
@@ -282,6 +284,7 @@ print(loss(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.2, 0.8]]).log()).i
     assert float(python(program)) == pytest.approx(0.2231435513142097, rel=1e-5)  # log(5 / 4)
 
 
+@pytest.mark.sweep
 def test_the_verb_and_the_drop_ins_work_without_any_optional_package():
     program = f"""
 import sys

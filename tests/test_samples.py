@@ -286,6 +286,7 @@ def test_columns_and_rows_in_another_order_are_refused() -> None:
     assert Samples(draws_of, weights=weights.to_numpy()).weights is not None
 
 
+@pytest.mark.sweep
 def test_huge_and_tiny_draws_are_compared_as_in_usual_units() -> None:
     g = np.random.default_rng(0)
     settings: dict[str, Any] = {"independent": True}

@@ -41,6 +41,7 @@ def printed(*arguments: str, folder: Path, width: int = 80) -> str:
     return done.stdout
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("width", [200, 80, 30])
 def test_the_command_line_prints_no_commands(tmp_path: Path, width: int) -> None:
     files = ["::error::a.csv", "::notice::b.csv"]

@@ -689,6 +689,7 @@ def test_without_click_the_command_says_what_to_install(tmp_path):
     assert result.stderr == "kullback: click is not installed. Run: pip install click rich\n"
 
 
+@pytest.mark.sweep
 def test_a_progress_bar_appears_on_a_terminal_and_only_there(files):
     shown = {}
     for options in ((), ("--no-progress",)):

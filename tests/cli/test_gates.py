@@ -75,6 +75,7 @@ def unread(folder: Path, arguments: list[str]) -> tuple[int, str]:
         return running.wait(), said
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("subject", "printed"),
     [*((subject, "table") for subject in SUBJECTS), ("predictions", "json"), ("tables", "json")],

@@ -96,6 +96,7 @@ def test_a_recorded_reference_is_a_base(words: Path, tmp_path: Path) -> None:
     assert words.read_text() == text()[:3000]
 
 
+@pytest.mark.heavy
 def test_what_cannot_be_is_one_line_and_writes_nothing(words: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     base, int8 = folders.base(), folders.int8()

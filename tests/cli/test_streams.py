@@ -72,6 +72,7 @@ def test_a_gate_that_nobody_reads_has_status_1(gated: tuple[str, ...]) -> None:
     assert unread(gated)[0] == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arguments", [RIGHT, VERSION, ("pairs", "Normal")])
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_run_with_closed_streams_succeeds(arguments: tuple[str, ...], redirection: str) -> None:

@@ -204,6 +204,7 @@ def test_dtypes_may_differ_and_equal_models_lose_nothing() -> None:
         assert (torch.autograd.grad(loss, student)[0] == 0).all()
 
 
+@pytest.mark.sweep
 def test_transforms_hold() -> None:
     student, teacher = pair(3, 4)
     weight = torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64)

@@ -363,6 +363,7 @@ CASES: dict[str, Any] = {
 SHARED = pytest.mark.parametrize("size", SIZES[1:])
 
 
+@pytest.mark.sweep
 @SHARED
 @pytest.mark.parametrize(
     ("name", "forward"),

@@ -243,6 +243,7 @@ def test_clusters_of_joint_columns(tables):
     assert found.joint[0].p_adjusted < 0.001
 
 
+@pytest.mark.heavy
 def test_uneven_weights_make_no_difference_of_equal_tables():
     random = np.random.default_rng(5)
 
@@ -410,6 +411,7 @@ def test_objects_of_several_types_are_a_finding():
     assert codes(found, "mixed") == codes(found, "lists") == {"column-skipped"}
 
 
+@pytest.mark.sweep
 def test_a_million_categories():
     before = pa.table({"id": pa.array(np.arange(600_000)).cast(pa.string())})
     after = pa.table({"id": pa.array(np.arange(400_000, 1_000_000)).cast(pa.string())})

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pytest
 
 from kullback import compare_tables
 from kullback.report.subjects.tables import meaning, summary, tone_of
@@ -74,6 +75,7 @@ def check(comparison: TableComparison, case: object, text: set[str] = AS_TEXT) -
     assert all(name not in summary(comparison) for name in IDENTIFIERS), case
 
 
+@pytest.mark.sweep
 def test_numbers_as_text_and_identifiers_are_found_in_every_engine(tmp_path: Path) -> None:
     import duckdb
 
@@ -110,6 +112,7 @@ def test_a_saved_profile_has_the_same_findings() -> None:
     check(compare_profiles(saved, profile_table(Q, like=p)), "saved")
 
 
+@pytest.mark.sweep
 def test_the_remedies_show_the_shift() -> None:
     p, q = spread(0, 0), spread(1, 0, shift=1.1)
     hidden = compare_tables(p, q, columns=["with_NA", "iso"])

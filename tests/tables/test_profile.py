@@ -91,6 +91,7 @@ def as_table(given_rows: list) -> pa.Table:
     return pa.table([pa.array(c, k) for c, k in zip(columns, types, strict=True)], list("xsbiw"))
 
 
+@pytest.mark.sweep
 @given(rows, rows, rows, st.sampled_from([None, "w"]))
 @settings(deadline=None, max_examples=60)
 def test_the_profile_of_a_whole_is_the_sum_of_its_parts(reference, first, second, weights):
@@ -213,6 +214,7 @@ def test_more_categories_than_any_column_may_have_are_text(monkeypatch):
     assert profile_table(pa.table({"s": mixed})).columns["s"].column_type == "text"
 
 
+@pytest.mark.sweep
 def test_a_million_categories(tmp_path):
     names = np.char.add("user ", np.arange(1_000_000).astype(str))
     profile = profile_table(pa.table({"user": names}))

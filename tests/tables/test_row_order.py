@@ -74,6 +74,7 @@ def p_values(found: list[TableComparison]) -> Array:
     return np.array([column.p_value for each in found for column in each.columns])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_equal_distributions_do_not_differ_because_their_rows_depend_on_each_other(name: str) -> None:
     found = comparisons(name, 6)
@@ -96,6 +97,7 @@ def test_differences_of_dependent_rows_are_seen() -> None:
     assert all(column.kl_pq.interval is not None and column.kl_pq.interval[0] > 0 for column in found.columns)
 
 
+@pytest.mark.sweep
 def test_independent_rows_are_as_they_were() -> None:
     for seed in range(6):
         rng = np.random.default_rng([seed, 6])

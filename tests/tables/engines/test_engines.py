@@ -110,6 +110,7 @@ def test_every_engine_counts_the_same(engine, table, profile, bins):
     assert_all_counts_equal(HERE[engine](table), table, profile, bins)
 
 
+@pytest.mark.heavy
 def test_a_dask_cluster_counts_the_same(cluster, table, profile, bins):
     assert_all_counts_equal(as_dask(table), table, profile, bins)
 

@@ -205,6 +205,7 @@ def clustered(random: np.random.Generator, shops: list[int], first: int) -> pa.T
     return pa.table({"x": [f"shop {shop}" for shop in visited], "user": users + first})
 
 
+@pytest.mark.sweep
 def test_clusters_with_replaced_rare_values_are_found_and_unchanged_ones_are_not():
     random = np.random.default_rng(1)
     excluded = rejected = 0
