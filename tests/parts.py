@@ -20,8 +20,9 @@ EVERYTHING = "all"
 SHARE = 10
 # A test with one of these fixtures is heavy.
 HEAVY_FIXTURES = {"chromium"}
-# From this number of cases on, a parametrized test is a sweep.
-SWEEP_SIZE = 20
+# From this number of cases on, a parametrized test is a sweep, unless its name says that it checks messages.
+SWEEP_SIZE = 10
+MESSAGES = re.compile("refus|messag|remed")
 
 
 def is_heavy_file(path: Path) -> bool:
@@ -59,7 +60,8 @@ def part_of(items: Iterable[pytest.Item]) -> Callable[[pytest.Item], str]:
     quick_cases: set[str] = set()
     sweeps: set[str] = set()
     for name, cases in families.items():
-        if len(cases) >= SWEEP_SIZE or cases[0].get_closest_marker("sweep"):
+        is_large = len(cases) >= SWEEP_SIZE and not MESSAGES.search(name.rpartition("::")[2])
+        if is_large or cases[0].get_closest_marker("sweep"):
             sweeps.add(name)
             quick_cases |= tenth([case.nodeid for case in cases])
 

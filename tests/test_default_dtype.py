@@ -44,6 +44,7 @@ def default(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.sweep
 def test_calls_do_not_depend_on_the_default_dtype(default: torch.dtype, tmp_path: Path) -> None:
     # The text says which call differs.
     for name in CALLS.keys() - OF_THE_DEFAULT:

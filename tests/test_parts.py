@@ -64,6 +64,16 @@ def test_fewer_cases_are_no_sweep_without_the_mark():
     assert parts_of(*many("test_x", 3, "sweep")).count("quick") <= 2
 
 
+def test_every_message_is_quick():
+    for name in (
+        "test_a_wrong_word_is_refused",
+        "test_messages_name_the_argument",
+        "test_every_remedy_works",
+    ):
+        assert set(parts_of(*many(name, 50))) == {"quick"}
+        assert "sweeps" in parts_of(*many(name, 50, "sweep"))
+
+
 def test_one_slow_simulation_is_quick_if_it_belongs_to_the_tenth():
     single = [Test(f"tests/test_a.py::test_{i}", {"sweep"}) for i in range(300)]
     assert parts_of(*single) == [("sweeps", "quick")[parts.in_the_tenth(test.nodeid)] for test in single]

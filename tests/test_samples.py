@@ -495,6 +495,7 @@ UNEQUAL = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", [name for name in EQUAL if name != "rounded"])
 def test_p_values_are_uniform_where_nothing_differs(name: str) -> None:
     found = p_values(EQUAL[name], 200, permutations=39)
@@ -581,6 +582,7 @@ TIED = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", TIED)
 def test_equal_vectors_keep_the_level(name: str) -> None:
     found = []
@@ -628,6 +630,7 @@ FINE = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FINE)
 def test_differences_of_single_values_and_narrow_bins_are_seen(name: str) -> None:
     make, least = FINE[name]

@@ -98,6 +98,7 @@ def test_monte_carlo_has_no_interval_and_the_remedy_has_one(capsys: pytest.Captu
     assert capsys.readouterr().out.startswith("below 0.1: ")
 
 
+@pytest.mark.sweep
 def test_a_divergence_at_the_limit_seldom_passes() -> None:
     """KL is 0.045. The upper limit is below it in at most 2.5 % of samples: 5 of 200, with standard deviation 2.2."""
     passed = 0

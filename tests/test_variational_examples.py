@@ -42,6 +42,7 @@ def logistic(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("bayesian_logistic")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_runs_and_writes_its_results(name, tmp_path):
     if name == "policy_cartpole":

@@ -92,6 +92,7 @@ def test_the_status_of_a_gate_does_not_depend_on_who_reads_the_output(
     assert said.count("kullback: gate failed: ") == len(said.splitlines()) > 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arguments", [["calc", "Normal(0, 1)", "Normal(1, 1)"], ["pairs"], ["backends"]])
 def test_commands_without_gates_have_the_status_of_a_closed_pipe(folder: Path, arguments: list[str]) -> None:
     assert unread(folder, arguments) == (141, "")

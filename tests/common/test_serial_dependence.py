@@ -65,6 +65,7 @@ def test_autoregressions_are_seen_and_their_number_of_independent_rows_is_about_
     assert 0.7 * min(exact, n / 30) < np.median(times) < 1.6 * exact
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("correlation", [0.3, 0.6, 0.9])
 def test_means_of_blocks_vary_as_the_mean_does(correlation: float) -> None:
     rng = np.random.default_rng(9)

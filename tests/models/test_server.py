@@ -102,7 +102,7 @@ def has_own_text(vocabulary: Vocabulary, token: int) -> bool:
     return [each.content.decode(errors="ignore") for each in vocabulary].count(text) == 1
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("speaks", SPEAKERS)
 def test_the_log_probabilities_are_those_of_the_model(address, vocabulary, windows, expected, speaks):
     with opened(address, speaks, vocabulary) as model:

@@ -409,6 +409,7 @@ def test_what_is_no_file_is_no_profile(tmp_path):
             Profile.load(path)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("cut", [0, 1, 20, 26, 300])
 def test_a_profile_cut_anywhere_is_counted_again(files, cut):
     assert run("watch", "reference.parquet").exit_code == 0

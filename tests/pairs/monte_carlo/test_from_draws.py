@@ -172,6 +172,7 @@ FROM_NORMALS: dict[str, tuple[Distribution, Distribution]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FROM_NORMALS)
 def test_draws_made_from_normal_numbers_are_quasi_random(name: str) -> None:
     p, q = FROM_NORMALS[name]

@@ -391,6 +391,7 @@ def test_a_sparse_table_is_tested_as_by_enumeration():
     assert found == pytest.approx(exact, abs=0.02)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sizes", [(300, 300), (120, 2000), (40, 40)])
 def test_p_values_are_uniform_where_p_is_q(sizes):
     random = generator(11)
