@@ -110,7 +110,7 @@ class NoRuleError(KullbackError, NotImplementedError):
         >>> import torch
         >>> from torch.distributions import LKJCholesky
         >>> from kullback import TotalVariation, divergence
-        >>> divergence(LKJCholesky(3), LKJCholesky(3), TotalVariation())
+        >>> divergence(LKJCholesky(3), LKJCholesky(3, 2.0), TotalVariation())
         Traceback (most recent call last):
             ...
         kullback.errors.NoRuleError: divergence(p=..., q=..., kind=...): wanted univariate or categorical ...

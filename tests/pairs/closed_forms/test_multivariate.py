@@ -601,7 +601,8 @@ def test_a_mean_may_have_more_batches_than_the_covariance() -> None:
     q = MultivariateNormal(numbers(3, 3), spread_matrix(4, 9, 3))
     singly = [kl_divergence(MultivariateNormal(m, spread_matrix(2, 9, 3)), q) for m in p.loc]
     torch.testing.assert_close(kl_divergence(p, q), torch.stack(singly))
-    empty = MultivariateNormal(numbers(1, 0, 3), spread_matrix(2, 9, 3))
+    # torch's own checks fail on an empty batch.
+    empty = MultivariateNormal(numbers(1, 0, 3), spread_matrix(2, 9, 3), validate_args=False)
     assert kl_divergence(empty, q).shape == (0,)
 
 
