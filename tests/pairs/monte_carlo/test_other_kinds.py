@@ -123,8 +123,8 @@ def test_saturating_maps_do_not_change_other_kinds() -> None:
 
 def test_errors_are_those_of_repeated_estimates() -> None:
     for kind in (JensenShannon(), Renyi(0.3), TotalVariation()):
-        found = torch.stack([draw(MIXED, WIDE, kind, seed, 400) for seed in range(12)])
-        assert 0.4 < float(found[:, 0].std() / found[:, 1].mean()) < 1.9, kind
+        found = torch.stack([draw(MIXED, WIDE, kind, seed, 400) for seed in range(40)])
+        assert 0.6 < float(found[:, 0].std() / found[:, 1].mean()) < 1.6, kind
 
 
 @pytest.mark.sweep
@@ -138,7 +138,7 @@ def test_gradients_are_unbiased() -> None:
     step = 1e-4
     for kind in (JensenShannon(), SquaredHellinger(), Renyi(0.3), Alpha(0.5)):
         a, b = double(0.0).requires_grad_(), double(1.2).requires_grad_()
-        found = torch.stack([slopes(kind, a, b, seed) for seed in range(8)])
+        found = torch.stack([slopes(kind, a, b, seed) for seed in range(30)])
         true = [
             (on_grid(kind, Normal(double(step), 1.0), WIDE) - on_grid(kind, Normal(double(-step), 1.0), WIDE))
             / (2 * step),
@@ -149,7 +149,7 @@ def test_gradients_are_unbiased() -> None:
             / (2 * step),
         ]
         error = found.std(0) / 8**0.5
-        assert ((found.mean(0) - torch.tensor(true)).abs() <= 6 * error).all(), (
+        assert ((found.mean(0) - torch.tensor(true)).abs() <= 4 * error).all(), (
             kind,
             found.mean(0),
             true,

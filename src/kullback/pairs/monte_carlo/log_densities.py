@@ -175,7 +175,7 @@ class _LineDensity(Density):
         return vars(self)["_ends"][1]
 
     def log_density(self, at: Points) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError("these numbers have only a support")
 
     def center_and_width(self) -> tuple[Tensor, Tensor]:
         zero = torch.zeros((), dtype=torch.float64, device="cpu")
