@@ -56,7 +56,7 @@ def test_a_correction_of_arguments_is_written_and_kept(remedy, text):
 
 
 def test_a_message_without_a_call_begins_with_its_argument():
-    assert explain("", "w", wanted="a", got="b", instead="c") == "w=...: wanted a; got b. Write: c"
+    assert str(explain("", "w", wanted="a", got="b", instead="c")) == "w=...: wanted a; got b. Write: c"
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])  # noqa: S301 - our own

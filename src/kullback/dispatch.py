@@ -13,7 +13,14 @@ from torch.distributions import Distribution
 
 from kullback.common.bijective import check_bijective
 from kullback.common.inputs import check_confidence, check_generator, number_from, whole_from
-from kullback.errors import ArgumentTypeError, NoRuleError, invalid_type, invalid_value, no_rule, safe_repr
+from kullback.errors import (
+    ArgumentTypeError,
+    NoRuleError,
+    invalid_type,
+    invalid_value,
+    no_rule,
+    safe_repr,
+)
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence, behaves_as
 from kullback.generators.growth import as_kl
 from kullback.kernels import rounding_error, row_divergence
@@ -526,7 +533,10 @@ def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeErro
     """Return the error for a bare tensor, or for another object that is not a distribution."""
     wrap = "wrap it: Logits(x), LogProbs(x), Probs(x), Counts(x) or Samples(x)"
     if isinstance(x, Tensor):
-        return ArgumentTypeError(f"{call}({argument}=...): a tensor does not say what it holds; {wrap}")
+        wording = "{got} does not say what it holds; {instead}"
+        return invalid_type(
+            call, argument, wanted="a distribution", got="a tensor", instead=wrap, wording=wording
+        )
     line = line_for(x, argument)
     if line is not None:
         name = x.__name__ if isinstance(x, type) else type(x).__name__
@@ -538,10 +548,10 @@ def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeErro
         return invalid_type(
             call, argument, wanted="a distribution, with its parameters", got=got, instead=line
         )
-    return ArgumentTypeError(
-        f"{call}({argument}=...): wanted a distribution; got {type(x).__name__}. Numbers do not say what they "
-        f"hold; {wrap}, or pass a torch.distributions object"
-    )
+    wording = "wanted {wanted}; got {got}. Numbers do not say what they hold; {instead}"
+    instead = f"{wrap}, or pass a torch.distributions object"
+    got = type(x).__name__
+    return invalid_type(call, argument, wanted="a distribution", got=got, instead=instead, wording=wording)
 
 
 def nats_per_unit(call: str, kind: Divergence, base: float | None) -> float:

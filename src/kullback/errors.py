@@ -6,9 +6,12 @@ clauses work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Container, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "ArgumentTypeError",
@@ -46,17 +49,61 @@ class KullbackError(Exception):
         ArgumentValueError Probs x
     """
 
-    call: str | None = None
-    argument: str | None = None
-    wanted: str | None = None
-    got: str | None = None
-    instead: str | None = None
-    remedy: Mapping[str, object] = MappingProxyType({})
+    @property
+    def explanation(self) -> Explanation | None:
+        """The parts of the message, which `explain` has made; None for another message."""
+        message = self.args[0] if self.args else None
+        return message if isinstance(message, Explanation) else None
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        if args and isinstance(args[0], Explanation):
-            vars(self).update(vars(args[0]))
+    @property
+    def call(self) -> str | None:
+        """The function or class that you called."""
+        return None if self.explanation is None else self.explanation.call
+
+    @property
+    def argument(self) -> str | None:
+        """The argument at fault, or several, separated by commas."""
+        return None if self.explanation is None else ", ".join(self.explanation.arguments)
+
+    @property
+    def wanted(self) -> str | None:
+        """The accepted values."""
+        return None if self.explanation is None else _joined(self.explanation.wanted)
+
+    @property
+    def got(self) -> str | None:
+        """The value."""
+        return None if self.explanation is None else _joined(self.explanation.got)
+
+    @property
+    def instead(self) -> str | None:
+        """The code to write."""
+        return None if self.explanation is None else self.explanation.remedy_text
+
+    @property
+    def remedy(self) -> Mapping[str, object]:
+        """The same as arguments by name."""
+        instead = None if self.explanation is None else self.explanation.instead
+        return instead if isinstance(instead, Mapping) else MappingProxyType({})
+
+    def replace(self, names: Mapping[str, str] = MappingProxyType({}), **parts: Any) -> Self:
+        """Return the error with other parts; its text follows. An error without parts returns itself.
+
+        Arguments:
+            names: the new name of each renamed argument, wherever the message names it.
+            **parts: `call`, `argument`, `wanted`, `got`, `instead`, or `place`: the beginning of the message, if it is
+                not the call with its arguments.
+
+        Example:
+            >>> error = invalid_value("Logits", "x", wanted="numbers", got="NaN", instead="x.nan_to_num()")
+            >>> print(error.replace(call="compare", argument="base"))
+            compare(base=...): wanted numbers; got NaN. Write: x.nan_to_num()
+        """
+        if self.explanation is None:
+            return self
+        renamed = copy.copy(self)
+        renamed.args = (self.explanation.replace(names, **parts), *self.args[1:])
+        return renamed
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Unpickle without the constructor: `args` lacks some of its arguments, and a process pool would hang."""
@@ -141,7 +188,9 @@ class ConvergenceError(KullbackError, ArithmeticError):
         True
     """
 
-    def __init__(self, message: str, estimate: Any) -> None:  # an Estimate, which imports this module
+    def __init__(
+        self, message: str | Explanation, estimate: Any
+    ) -> None:  # an Estimate, which imports this module
         super().__init__(message)
         self.estimate = estimate
 
@@ -195,12 +244,115 @@ class OptionalDependencyError(KullbackError, ImportError):
     """
 
 
-class Explanation(str):  # noqa: SLOT000 - its parts are attributes
-    """An error message of `explain`; its parts are the attributes of `KullbackError`."""
+class Name(str):
+    """The name of an argument, a function or a class within a text of `explain`: a renamed error renames it too."""
+
+    __slots__ = ()
+
+
+# A part of a message, or its pieces, some of which are a `Name`.
+Text = str | tuple[str, ...]
+P, Q = Name("p"), Name("q")
+_BY_CALL = "wanted {wanted}; got {got}. Write: {instead}"
+_BY_PLACE = "wanted {wanted}; got {got}; {instead}"
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """The parts of an error message, whose text is made when it is read.
+
+    Arguments:
+        call: the function or class; empty where a message is about an argument of several.
+        arguments: the names of the arguments at fault.
+        wanted: the accepted values.
+        got: the value.
+        instead: what to write, as text, or as arguments by name.
+        place: the beginning of the message, if it is not the call with its arguments.
+        wording: the sentence, in which the names of parts stand in braces.
+    """
+
+    call: str
+    arguments: tuple[str, ...]
+    wanted: Text
+    got: Text
+    instead: Text | Mapping[str, object]
+    place: str | None = None
+    wording: str = _BY_CALL
+
+    def __str__(self) -> str:
+        where = self.where
+        return f"{where}: {self.problem}" if where else self.problem
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    @property
+    def where(self) -> str:
+        """The call and its arguments."""
+        if self.place is not None:
+            return self.place
+        arguments = ", ".join(f"{name}=..." for name in self.arguments)
+        return f"{self.call}({arguments})" if self.call else arguments
+
+    @property
+    def problem(self) -> str:
+        """The message without the call and its arguments."""
+        return self.wording.format(
+            wanted=_joined(self.wanted), got=_joined(self.got), instead=self.remedy_text
+        )
+
+    @property
+    def remedy_text(self) -> str:
+        """The remedy, of arguments by name as they are written in a call."""
+        if not isinstance(self.instead, Mapping):
+            return _joined(self.instead)
+        shown = {name: printable(safe_repr(value), LONGEST_NAME) for name, value in self.instead.items()}
+        return ", ".join(f"{name}={value}" for name, value in shown.items())
+
+    def replace(self, names: Mapping[str, str], **parts: Any) -> Explanation:
+        """Return the explanation with other names and parts, as `KullbackError.replace`."""
+        if "call" in parts:
+            names = {self.call: parts["call"], **names}
+        if "argument" in parts:
+            parts["arguments"] = _names_of(parts.pop("argument"))
+        renamed = Explanation(
+            self.call,
+            tuple(names.get(name, name) for name in self.arguments),
+            _renamed(self.wanted, names),
+            _renamed(self.got, names),
+            _renamed(self.instead, names)
+            if not isinstance(self.instead, Mapping)
+            else {names.get(name, name): value for name, value in self.instead.items()},
+            self.place,
+            self.wording,
+        )
+        return replace(renamed, **parts)
+
+
+def _joined(text: Text) -> str:
+    return text if isinstance(text, str) else "".join(text)
+
+
+def _renamed(text: Text, names: Mapping[str, str]) -> Text:
+    """Return a text in which every `Name` with a new name has it."""
+    if isinstance(text, str):
+        return text
+    return tuple(Name(names.get(piece, piece)) if isinstance(piece, Name) else piece for piece in text)
+
+
+def _names_of(argument: str) -> tuple[str, ...]:
+    return tuple(argument.split(", "))
 
 
 def explain(
-    call: str, argument: str, *, wanted: str, got: str, instead: str | Mapping[str, object]
+    call: str,
+    argument: str,
+    *,
+    wanted: Text,
+    got: Text,
+    instead: Text | Mapping[str, object],
+    place: str | None = None,
+    wording: str = _BY_CALL,
 ) -> Explanation:
     """Return an error message: the call, its argument (or several), the wanted value, the actual one, and a correction.
 
@@ -210,39 +362,82 @@ def explain(
         wanted: the accepted values.
         got: the value.
         instead: what to write, as text, or as arguments by name.
+        place: the beginning of the message, if it is not the call with its arguments.
+        wording: the sentence, in which the names of parts stand in braces.
 
     Example:
         >>> explain("Counts", "prior", wanted="a number", got="'half'", instead={"prior": 0.5})
         "Counts(prior=...): wanted a number; got 'half'. Write: prior=0.5"
     """
-    remedy = {} if isinstance(instead, str) else dict(instead)
-    if not isinstance(instead, str):
-        shown = {name: printable(safe_repr(value), LONGEST_NAME) for name, value in instead.items()}
-        instead = ", ".join(f"{name}={value}" for name, value in shown.items())
-    arguments = ", ".join(f"{name}=..." for name in argument.split(", "))
-    got = printable(got, LONGEST_GOT)
-    where = f"{call}({arguments})" if call else arguments
-    message = Explanation(f"{where}: wanted {wanted}; got {got}. Write: {instead}")
-    parts = {"call": call, "argument": argument, "wanted": wanted, "got": got, "instead": instead}
-    vars(message).update(parts, remedy=remedy)
-    return message
+    remedy = dict(instead) if isinstance(instead, Mapping) else instead
+    got = printable(got, LONGEST_GOT) if isinstance(got, str) else got
+    return Explanation(call, _names_of(argument), wanted, got, remedy, place, wording)
+
+
+def explain_place(
+    place: str, argument: str = "", *, wanted: Text, got: Text, instead: Text, wording: str = _BY_PLACE
+) -> Explanation:
+    """Return an error message about a file, a model or an option, which it names first.
+
+    Arguments:
+        place: the file, the model or the option.
+        argument: the argument that named it; empty if that is not known.
+        wanted: the accepted values.
+        got: the value.
+        instead: the remedy.
+        wording: as in `explain`.
+
+    Example:
+        >>> print(explain_place("p = a.npy", "p", wanted="a file", got="a directory", instead="name a file inside it"))
+        p = a.npy: wanted a file; got a directory; name a file inside it
+    """
+    return Explanation("", _names_of(argument), wanted, got, instead, place, wording)
+
+
+@contextmanager
+def in_the_name_of(
+    call: str, calls: Container[str | None], names: Mapping[str, str] = MappingProxyType({})
+) -> Generator[None]:
+    """Raise errors of `calls` as errors of `call`, whose arguments may have other names.
+
+    Example:
+        >>> with in_the_name_of("compare", {"Logits"}, {"x": "base"}):
+        ...     raise invalid_value("Logits", "x", wanted="numbers", got="NaN", instead="x.nan_to_num()")
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ArgumentValueError: compare(base=...): wanted numbers; got NaN. Write: x.nan_to_num()
+    """
+    try:
+        yield
+    except KullbackError as error:
+        if error.call not in calls:
+            raise
+        raise error.replace(names, call=call) from None
 
 
 def invalid_value(
-    call: str, argument: str, *, wanted: str, got: str, instead: str | Mapping[str, object]
+    call: str, argument: str, *, wanted: Text, got: Text, instead: Text | Mapping[str, object]
 ) -> ArgumentValueError:
     """Return the error for an argument of the right type with an invalid value; the message is from `explain`."""
     return ArgumentValueError(explain(call, argument, wanted=wanted, got=got, instead=instead))
 
 
 def invalid_type(
-    call: str, argument: str, *, wanted: str, got: str, instead: str | Mapping[str, object]
+    call: str,
+    argument: str,
+    *,
+    wanted: Text,
+    got: Text,
+    instead: Text | Mapping[str, object],
+    wording: str = _BY_CALL,
 ) -> ArgumentTypeError:
     """Return the error for an argument of the wrong type; the message is from `explain`."""
-    return ArgumentTypeError(explain(call, argument, wanted=wanted, got=got, instead=instead))
+    return ArgumentTypeError(
+        explain(call, argument, wanted=wanted, got=got, instead=instead, wording=wording)
+    )
 
 
-def no_rule(call: str, argument: str, *, wanted: str, got: str, instead: str) -> NoRuleError:
+def no_rule(call: str, argument: str, *, wanted: Text, got: Text, instead: Text) -> NoRuleError:
     """Return a `NoRuleError` with the text of `explain`."""
     return NoRuleError(explain(call, argument, wanted=wanted, got=got, instead=instead))
 

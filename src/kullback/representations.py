@@ -26,7 +26,7 @@ from kullback.common.inputs import (
 )
 from kullback.common.labels import Labeled, Labels, check_one_type, labeled, labels_from, same_labels
 from kullback.common.words import RepresentationName
-from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
+from kullback.errors import ArgumentValueError, Name, Text, invalid_type, invalid_value, safe_repr
 
 # The tolerance for the sum of a row: the rounding error of a softmax over a large vocabulary in each dtype.
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -222,7 +222,7 @@ class Representation(ABC):
     def _call(self) -> str:
         return type(self).__name__
 
-    def _invalid(self, wanted: str, got: str, instead: str) -> ArgumentValueError:
+    def _invalid(self, wanted: str, got: str, instead: Text) -> ArgumentValueError:
         return invalid_value(self._call, "x", wanted=wanted, got=got, instead=instead)
 
     def _read(self, x: object) -> Tensor:
@@ -241,7 +241,7 @@ class Representation(ABC):
                 "x",
                 wanted="floating-point values",
                 got=f"a tensor of dtype {x.dtype}",
-                instead="Counts(x) if these are counts, or x.float() first",
+                instead=(Name("Counts"), "(x) if these are counts, or x.float() first"),
             )
         return x
 
@@ -276,13 +276,13 @@ class Representation(ABC):
                 "dim",
                 wanted=f"a dimension of a tensor of shape {tuple(x.shape)}, from {-x.ndim} to {x.ndim - 1}",
                 got=safe_repr(dim),
-                instead=f"{self._call}(x, dim=-1) when the last dimension holds the classes",
+                instead=(Name(self._call), "(x, dim=-1) when the last dimension holds the classes"),
             )
         if x.shape[number] == 0:
             raise self._invalid(
                 wanted="at least one class",
                 got=f"shape {tuple(x.shape)} with no entry along dim={number}",
-                instead=f"{self._call}(x, dim=...) with the dimension that holds the classes",
+                instead=(Name(self._call), "(x, dim=...) with the dimension that holds the classes"),
             )
         return number - x.ndim if number >= 0 else number
 
@@ -312,7 +312,12 @@ class Representation(ABC):
             raise self._invalid(
                 wanted=f"rows along dim={self.dim} that sum to 1 within {tolerance:g} ({self.tensor.dtype})",
                 got=f"{int(off.sum())} of {off.numel()} rows that do not; row {row} sums to {float(sums[row]):.6g}",
-                instead=f"{normalize}, or {self._call}(x, dim=...) if another dimension holds the classes",
+                instead=(
+                    normalize,
+                    ", or ",
+                    Name(self._call),
+                    "(x, dim=...) if another dimension holds the classes",
+                ),
             )
 
     def _some_mass(self, empty: Tensor, got: str) -> None:
@@ -440,7 +445,12 @@ class Probs(Representation):
             raise self._invalid(
                 wanted="probabilities, none negative",
                 got=f"negative values ({first_of(x < 0)})",
-                instead="LogProbs(x) if these are log-probabilities, Logits(x) if they are scores",
+                instead=(
+                    Name("LogProbs"),
+                    "(x) if these are log-probabilities, ",
+                    Name("Logits"),
+                    "(x) if they are scores",
+                ),
             )
         sums = x.sum(self.dim, dtype=accurate_dtype(x.device))
         self._sums_to_one(sums, "Counts(x) if these are weights to be normalized")
@@ -519,7 +529,7 @@ class Counts(Representation):
                 "x",
                 wanted="integer or floating-point counts",
                 got=f"a tensor of dtype {x.dtype}",
-                instead="Counts(x.sum(0)) to count how often each class is true",
+                instead=(Name("Counts"), "(x.sum(0)) to count how often each class is true"),
             )
         if x.dtype not in (torch.uint16, torch.uint32, torch.uint64):
             return x
@@ -531,7 +541,7 @@ class Counts(Representation):
                 "x",
                 wanted=f"integer counts up to {torch.iinfo(torch.int64).max}, the largest int64",
                 got=f"larger ones ({first_of(signed < 0)})",
-                instead="Counts(torch.as_tensor(x).double()), which rounds them",
+                instead=(Name("Counts"), "(torch.as_tensor(x).double()), which rounds them"),
             )
         return signed
 
@@ -543,7 +553,12 @@ class Counts(Representation):
             raise self._invalid(
                 wanted="counts, none negative",
                 got=f"negative values ({first_of(x < 0)})",
-                instead="Logits(x) if these are scores, LogProbs(x) if they are log-probabilities",
+                instead=(
+                    Name("Logits"),
+                    "(x) if these are scores, ",
+                    Name("LogProbs"),
+                    "(x) if they are log-probabilities",
+                ),
             )
         if not self.prior:
             self._some_mass((x == 0).all(self.dim), "no count at all")

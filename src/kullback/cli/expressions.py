@@ -68,7 +68,10 @@ def parse_distribution(text: str) -> Operand:
     try:
         value = _evaluate(_syntax(text))
     except KullbackError as error:  # from the constructor of a representation, which says what to write
-        raise ArgumentValueError(f"{_shown(text)}: {error}") from None
+        if error.explanation is None:
+            raise
+        place = f"{_shown(text)}: {error.explanation.where}"
+        raise ArgumentValueError(*error.replace(place=place).args) from None
     except Exception as error:  # noqa: BLE001 - of the parser, or of a constructor that was given something strange
         raise _refusal(text, " ".join(str(error).split()) or type(error).__name__) from None
     if not isinstance(value, Operand):

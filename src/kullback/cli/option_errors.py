@@ -32,14 +32,12 @@ def in_options(
     try:
         yield
     except ArgumentValueError as error:
-        arguments = [] if error.argument is None else error.argument.split(", ")
-        if not arguments or any(each not in options for each in arguments):
+        arguments = () if error.explanation is None else error.explanation.arguments
+        if not arguments or any(name not in options for name in arguments):
             raise
-        names = ", ".join(options[each] for each in arguments)
+        place = ", ".join(options[name] for name in arguments)
         instead = remedies.get(arguments[0]) or _remedy(error, options)
-        raise ArgumentValueError(
-            f"{names}: wanted {error.wanted}; got {error.got}. Write: {instead}"
-        ) from None
+        raise error.replace(options, call="", place=place, instead=instead) from None
 
 
 def _remedy(error: ArgumentValueError, options: Mapping[str, str]) -> str | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard, cast
 
@@ -16,10 +15,10 @@ from torch.distributions import Categorical, Distribution
 from kullback.common.inputs import check_confidence, first_of, is_integer
 from kullback.common.labels import Labels, same_labels
 from kullback.errors import (
-    ArgumentTypeError,
     ArgumentValueError,
     NoRuleError,
     explain,
+    in_the_name_of,
     invalid_value,
     safe_repr,
 )
@@ -89,7 +88,7 @@ def estimate_from_samples(
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
     kind = estimable(call, kind)
     settings = _Settings(call, method, confidence, generator)
-    with _in_the_name_of(call):
+    with in_the_name_of(call, METHODS):
         estimate = _in_groups(settings, p, q, kind)
     return replace(estimate, confidence=float(confidence), notes=(*notes, *estimate.notes))
 
@@ -192,18 +191,6 @@ def _widened(estimate: Estimate, factor: float, largest: float) -> Estimate:
         (estimate.value + factor * (end - estimate.value)).clamp(0, largest) for end in estimate.interval
     )
     return replace(estimate, interval=(low, high))
-
-
-@contextmanager
-def _in_the_name_of(call: str) -> Generator[None]:
-    """Raise an estimator's refusal of the draws in the name of the user's function."""
-    try:
-        yield
-    except (ArgumentTypeError, ArgumentValueError) as error:
-        name, opening, rest = str(error).partition("(")
-        if name not in METHODS or not opening:
-            raise
-        raise type(error)(f"{call}({rest}") from None
 
 
 def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from kullback.common.bijective import check_bijective
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import check_flag, check_generator, number_from, whole_from
 from kullback.errors import (
-    ArgumentValueError,
+    KullbackError,
     NoRuleError,
     explain,
     invalid_type,
@@ -122,38 +123,51 @@ def fit(
         Divergence measures and message passing (Minka, 2005)
     """
     began = time.perf_counter()
-    settings = _checked(FitSettings(method, starts, tol, max_iterations, draws, generator, show_progress))
-    names = _fixed_names(fixed)
-    kind = None if kind is None else as_divergence("fit", kind)
-    if isinstance(q, Representation) and isinstance(to, Representation):
-        q, to = q.aligned_with(to)
-    target = _target(to, q)
-    for name, side in (("to", target), ("q", q)):
-        if isinstance(side, Distribution):
-            check_bijective("fit", name, side)
-    is_function = not isinstance(target, Distribution | Samples)
-    kind = as_kl(kind) if kind is not None else ReverseKL() if is_function else KL()
-    objective = _objective(target, kind)
-    if isinstance(q, torch.nn.Module):
-        result = fit_module(q, objective, settings)
+    with _of_its_own_arguments():
+        settings = _checked(FitSettings(method, starts, tol, max_iterations, draws, generator, show_progress))
+        names = _fixed_names(fixed)
+        kind = None if kind is None else as_divergence("fit", kind)
+        if isinstance(q, Representation) and isinstance(to, Representation):
+            q, to = q.aligned_with(to)
+        target = _target(to, q)
+        for name, side in (("to", target), ("q", q)):
+            if isinstance(side, Distribution):
+                check_bijective("fit", name, side)
+        is_function = not isinstance(target, Distribution | Samples)
+        kind = as_kl(kind) if kind is not None else ReverseKL() if is_function else KL()
+        objective = _objective(target, kind)
+        if isinstance(q, torch.nn.Module):
+            result = fit_module(q, objective, settings)
+            return _finish(result, kind, objective, to, began)
+        is_nearest = None
+        if isinstance(q, type):
+            q, is_nearest = start_of(q, target)
+        form: Any = type(q) if isinstance(q, Representation) else None
+        q = _family_of(q)
+        shape = q.batch_shape if not isinstance(target, Distribution) else _common_shape(q, target)
+        q = q if q.batch_shape == shape else q.expand(shape)
+        if isinstance(target, Distribution):
+            check_comparable("fit", target, q)
+        family = read_family(q, names)
+        q = with_tensors(q, _in_float64)
+        problem = FitProblem(q, target, objective, kind, family, names, settings)
+        result = _fitted(problem, None if names else is_nearest)
+        if form is not None:
+            own = getattr(result.distribution, "_categorical", result.distribution)
+            result = result._replace(distribution=form(own.probs if form is Probs else own.logits))
         return _finish(result, kind, objective, to, began)
-    is_nearest = None
-    if isinstance(q, type):
-        q, is_nearest = start_of(q, target)
-    form: Any = type(q) if isinstance(q, Representation) else None
-    q = _family_of(q)
-    shape = q.batch_shape if not isinstance(target, Distribution) else _common_shape(q, target)
-    q = q if q.batch_shape == shape else q.expand(shape)
-    if isinstance(target, Distribution):
-        _check_comparable(q, target)
-    family = read_family(q, names)
-    q = with_tensors(q, _in_float64)
-    problem = FitProblem(q, target, objective, kind, family, names, settings)
-    result = _fitted(problem, None if names else is_nearest)
-    if form is not None:
-        own = getattr(result.distribution, "_categorical", result.distribution)
-        result = result._replace(distribution=form(own.probs if form is Probs else own.logits))
-    return _finish(result, kind, objective, to, began)
+
+
+@contextmanager
+def _of_its_own_arguments() -> Generator[None]:
+    """Raise errors about P and Q, which are `to` and `q`, as errors about these arguments."""
+    own = {"p": "to", "p, q": "q, to", "p, q, kind": "q, to, kind"}
+    try:
+        yield
+    except KullbackError as error:
+        if error.argument not in own:
+            raise
+        raise error.replace({"p": "to"}, argument=own[error.argument]) from None
 
 
 def _checked(settings: FitSettings) -> FitSettings:
@@ -275,13 +289,6 @@ def _common_shape(q: Distribution, to: Distribution) -> torch.Size:
             got=f"{tuple(q.batch_shape)} in q and {tuple(to.batch_shape)} in to",
             instead="q with one start for each target, such as Normal(torch.zeros(n), torch.ones(n))",
         ) from None
-
-
-def _check_comparable(q: Distribution, to: Distribution) -> None:
-    try:
-        check_comparable("fit", to, q)
-    except ArgumentValueError as error:
-        raise ArgumentValueError(str(error).replace("fit(p=..., q=...)", "fit(q=..., to=...)")) from None
 
 
 def _objective(target: Any, kind: Divergence) -> Objective:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from kullback.common.display import Shown
-from kullback.errors import ConvergenceError
+from kullback.errors import ConvergenceError, Explanation
 from kullback.generators import Divergence
 from kullback.results.estimate import Estimate
 
@@ -102,6 +102,6 @@ class FitError(ConvergenceError):
         True
     """
 
-    def __init__(self, message: str, fit: Fit) -> None:
+    def __init__(self, message: str | Explanation, fit: Fit) -> None:
         super().__init__(message, Estimate(fit.value, fit.error, fit.method))
         self.fit = fit

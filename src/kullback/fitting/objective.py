@@ -224,9 +224,15 @@ class ElboObjective(Objective):
         short = ~SolveOptions().is_accepted(value, error) & value.isfinite()
         estimate = Estimate(value, error, "quadrature")
         if bool(short.any()):
-            raise ConvergenceError(
-                "fit(to=...): the integral of the log-density did not reach 1e-6", estimate
+            message = explain(
+                "fit",
+                "to",
+                wanted="1e-6",
+                got="the integral of the log-density",
+                instead="method='stochastic', which uses random draws",
+                wording="{got} did not reach {wanted}",
             )
+            raise ConvergenceError(message, estimate)
         return estimate
 
     def _sum(self, q: Distribution) -> Estimate:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar, cast
 
 from kullback.common.files import check_input
-from kullback.errors import LONGEST_MESSAGE, LONGEST_NAME, FileError, KullbackError, printable
+from kullback.errors import (
+    LONGEST_GOT,
+    LONGEST_MESSAGE,
+    LONGEST_NAME,
+    FileError,
+    KullbackError,
+    explain_place,
+    printable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -70,8 +78,11 @@ class FileReference:
 
     def error(self, *, wanted: str, got: str, instead: str) -> FileError:
         """Return the error in one line: the file, the expected content, the content found, and the remedy."""
-        line = " ".join(f"wanted {wanted}; got {got}; {instead}".split())
-        return FileError(f"{self.name} = {self.shown}: {printable(line, LONGEST_MESSAGE)}")
+        wanted, got, instead = (printable(" ".join(text.split())) for text in (wanted, got, instead))
+        got = printable(got, max(LONGEST_GOT, LONGEST_MESSAGE - len(wanted) - len(instead)))
+        return FileError(
+            explain_place(f"{self.name} = {self.shown}", self.name, wanted=wanted, got=got, instead=instead)
+        )
 
     @property
     def shown(self) -> str:
@@ -112,8 +123,9 @@ class FileReference:
 
     def differs(self, other: FileReference, *, wanted: str, got: str, instead: str) -> FileError:
         """Return the error for two files that do not fit together."""
-        names = f"{self.name} = {self.shown} and {other.name} = {other.shown}"
-        return FileError(f"{names}: wanted {wanted}; got {got}; {instead}")
+        place = f"{self.name} = {self.shown} and {other.name} = {other.shown}"
+        arguments = f"{self.name}, {other.name}"
+        return FileError(explain_place(place, arguments, wanted=wanted, got=got, instead=instead))
 
     def truncated(self, *, wanted: str, got: str) -> FileError:
         """Return the error for a file that ends too early or does not decode."""

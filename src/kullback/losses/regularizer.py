@@ -20,9 +20,7 @@ from torch.distributions import (
 from kullback.common.display import shown_options
 from kullback.common.inputs import check_flag, check_generator, check_whole, number_from, whole_from
 from kullback.errors import (
-    ArgumentTypeError,
-    ArgumentValueError,
-    NoRuleError,
+    KullbackError,
     invalid_type,
     invalid_value,
     safe_repr,
@@ -508,18 +506,10 @@ def _kl(call: str, p: Distribution, q: Distribution, rule: _Rule) -> Tensor:
         return kl_divergence(p, q)
     try:
         return kl_divergence(p, q)
-    except (ArgumentTypeError, ArgumentValueError, NoRuleError) as error:
-        line = str(error)
-        for name, own in (("p, q", "posterior, prior"), ("p", "posterior"), ("q", "prior")):
-            theirs, ours = (", ".join(f"{x}=..." for x in names.split(", ")) for names in (name, own))
-            line = line.replace(f"kl_divergence({theirs})", f"{call}({ours})")
-            line = line.replace(f" in {name} ", f" in {own} ").replace(f" in {name}.", f" in {own}.")
-        for theirs, ours in (
-            ("p.expand(", "posterior.expand("),
-            ("kl_bounds(p, q)", "kl_bounds(posterior, prior)"),
-        ):
-            line = line.replace(theirs, ours)
-        raise type(error)(line) from None
+    except KullbackError as error:
+        if error.call != "kl_divergence":
+            raise
+        raise error.replace({"p": "posterior", "q": "prior"}, call=call) from None
 
 
 def _total(kl: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from kullback.common.words import REPRESENTATION_NAMES, RepresentationName
 from kullback.errors import (
     IncompatibleTensorError,
     KullbackError,
+    Name,
     explain,
     invalid_type,
     invalid_value,
@@ -26,6 +27,11 @@ from kullback.losses.positions import mask_remedy, warn_of_empty_mask
 from kullback.representations import REPRESENTATIONS, SUM_TOLERANCE, Representation
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"] | None
+
+_OTHER_REPRESENTATIONS = (
+    "representation='logits' for scores, 'log-probs' for their log_softmax, 'probs' for probabilities that sum to 1, "
+    "'counts' for weights that are to be normalized"
+)
 
 
 def kl_divergence(
@@ -143,9 +149,7 @@ def row_values(
         values = kl_of_weights(p, q, tolerance)
         if values is not None:
             return values.to(dtype), dtype
-    left, right = (
-        _represent(f"{call}({name}=...){counted}", x, representation) for name, x in (("p", p), ("q", q))
-    )
+    left, right = (_represent(call, name, counted, x, representation) for name, x in (("p", p), ("q", q)))
     return row_divergence(KL(), left, right), dtype if dtype.is_floating_point else torch.get_default_dtype()
 
 
@@ -163,19 +167,21 @@ def _check_mask(call: str, mask: object, p: Tensor) -> None:
     raise invalid_value(call, "mask", wanted=wanted, got=got, instead=instead)
 
 
-def _represent(where: str, x: Tensor, representation: RepresentationName) -> Representation:
+def _represent(
+    call: str, argument: str, counted: str, x: Tensor, representation: RepresentationName
+) -> Representation:
     kind = REPRESENTATIONS[representation]
     try:
         checked = kind(x)
     except KullbackError as error:
-        # The error names a class that the caller did not use. Replace its remedy by values of `representation`.
-        problem, _, remedy = str(error).removeprefix(f"{kind.__name__}(x=...): ").partition(". Write: ")
-        if "(x" in remedy:
-            remedy = (
-                "representation='logits' for scores, 'log-probs' for their log_softmax, 'probs' for probabilities that "
-                "sum to 1, 'counts' for weights that are to be normalized"
-            )
-        raise type(error)(f"{where}: {problem}. Write: {remedy}") from None
+        explanation = error.explanation
+        if explanation is None:
+            raise
+        # Its remedy may name a class, which the caller did not use.
+        names_a_class = any(isinstance(piece, Name) for piece in explanation.instead)
+        instead = _OTHER_REPRESENTATIONS if names_a_class else explanation.instead
+        place = f"{call}({argument}=...){counted}"
+        raise error.replace(call=call, argument=argument, place=place, instead=instead) from None
     if x.is_floating_point() and torch.finfo(x.dtype).bits < 32:
         # The average must not be over rows that were rounded to half precision.
         return kind(x.float(), validate=False)

@@ -168,7 +168,7 @@ class ServerModel(LanguageModel):
             with open_top_k(response, self.speaks, classes=classes, name=self.name) as source:
                 block = next(source.blocks(rows=len(ids) + 1), None)
         except FileError as error:
-            said = printable(str(error).partition(": ")[2] or error, 400)
+            said = printable(error if error.explanation is None else error.explanation.problem, 400)
             raise ModelError(f"{self.name}: the answer for window {number} is damaged: {said}") from error
         found = self._scored(block, tokens, scored, number)
         return _only_ranked(found, response["ranked_above"]) if self.speaks == "openai" else found

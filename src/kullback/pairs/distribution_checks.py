@@ -17,7 +17,7 @@ from torch.distributions import (
 from kullback.common.bijective import check_bijective
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.inputs import can_inspect, can_inspect_all, is_traced
-from kullback.errors import invalid_value, no_rule
+from kullback.errors import Name, P, Q, invalid_value, no_rule
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.image import Ends, ends_after
 from kullback.pairs.densities.maps import inverted_by, parts_of_maps
@@ -125,7 +125,7 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
             "p, q",
             wanted="parameters whose values an integral or a sum can read",
             got=f"{names_of(type(p), type(q))} inside of torch.func.linearize or make_fx",
-            instead=f"torch.func.jvp, or {call}(p, q) outside of the traced function",
+            instead=("torch.func.jvp, or ", *_call_of(call), " outside of the traced function"),
         )
     if not are_readable and any(not can_inspect(x) and is_batched(x) for x in parameters):
         raise no_rule(
@@ -133,7 +133,7 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
             "p, q",
             wanted="parameters whose values an integral or a sum can read",
             got=f"{names_of(type(p), type(q))} inside of torch.func.vmap",
-            instead=f"{call}(p, q) without vmap for distributions with a batch shape",
+            instead=(*_call_of(call), " without vmap for distributions with a batch shape"),
         )
     for argument, side in sides:
         for owner, name, x in side:
@@ -155,9 +155,15 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
                     argument,
                     wanted=f"{allowed} {name} in {type(owner).__name__}",
                     got=f"{float(x[index].detach())}{at}",
-                    instead="p and q without these elements of the batch"
-                    + (", or a small positive number in place of 0" if name in _NUMBERS else ""),
+                    instead=(
+                        *(P, " and ", Q, " without these elements of the batch"),
+                        ", or a small positive number in place of 0" if name in _NUMBERS else "",
+                    ),
                 )
+
+
+def _call_of(call: str) -> tuple[str, ...]:
+    return Name(call), "(", P, ", ", Q, ")"
 
 
 def _parameters(d: Distribution) -> list[_Parameter]:

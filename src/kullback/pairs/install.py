@@ -11,7 +11,7 @@ from typing import Self
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.errors import ConvergenceError, NoRuleError
+from kullback.errors import ConvergenceError, NoRuleError, explain
 from kullback.pairs.clone import with_ordinary_tensors
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.coverage import families, rule_of
@@ -44,14 +44,22 @@ def _serve(p: Distribution, q: Distribution) -> Tensor:
         rule = rule_without_kullback(*types)
         if rule is None:
             raise NoRuleError(
-                f"No KL(p || q) is known for p type {types[0].__name__} and q type {types[1].__name__}"
+                explain(
+                    "kl_divergence",
+                    "p, q",
+                    wanted="a pair of distributions with a known divergence",
+                    got=f"p type {types[0].__name__} and q type {types[1].__name__}",
+                    instead="@register_kl above a function of p and q, if you know the formula",
+                    place="",
+                    wording="No KL(p || q) is known for {got}",
+                )
             )
         return rule.function(p, q)
     try:
         p, q = (with_ordinary_tensors("kl_divergence", name, d) for name, d in (("p", p), ("q", q)))
         return estimate("kl_divergence", p, q, _OPTIONS).value
     except ConvergenceError as error:
-        raise NoRuleError(str(error)) from error
+        raise NoRuleError(*error.args) from error
 
 
 OURS.add(_serve)

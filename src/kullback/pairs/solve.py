@@ -13,7 +13,7 @@ from torch.distributions import Distribution, Independent, MixtureSameFamily
 
 from kullback.common.inputs import can_inspect_all
 from kullback.common.special import LARGEST_EXPONENT
-from kullback.errors import ConvergenceError, NoRuleError, explain, invalid_type, no_rule, safe_repr
+from kullback.errors import ConvergenceError, NoRuleError, P, Q, explain, invalid_type, no_rule, safe_repr
 from kullback.generators import KL, Divergence, Renyi, behaves_as
 from kullback.generators.growth import as_kl, order_of, power_of
 from kullback.pairs.clone import (
@@ -570,12 +570,15 @@ def _no_rule(pair: Pair, kind: Divergence, options: SolveOptions) -> NoRuleError
             instead="method='auto', or method='monte_carlo' for an estimate from draws",
         )
     is_mixed = isinstance(p, MixtureSameFamily) or isinstance(q, MixtureSameFamily)
-    bounds = "kl_bounds(p, q) for guaranteed bounds, " if is_mixed else ""
+    bounds = ("kl_bounds(", P, ", ", Q, ") for guaranteed bounds, ") if is_mixed else ()
     return no_rule(
         call,
         "p, q",
         wanted="a pair of distributions with a known divergence",
         got=f"{names}, for which there is no exact rule",
-        instead=f"{bounds}method='monte_carlo' for an estimate with a standard error, or @register_kl{names} above "
-        "a function of p and q, if you know the formula",
+        instead=(
+            *bounds,
+            "method='monte_carlo' for an estimate with a standard error, ",
+            f"or @register_kl{names} above a function of p and q, if you know the formula",
+        ),
     )

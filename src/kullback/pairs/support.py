@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, constraints
 
 from kullback.common.dtypes import tensor_of
-from kullback.errors import invalid_value
+from kullback.errors import P, Q, invalid_value
 from kullback.generators.growth import End, Growth
 from kullback.pairs.densities.density import Density, Tail
 from kullback.pairs.registry import Plan, plan_for
@@ -35,7 +35,7 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
             raise invalid_value(
                 call,
                 "p, q",
-                wanted=f"as many classes in q as in p, {classes[0]}",
+                wanted=("as many classes in ", Q, " as in ", P, f", {classes[0]}"),
                 got=f"{classes[1]}",
                 instead="probs of 0, or logits of -inf, for the classes that one side lacks",
             )
@@ -78,8 +78,8 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
             call,
             "p, q",
             wanted="batch shapes that broadcast",
-            got=f"{tuple(p.batch_shape)} in p and {tuple(q.batch_shape)} in q",
-            instead="p.expand(...) or parameters with a dimension of size 1",
+            got=(f"{tuple(p.batch_shape)} in ", P, f" and {tuple(q.batch_shape)} in ", Q),
+            instead=(P, ".expand(...) or parameters with a dimension of size 1"),
         ) from None
 
 

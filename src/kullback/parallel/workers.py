@@ -56,9 +56,10 @@ class Workers:
             error = caught
         if self.size == 1:
             return [cast("_T", result)]
-        failure = (
-            None if error is None else (type(error).__name__, str(error), isinstance(error, KullbackError))
-        )
+        failure = None
+        if error is not None:
+            message = error.explanation if isinstance(error, KullbackError) else None
+            failure = type(error).__name__, message or str(error), isinstance(error, KullbackError)
         answers: list[Any] = [None] * self.size
         try:
             dist.all_gather_object(answers, (result, failure), group=self.group)
@@ -72,8 +73,10 @@ class Workers:
                 continue
             if rank == self.rank and error is not None:
                 raise error
-            name, text, is_ours = problem
-            raise _SAME_CLASS.get(name, KullbackError)(text if is_ours else f"worker {rank}: {name}: {text}")
+            name, message, is_ours = problem
+            raise _SAME_CLASS.get(name, KullbackError)(
+                message if is_ours else f"worker {rank}: {name}: {message}"
+            )
         return [answer for answer, _ in answers]
 
     def each(self, compute: Callable[[], _T]) -> _T:

@@ -22,6 +22,7 @@ from kullback.errors import (
     LONGEST_NAME,
     ArgumentValueError,
     FileError,
+    explain_place,
     invalid_type,
     invalid_value,
     printable,
@@ -153,13 +154,16 @@ class Profile(ShortRepr):
             FileError: there is no such file, or it is no profile.
         """
         check_input(path, "path")
+        place = f"path = {path}"
         try:
             return Profile.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise FileError(f"path = {path}: wanted a profile; got {reason}; check the path") from None
+            raise FileError(
+                explain_place(place, "path", wanted="a profile", got=reason, instead="check the path")
+            ) from None
         except FileError as error:
-            raise FileError(f"path = {path}: {error}") from None
+            raise error.replace(argument="path", place=place) from None
 
 
 def profile_table(
@@ -393,4 +397,5 @@ def _not_alike(got: str) -> ArgumentValueError:
 
 
 def _unreadable(got: str) -> FileError:
-    return FileError(f"wanted a profile with schema {SCHEMA!r}; got {got}; write the profile again")
+    wanted = f"a profile with schema {SCHEMA!r}"
+    return FileError(explain_place("", "text", wanted=wanted, got=got, instead="write the profile again"))

@@ -20,7 +20,7 @@ from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import upcast
 from kullback.common.special import safe_logsumexp
-from kullback.errors import no_rule
+from kullback.errors import P, Q, no_rule
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.maps import is_elementwise, move_apart, parts_of_maps, same_maps
 from kullback.pairs.numerics.parameters import dtype_of, given_logits
@@ -112,7 +112,13 @@ def _of_dimensions(d: TransformedDistribution) -> Distribution:
         raise no_rule(
             "kl_divergence",
             "p, q",
-            wanted="the same transforms in p and q, or transforms without gradients, or of single numbers",
+            wanted=(
+                "the same transforms in ",
+                P,
+                " and ",
+                Q,
+                ", or transforms without gradients, or of single numbers",
+            ),
             got=f"maps of vectors of {type(d.base_dist).__name__} that are equal but have separate parameters that "
             "require gradients",
             instead="the same transforms for p and q, or kl_divergence under torch.no_grad() for the value alone",

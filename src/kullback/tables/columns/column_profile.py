@@ -12,6 +12,7 @@ from kullback.common.short_repr import ShortRepr
 from kullback.errors import (
     LONGEST_NAME,
     FileError,
+    explain_place,
     invalid_value,
     printable,
     quoted,
@@ -173,7 +174,14 @@ class ColumnProfile(ShortRepr):
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise FileError(
-                f"a column's profile cannot be read ({reason}); write the profile again"
+                explain_place(
+                    "",
+                    "text",
+                    wanted="a column's profile",
+                    got=reason,
+                    instead="write the profile again",
+                    wording="{wanted} cannot be read ({got}); {instead}",
+                )
             ) from None
 
 

@@ -118,7 +118,8 @@ def _packed(result: Any) -> Any:
         kind, plain = "counts", vars(result) | {"columns": columns}
     elif isinstance(result, ArgumentValueError):
         kind = "error"
-        plain = {name: getattr(result, name) for name in ("call", "argument", "wanted", "got", "instead")}
+        plain = {name: getattr(result, name) for name in ("call", "argument", "wanted", "got")}
+        plain["instead"] = dict(result.remedy) or result.instead
     return pa.record_batch([pa.array([pickle.dumps((kind, plain))], pa.binary())], ["result"])
 
 
