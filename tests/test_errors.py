@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from torch.distributions import LKJCholesky, Normal
 
 import kullback
+import kullback.io
 from kullback.errors import (
     ArgumentValueError,
     KullbackError,
@@ -19,6 +23,7 @@ from kullback.errors import (
     invalid_type,
     invalid_value,
 )
+from kullback.tables import Profile
 
 PARTS = ("call", "argument", "wanted", "got", "instead", "remedy")
 
@@ -80,3 +85,45 @@ def test_errors_of_the_library_have_their_parts():
         lambda: kullback.divergence(kullback.Probs(torch.ones(1)), kullback.Probs(torch.ones(1)), "kll")
     )
     assert (kind.call, kind.argument, kind.remedy) == ("divergence", "kind", {"kind": "kl"})
+
+
+def unserved() -> torch.Tensor:
+    with kullback.install():
+        return torch.distributions.kl_divergence(LKJCholesky(3), Normal(0.0, 1.0))
+
+
+def test_the_wording_of_each_kind_of_message(tmp_path: Path) -> None:
+    """The one place that pins whole messages; other tests pin their parts."""
+    name, other = tmp_path / "a.npy", tmp_path / "b.npy"
+    for path, rows in ((name, 5), (other, 6)):
+        np.save(path, np.zeros((rows, 3)))
+    wrap = "wrap it: Logits(x), LogProbs(x), Probs(x), Counts(x) or Samples(x)"
+    messages: dict[str, Callable[[], object]] = {
+        "Logits(x=...): wanted numbers; got NaN (1 of 1, the first at index (0,)). Write: find where the NaN arises": (
+            lambda: kullback.Logits([float("nan")])
+        ),
+        "kl_divergence(p=..., q=...): wanted batch shapes that broadcast; got (3,) in p and (2,) in q. Write: "
+        "p.expand(...) or parameters with a dimension of size 1": (
+            lambda: kullback.kl_divergence(Normal(torch.zeros(3), 1.0), Normal(torch.zeros(2), 1.0))
+        ),
+        f"kl_divergence(p=...): a tensor does not say what it holds; {wrap}": (
+            lambda: kullback.kl_divergence(torch.zeros(3), torch.zeros(3))
+        ),
+        f"kl_divergence(q=...): wanted a distribution; got int. Numbers do not say what they hold; {wrap}, or pass a "
+        "torch.distributions object": lambda: kullback.kl_divergence(Normal(0.0, 1.0), 3),
+        "divergence(kind=...): wanted a divergence or the name of one; got 3. Write: kind=KL(), kind='js:0.5' or "
+        "another of kullback's kinds": lambda: kullback.divergence(Normal(0.0, 1.0), Normal(0.0, 1.0), 3),
+        f"p = {tmp_path / 'c.npy'}: wanted a file; got no such file; check the path": (
+            lambda: kullback.io.open_rows(tmp_path / "c.npy", representation="logits")
+        ),
+        f"p = {name} and q = {other}: wanted as many rows in both; got 5 and 6; compare files written "
+        "from the same positions": (
+            lambda: kullback.compare_predictions(name, other, representation="logits")
+        ),
+        "wanted a profile with schema 'kullback.profile/2'; got schema None; write the profile again": (
+            lambda: Profile.from_json("{}")
+        ),
+        "No KL(p || q) is known for p type LKJCholesky and q type Normal": unserved,
+    }
+    for text, call in messages.items():
+        assert str(raised(call)) == text
