@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError
 from kullback.io import open_rows, paired_blocks, read_labels, write_llama_base
 from kullback.io.llama_cpp_base import Layout, LlamaBaseFile
+from tests.refusals import refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -341,7 +342,7 @@ def test_bytes_beyond_the_end_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "base.kld"
     write(path)
     path.write_bytes(path.read_bytes() + b"\0\0")
-    with pytest.raises(FileError, match=r"wanted 204 bytes .*got 206 bytes"):
+    with refused(FileError, wanted="^204 bytes ", got="^206 bytes"):
         open_rows(path)
 
 
@@ -356,7 +357,7 @@ def test_an_impossible_header_is_an_error(header: tuple[int, int, int], tmp_path
 def test_the_extension_without_the_magic_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "base.kld"
     path.write_bytes(b"_logits?" + bytes(100))
-    with pytest.raises(FileError, match=r"a llama\.cpp file, by its extension; got .*_logits\?"):
+    with refused(FileError, wanted=r"a llama\.cpp file, by its extension$", got=r"_logits\?"):
         open_rows(path)
 
 
@@ -371,7 +372,7 @@ def test_the_magic_is_enough_whatever_the_extension(suffix: str, tmp_path: Path)
 def test_tokens_outside_the_vocabulary_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "base"
     path.write_bytes(pack([0, 1, 3, 0], 4, [(1e-4, -7.0, [0, 1, 2])], 3))
-    with pytest.raises(FileError, match="tokens from 0 to 2; got 3 at position 2"):
+    with refused(FileError, wanted="tokens from 0 to 2$", got="^3 at position 2"):
         open_rows(path)
 
 
@@ -380,7 +381,7 @@ def test_an_impossible_scale_is_an_error(scale: float, smallest: float, tmp_path
     path = tmp_path / "base"
     good = (1e-4, -7.0, [0, 1, 2])
     path.write_bytes(pack([0, 1, 2, 0, 0, 1, 2, 0], 4, [good, (scale, smallest, [0, 1, 2])], 3))
-    with open_rows(path) as source, pytest.raises(FileError, match=r"finite scale .* in row 1"):
+    with open_rows(path) as source, refused(FileError, wanted="finite scale ", got=" in row 1"):
         list(source.blocks(rows=1))
 
 
@@ -390,9 +391,9 @@ def test_the_file_says_itself_what_it_holds(tmp_path: Path) -> None:
     for representation in (None, "logits", "log-probs"):
         with open_rows(path, representation=representation) as source:
             assert source.representation == "logits"
-    with pytest.raises(FileError, match=r"representation='logits' or none.*got representation='probs'"):
+    with refused(FileError, wanted="representation='logits' or none", got="^representation='probs'"):
         open_rows(path, representation="probs")
-    with pytest.raises(FileError, match="wanted no key"):
+    with refused(FileError, wanted="^no key"):
         open_rows(path, key="x")
 
 
@@ -420,6 +421,6 @@ def test_a_partner_of_all_positions_is_told_which_to_keep(swapped: bool, tmp_pat
     with (
         open_rows(tmp_path / "base.kld") as p,
         open_rows(tmp_path / "q.npy", representation="logits", name="q") as q,
-        pytest.raises(FileError, match=message),
+        refused(FileError, instead=message),
     ):
         paired_blocks(*((q, p) if swapped else (p, q)))

@@ -9,6 +9,7 @@ import pytest
 
 from kullback.errors import FileError
 from kullback.io import read_tokens
+from tests.refusals import refused
 
 TEXTS = ["Hello there, Möbius!\n\tTab", "naïve ␣ 日本語 🙂", "a  b\r\n"]
 
@@ -83,5 +84,5 @@ def test_what_holds_no_tokens_is_refused_in_one_line(tmp_path, name, content, wo
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(FileError, match="no such file"):
+    with refused(FileError, got="no such file"):
         read_tokens(tmp_path / "t.json")

@@ -15,6 +15,7 @@ from kullback.cli.commands import kullback
 from kullback.errors import FileError
 from kullback.io import Reference, open_top_k, write_top_k_reference
 from kullback.predictions.reference_rows import join_rows, measure_reference
+from tests.refusals import refused
 
 CLASSES, LENGTH, LISTED = 40, 12, 5
 
@@ -102,7 +103,7 @@ def test_positions_without_their_token_are_not_scored_and_counted(tmp_path: Path
         "logprobs": [[[-0.1, -3.0], [-0.2, -3.0], [-0.3, -3.0]]],
         "logprob_token_ids": [[[4, 5], [9, 5], [2, 5]]],
     }
-    with pytest.raises(FileError, match="positions with a known token and log-probability"):
+    with refused(FileError, wanted="positions with a known token and log-probability"):
         written(tmp_path, record)
     torch.manual_seed(0)
     indices = torch.tensor([[[1, 2], [3, 4], [5, 6]]])
@@ -111,7 +112,7 @@ def test_positions_without_their_token_are_not_scored_and_counted(tmp_path: Path
         "teacher_topk_logits": torch.log(torch.tensor([0.5, 0.25])).expand(1, 3, 2),
         "input_ids": torch.tensor([[0, 2, 7]]),
     }
-    with pytest.raises(FileError, match="the mass outside the listed classes"):
+    with refused(FileError, wanted="the mass outside the listed classes"):
         written(tmp_path, held)
 
 
@@ -125,7 +126,7 @@ def test_positions_without_their_token_are_not_scored_and_counted(tmp_path: Path
 def test_what_is_not_known_is_refused_and_nothing_is_written(
     tmp_path: Path, change: Any, classes: int | None, words: str
 ) -> None:
-    with pytest.raises(FileError, match=words):
+    with refused(FileError, wanted=words):
         written(tmp_path, change(responses()[0]), classes)
     assert not list(tmp_path.iterdir())
 
@@ -137,7 +138,7 @@ def test_lists_without_the_tokens_before_them_are_refused(tmp_path: Path) -> Non
         "labels": torch.tensor([[1, 4]]),
     }
     save_file(tensors, tmp_path / "lists.safetensors")
-    with pytest.raises(FileError, match="all tokens of each sequence"):
+    with refused(FileError, wanted="all tokens of each sequence"):
         written(tmp_path, tmp_path / "lists.safetensors")
 
 
@@ -145,7 +146,7 @@ def test_probabilities_above_1_are_refused(tmp_path: Path) -> None:
     """A reader of lists lets 1e-4 pass, a reference file 1e-5."""
     entries = {"1": {"logprob": math.log(0.5)}, "2": {"logprob": math.log(0.50005)}}
     record = {"prompt_logprobs": [None, entries], "prompt_token_ids": [0, 1]}
-    with pytest.raises(FileError, match="sum to 1 within 1e-05"):
+    with refused(FileError, wanted="sum to 1 within 1e-05"):
         written(tmp_path, record)
 
 
