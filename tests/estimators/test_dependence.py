@@ -27,6 +27,7 @@ from kullback.errors import ArgumentValueError
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import dependence_of, grouped_alike
 from kullback.estimators.permutations import Labeling
+from tests.refusals import refused
 
 Array = np.ndarray[Any, Any]
 
@@ -148,9 +149,9 @@ def test_the_user_has_the_last_word() -> None:
     own = np.arange(800) // 4
     p, q = Samples(x[:400], cluster=own[:400]), Samples(x[400:], cluster=own[:400])
     assert "100 clusters" in " ".join(kl_estimate(p, q).notes)
-    with pytest.raises(ArgumentValueError, match="not both"):
+    with refused(ArgumentValueError, wanted="not both"):
         Samples(x, cluster=own, independent=True)
-    with pytest.raises(TypeError, match="True or False"):
+    with refused(TypeError, wanted="True or False"):
         Samples(x, independent="yes")  # pyright: ignore[reportArgumentType]
 
 

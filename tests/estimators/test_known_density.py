@@ -27,6 +27,7 @@ from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError, OptionalDependencyError
 from kullback.estimators.knn_entropy import category_surprise, local_log_density
 from kullback.estimators.known_density import from_density
+from tests.refusals import refused
 
 
 def double(value):
@@ -291,21 +292,21 @@ def test_what_does_not_fit_is_refused(x, q, words):
 
 
 def test_too_few_clusters_are_refused():
-    with pytest.raises(ArgumentValueError, match="clusters"):
+    with refused(ArgumentValueError, wanted="clusters"):
         from_density(Samples(torch.randn(100), cluster=np.arange(100) % 5), Q)
 
 
 def test_kinds_that_differ_are_refused():
-    with pytest.raises(ArgumentTypeError, match="has a density"):
+    with refused(ArgumentTypeError, got="has a density"):
         from_density(Samples([1, 2, 3] * 10), Q)
-    with pytest.raises(ArgumentTypeError, match="strings"):
+    with refused(ArgumentTypeError, instead="strings"):
         from_density(Samples(["a", "b"] * 10), Poisson(1.0))
-    with pytest.raises(ArgumentTypeError, match="Distribution"):
+    with refused(ArgumentTypeError, wanted="Distribution"):
         from_density(Samples(torch.randn(30)), Samples(torch.randn(30)))
 
 
 def test_the_other_way_round_is_explained():
-    with pytest.raises(NoRuleError, match=r"Samples\(p\.sample"):
+    with refused(NoRuleError, instead=r"Samples\(p\.sample"):
         from_density(Q, Samples(torch.randn(30)))
 
 

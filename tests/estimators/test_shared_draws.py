@@ -13,6 +13,7 @@ from scipy import integrate, stats
 from kullback import Samples, estimate, kl_estimate, two_sample_test
 from kullback.errors import ArgumentValueError
 from kullback.testing import assert_close_distributions
+from tests.refusals import refused
 
 Draw = Callable[[np.random.Generator], tuple[Any, Any]]
 
@@ -123,7 +124,7 @@ def test_other_kinds_weights_clusters_and_methods_see_shared_draws_too() -> None
     assert float(js.interval[1]) == pytest.approx(np.log(2))
     by_classifier = kl_estimate(Samples(p), Samples(q), method="density_ratio")
     assert "are also in Q" in by_classifier.notes[0]
-    with pytest.raises(ArgumentValueError, match="400 of the 400 draws of p that are also in q"):
+    with refused(ArgumentValueError, got="400 of the 400 draws of p that are also in q"):
         kl_estimate(Samples(p), Samples(q), method="nearest_neighbors")
     effect = two_sample_test(Samples(p), Samples(q), permutations=99).effect
     assert effect is not None

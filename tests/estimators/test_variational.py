@@ -13,6 +13,7 @@ from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.estimators import plugin
 from kullback.estimators.variational import variational_bound, variational_estimate
+from tests.refusals import refused
 
 BOUNDS = ("donsker_varadhan", "nwj")
 P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
@@ -238,23 +239,23 @@ def test_what_is_no_critic_is_refused(critic, options, words):
 
 
 def test_a_critic_of_no_tensor_is_refused():
-    with pytest.raises(ArgumentTypeError, match="returns a tensor"):
+    with refused(ArgumentTypeError, wanted="returns a tensor"):
         variational_bound(*shifted_gaussians(10), lambda z: [0.0] * len(z))
 
 
 def test_other_dimensions_and_single_draws_are_refused():
     p, q = Samples(torch.zeros(5, 2)), Samples(torch.zeros(5, 3))
-    with pytest.raises(ArgumentValueError, match="same number of components"):
+    with refused(ArgumentValueError, wanted="same number of components"):
         variational_bound(p, q, lambda z: z[:, 0])
-    with pytest.raises(ArgumentValueError, match="at least two draws"):
+    with refused(ArgumentValueError, wanted="at least two draws"):
         variational_estimate(Samples([0.5]), Samples([0.5, 1.0]), lambda z: z)
-    with pytest.raises(ArgumentValueError, match="between 0 and 1"):
+    with refused(ArgumentValueError, wanted="between 0 and 1"):
         variational_estimate(Samples([0.5, 2.0]), Samples([0.5, 1.0]), lambda z: z, confidence=1)
 
 
 def test_text_is_refused_as_its_codes_may_differ_between_p_and_q():
     p, q = Samples(["a", "b", "b"]), Samples(["b", "c", "c"])
     for call in (variational_bound, variational_estimate):
-        with pytest.raises(ArgumentTypeError, match=r"text such as 'a'.*plugin\(p, q\)"):
+        with refused(ArgumentTypeError, got="text such as 'a'", instead=r"plugin\(p, q\)"):
             call(p, q, lambda z: z[:, 0])
     assert math.isfinite(plugin(Samples(["a", "b"]), Samples(["b", "a"])).value)

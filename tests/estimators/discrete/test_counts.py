@@ -30,6 +30,7 @@ from kullback import (
 from kullback.errors import ArgumentValueError, NoRuleError
 from kullback.estimators import bias_corrected, coverage_adjusted
 from kullback.estimators.choose_estimator import CATEGORICAL
+from tests.refusals import refused
 
 P, Q = np.array([0.4, 0.3, 0.2, 0.1, 0.0, 0.0]), np.array([0.25, 0.3, 0.3, 0.1, 0.05, 0.0])
 RNG = np.random.default_rng(0)
@@ -185,7 +186,9 @@ def test_weights_and_priors_have_no_interval_and_a_note_says_so(p, q):
     assert found.interval is found.n is found.standard_error is None
     assert found.method == "summation"
     assert "no interval" in found.notes[0]
-    with pytest.raises(ArgumentValueError, match=r"whole numbers without a prior.*kl_divergence\(p, q\)"):
+    with refused(
+        ArgumentValueError, wanted="whole numbers without a prior", instead=r"kl_divergence\(p, q\)"
+    ):
         coverage_adjusted(p, q)
 
 
@@ -215,11 +218,11 @@ def test_the_test_of_counts_is_that_of_rows():
 
 def test_the_test_of_many_counts_takes_no_row_for_each():
     assert two_sample_test(Counts(A * 100_000), Counts(A * 200_000), permutations=99).p_value == 1
-    with pytest.raises(ArgumentValueError, match=r"fewer than 1,000,000,000 draws"):
+    with refused(ArgumentValueError, wanted=r"fewer than 1,000,000,000 draws"):
         two_sample_test(Counts(A * 1_000_000), Counts(A * 1_000_000))
-    with pytest.raises(ArgumentValueError, match=r"one row of counts on each side.*Counts\(p\[i\]\)"):
+    with refused(ArgumentValueError, wanted="one row of counts on each side", instead=r"Counts\(p\[i\]\)"):
         two_sample_test(Counts(np.stack([A, A])), Counts(B))
-    with pytest.raises(ArgumentValueError, match="whole numbers"):
+    with refused(ArgumentValueError, wanted="whole numbers"):
         two_sample_test(Counts(A / 7), Counts(B))
 
 
@@ -252,8 +255,8 @@ def test_kinds_of_ones_own_and_of_unseen_probabilities_are_refused():
     for kind in (Own(), FDivergence(lambda ratio: (ratio - 1) ** 2), "renyi:0", "renyi:inf"):
         for call in (bias_corrected, lambda p, q, kind: estimate(p, q, kind=kind)):
             for sides in ((rows(A), rows(B)), (Counts(A), Counts(B))):
-                with pytest.raises(NoRuleError, match="draws determine"):
+                with refused(NoRuleError, wanted="draws determine"):
                     call(*sides, kind)
-        with pytest.raises(NoRuleError, match="draws determine"):  # and not a remedy that is refused in turn
+        with refused(NoRuleError, wanted="draws determine"):  # and not a remedy that is refused in turn
             estimate(Samples(torch.linspace(-2, 2, 100)), Normal(0.0, 1.0), kind=kind)
     assert estimate(Counts(A), Probs(torch.from_numpy(KNOWN).float()), kind="renyi:2").interval[1].isfinite()

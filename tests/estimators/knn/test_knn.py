@@ -21,6 +21,7 @@ from kullback.estimators import nearest_neighbors
 from kullback.estimators.knn import neighbor_estimate
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import search_line, search_space
+from tests.refusals import refused
 
 search_module = importlib.import_module("kullback.estimators.knn.search")
 CPU = torch.device("cpu")
@@ -194,7 +195,7 @@ def test_a_wider_interval_for_more_confidence() -> None:
     p, q = map(Samples, normal(0, 300, 300, by=1.0))
     (low, high), (lower, higher) = (nearest_neighbors(p, q, confidence=c).interval or () for c in (0.5, 0.99))
     assert lower < low < high < higher
-    with pytest.raises(ArgumentValueError, match="confidence"):
+    with refused(ArgumentValueError, argument="confidence"):
         nearest_neighbors(p, q, confidence=1.0)
 
 
@@ -342,13 +343,13 @@ def test_draws_on_a_curve_get_no_interval(n: int) -> None:
 
 
 def test_categories_are_refused() -> None:
-    with pytest.raises(ArgumentTypeError, match="categories"):
+    with refused(ArgumentTypeError, got="categories"):
         nearest_neighbors(Samples([1, 2, 3]), Samples([1, 2, 3]))
 
 
 @pytest.mark.parametrize("k", [0, -1, 100])
 def test_more_neighbors_than_draws_are_refused(k: int) -> None:
-    with pytest.raises(ArgumentValueError, match="1 to 99 neighbors"):
+    with refused(ArgumentValueError, wanted="1 to 99 neighbors"):
         nearest_neighbors(*sides(LINE, OTHER), k=k)
 
 
@@ -366,7 +367,7 @@ def test_a_few_ties_are_said_and_do_not_decide() -> None:
 def test_an_atom_that_reaches_the_kth_neighbor_is_refused() -> None:
     x, y = normal(0, 1000, 1000)
     x[:30] = 0.5
-    with pytest.raises(ArgumentValueError, match="at distance 0"):
+    with refused(ArgumentValueError, got="at distance 0"):
         nearest_neighbors(Samples(x), Samples(y))
 
 
