@@ -40,6 +40,7 @@ from torch.distributions import (
 import kullback
 from kullback import KL, Jeffreys, JensenShannon, Logits, Probs, ReverseKL, Samples, fit
 from kullback.fitting.optimize import minimize
+from tests.refusals import refused
 
 
 def t(*values: float) -> Tensor:
@@ -303,7 +304,7 @@ def test_maximum_likelihood_without_a_formula_is_that_of_scipy() -> None:
 
 
 def test_what_did_not_converge_is_an_error_with_the_best_point() -> None:
-    with pytest.raises(kullback.FitError, match="1 of 1 that did not converge in 7 steps") as caught:
+    with refused(kullback.FitError, got="1 of 1 that did not converge in 7 steps") as caught:
         fit(Normal(t(300), t(0.01)), to=MODES, kind=ReverseKL(), max_iterations=1, starts=1)
     assert isinstance(caught.value, kullback.errors.ConvergenceError)
     best = caught.value.fit

@@ -17,6 +17,7 @@ from kullback.errors import ArgumentValueError
 from kullback.functional import TopK, linear_distillation_loss, top_k_divergence
 from kullback.generators import FinitePair
 from kullback.nn import DistillationLoss
+from tests.refusals import refused
 
 INF = math.inf
 
@@ -253,7 +254,7 @@ class LessAtOne(Affinity):
 
 def test_terms_that_are_not_0_where_p_is_q_are_refused() -> None:
     p, q = Probs([0.2, 0.8, 0.0]), Probs([0.5, 0.0, 0.5])
-    with pytest.raises(ArgumentValueError, match=r"Affinity\(terms=.*f\(1\) q"):
+    with refused(ArgumentValueError, call="Affinity", argument="terms", instead=r"f\(1\) q"):
         divergence(p, q, Affinity(0.5))
     torch.testing.assert_close(divergence(p, q, LessAtOne(0.5)), torch.tensor(1 - math.sqrt(0.1)))
 
@@ -286,7 +287,7 @@ class SafeRootOfKL(RootOfKL):
 
 def test_a_total_of_its_own_that_is_nan_is_refused() -> None:
     p, q = Probs(torch.tensor([0.0, 0.5, 0.5])), Probs(torch.tensor([0.25, 0.25, 0.5]))
-    with pytest.raises(ArgumentValueError, match=r"RootOfKL\(total=.*isinf"):
+    with refused(ArgumentValueError, call="RootOfKL", argument="total", instead="isinf"):
         divergence(p, q, RootOfKL())
     found = divergence(p, q, SafeRootOfKL())
     torch.testing.assert_close(found, torch.tensor(0.5 * math.log(2)).sqrt())
