@@ -11,6 +11,7 @@ import torch
 
 from kullback.errors import KullbackError
 from kullback.policy import AdaptiveKLController, FixedKLController, KLController, PIDKLController
+from tests.refusals import refused
 
 
 def ziegler(coefficient: float, kl: float, target: float, steps: int, horizon: int) -> float:
@@ -140,7 +141,7 @@ def test_what_is_no_divergence_is_refused(make: Any, kl: Any) -> None:
 
 
 def test_an_infinite_divergence_would_stay_in_the_integral_for_ever() -> None:
-    with pytest.raises(KullbackError, match="a finite number"):
+    with refused(KullbackError, wanted="a finite number"):
         PIDKLController(target=1.0).update(math.inf)
 
 
