@@ -39,6 +39,7 @@ from kullback import (
 from kullback.errors import NoRuleError
 from kullback.estimators import from_density
 from kullback.nn import KLRegularizer
+from tests.refusals import refused
 
 
 class Square(Transform):
@@ -94,7 +95,7 @@ def test_every_entry_and_every_kind_refuses_it(name: str) -> None:
         {f"{kind}, drawn": lambda d, k=kind: divergence(d, Q, k, method="monte_carlo") for kind in KINDS}
     )
     for entry, call in calls.items():
-        with pytest.raises(NoRuleError, match=r"is not bijective, so torch's log_prob misses mass") as caught:
+        with refused(NoRuleError, got=r"is not bijective, so torch's log_prob misses mass") as caught:
             call(d)
         assert "Samples(" in str(caught.value) or entry.startswith("fit of it"), (entry, str(caught.value))
         assert ("bijective = True" in str(caught.value)) == (name != "torch's")
@@ -102,9 +103,9 @@ def test_every_entry_and_every_kind_refuses_it(name: str) -> None:
 
 def test_the_error_names_the_argument_of_the_caller() -> None:
     for kind in KINDS:
-        with pytest.raises(NoRuleError, match=r"divergence\(p=\.\.\.\)"):
+        with refused(NoRuleError, call="divergence", argument="p"):
             divergence(FOLDED["own"], Q, kind)
-        with pytest.raises(NoRuleError, match=r"divergence\(q=\.\.\.\)"):
+        with refused(NoRuleError, call="divergence", argument="q"):
             divergence(Q, FOLDED["own"], kind)
 
 

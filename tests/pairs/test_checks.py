@@ -40,6 +40,7 @@ from torch.distributions import (
 from kullback import JensenShannon, Renyi, divergence, kl_bounds, kl_divergence, kl_estimate
 from kullback.errors import ArgumentValueError, NoRuleError
 from kullback.pairs.clone import parameters_of
+from tests.refusals import refused
 
 LOG: Any = ExpTransform().inv
 
@@ -84,7 +85,7 @@ def test_mass_outside_of_the_domain_of_a_transform_is_refused(
     d: TransformedDistribution, call: Callable[[Any, Any], Any]
 ) -> None:
     for p, q in ((d, d), (d, normal()), (normal(), d)):
-        with pytest.raises(ArgumentValueError, match="the domain of"):
+        with refused(ArgumentValueError, wanted="the domain of"):
             call(p, q)
 
 
@@ -95,7 +96,7 @@ def test_it_is_refused_inside_of_others_too() -> None:
         MixtureSameFamily(Categorical(doubles(1, 1)), logs),
         mapped(logs, ExpTransform()),
     ):
-        with pytest.raises(ArgumentValueError, match="the domain of"):
+        with refused(ArgumentValueError, wanted="the domain of"):
             kl_divergence(d, d)
 
 
@@ -129,7 +130,7 @@ def test_complex_parameters_are_refused(d: Distribution) -> None:
         kl_divergence, kl_estimate, kl_bounds, lambda p, q: divergence(p, q, JensenShannon())
     ]  # fmt: skip
     for call in calls:
-        with pytest.raises(ArgumentValueError, match=r"real parameters.*complex64"):
+        with refused(ArgumentValueError, wanted="real parameters", got="complex64"):
             call(d, d)
 
 
@@ -204,7 +205,7 @@ def test_counts_and_probabilities_too_and_in_random_draws() -> None:
         (of(Normal, doubles(0), -1.0), "scale in Normal"),
         (of(LogNormal, doubles(0), -1.0), "scale"),
     ):
-        with pytest.raises(ArgumentValueError, match=message):
+        with refused(ArgumentValueError, wanted=message):
             kl_divergence(d, d, method="monte_carlo")
     assert float(kl_divergence(Poisson(doubles(0)), Geometric(doubles(0.5)))) == pytest.approx(math.log(2))
 
@@ -224,9 +225,9 @@ def test_integrals_refuse_vmap_and_whole_graphs_with_a_sentence(make: Any, kind:
         return kl_divergence(*make(x)) if kind is None else divergence(*make(x), kind)
 
     x = doubles(1.0, 2.0)
-    with pytest.raises(NoRuleError, match=r"torch\.func\.vmap.*distributions with a batch shape"):
+    with refused(NoRuleError, got=r"torch\.func\.vmap", instead="distributions with a batch shape"):
         torch.func.vmap(call)(x)
-    with pytest.raises(NoRuleError, match="vmap"):
+    with refused(NoRuleError, got="vmap"):
         torch.func.vmap(torch.func.grad(call))(x)
     batch = call(x)
     assert torch.allclose(batch, torch.stack([call(one) for one in x]), rtol=1e-9)  # as the message says

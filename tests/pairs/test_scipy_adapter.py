@@ -16,6 +16,7 @@ from kullback import ReverseKL, divergence, kl_divergence, kl_estimate
 from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.pairs.densities.density import Points, density_of
 from kullback.pairs.scipy_adapter import ScipyDensity, is_frozen, to_torch
+from tests.refusals import refused
 
 CONTINUOUS = {
     "norm": stats.norm(0.3, 1.7),
@@ -132,7 +133,7 @@ def test_one_may_be_scipys_and_the_other_torchs_which_gets_its_gradient() -> Non
 
 def test_a_gradient_that_scipy_cannot_give_is_an_error_not_a_wrong_one() -> None:
     high = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
-    with pytest.raises(ArgumentTypeError, match="logistic"):
+    with refused(ArgumentTypeError, got="logistic"):
         kl_divergence(Uniform(0.0, high), stats.logistic())
 
 
@@ -184,13 +185,13 @@ def test_vectors_and_matrices() -> None:
 
 
 def test_what_scipy_cannot_say_is_an_error_that_names_it() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"q=\.\.\.\).*skellam"):
+    with refused(ArgumentTypeError, argument="q", got="skellam"):
         kl_divergence(stats.poisson(1), stats.skellam(1, 2))
-    with pytest.raises(ArgumentTypeError, match="multivariate_t"):
+    with refused(ArgumentTypeError, got="multivariate_t"):
         kl_divergence(stats.multivariate_t(), stats.norm())
-    with pytest.raises(ArgumentTypeError, match="vonmises"):
+    with refused(ArgumentTypeError, got="vonmises"):
         kl_divergence(stats.vonmises(1, scale=2), stats.vonmises(1))
-    with pytest.raises(ArgumentValueError, match="discrete"):
+    with refused(ArgumentValueError, got="discrete"):
         kl_divergence(stats.poisson(1), stats.norm())
 
 

@@ -41,6 +41,7 @@ from kullback.pairs.closed_forms.multivariate_normal import (
 )
 from kullback.pairs.closed_forms.relaxed import kl_exp_relaxed_categorical, kl_logit_relaxed_bernoulli
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
+from tests.refusals import refused
 
 DOUBLE = torch.float64
 CONDITIONS = [1.0, 1e4, 1e8, 1e12]
@@ -621,7 +622,7 @@ def test_sizes_that_differ_are_an_error() -> None:
         (MultivariateNormal(torch.zeros(3), torch.eye(3)), MultivariateNormal(torch.zeros(2), torch.eye(2))),
         (LKJCholesky(3), LKJCholesky(2)),
     ):
-        with pytest.raises(ArgumentValueError, match="event_shape"):
+        with refused(ArgumentValueError, got="event_shape"):
             kl_divergence(p, q)
 
 

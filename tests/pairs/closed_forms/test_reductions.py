@@ -38,6 +38,7 @@ from torch.distributions.transforms import AbsTransform, PowerTransform, Softplu
 from kullback import divergence, kl_divergence, kl_estimate
 from kullback.errors import ArgumentTypeError, NoRuleError
 from kullback.pairs.bounds import Bounds, kl_bounds
+from tests.refusals import refused
 
 DOUBLE = torch.float64
 
@@ -309,7 +310,7 @@ def vectors(seed: int, components: int, spread: float = 2.0) -> MixtureSameFamil
 
 def test_mixtures_of_vectors_have_no_rule_but_an_estimate() -> None:
     p, q = vectors(1, 2), vectors(4, 3)
-    with pytest.raises(NoRuleError, match="monte_carlo"):
+    with refused(NoRuleError, instead="monte_carlo"):
         kl_divergence(p, q)
     generator = torch.Generator().manual_seed(0)
     estimate = kl_estimate(p, q, method="monte_carlo", draws=4000, generator=generator)
@@ -398,7 +399,7 @@ def test_bounds_refuse_what_is_no_distribution() -> None:
     shift = AffineTransform(double(0.0, 1.0), 2.0)
     parts = TransformedDistribution(Normal(double(0.0, 1.0), 1.0), [ExpTransform(), shift])
     p = MixtureSameFamily(Categorical(double(0.5, 0.5)), parts)
-    with pytest.raises(NoRuleError, match="AffineTransform"):
+    with refused(NoRuleError, got="AffineTransform"):
         kl_bounds(p, p)
     # An affine map of a Normal is a Normal.
     p = MixtureSameFamily(

@@ -43,6 +43,7 @@ from kullback import (
     kl_estimate,
 )
 from kullback.errors import ArgumentValueError, ConvergenceError, NoRuleError
+from tests.refusals import refused
 
 
 def doubles(*numbers: float) -> list[torch.Tensor]:
@@ -121,7 +122,7 @@ class Half(Own):
 
 
 def test_a_density_that_is_none_is_found_out_by_its_mass() -> None:
-    with pytest.raises(ArgumentValueError, match=r"a mass of 0\.5"):
+    with refused(ArgumentValueError, got=r"a mass of 0\.5"):
         kl_divergence(Half(Normal(*doubles(0, 1))), Normal(*doubles(0, 2)))
 
 
@@ -130,7 +131,7 @@ def test_what_cannot_be_asked_is_an_error() -> None:
         arg_constraints: Any = {}  # noqa: RUF012
         support = torch.distributions.constraints.real
 
-    with pytest.raises(NoRuleError, match="Silent"):
+    with refused(NoRuleError, got="Silent"):
         kl_divergence(Silent(validate_args=False), Normal(*doubles(0, 1)))
 
 
@@ -214,7 +215,7 @@ def test_the_remedies_for_a_mass_that_is_not_1_work() -> None:
         kl_divergence(Normalized(*doubles(0.3, 1.0)), wide), expected, rtol=1e-6, atol=0
     )
     half = HalfNormal(doubles(1.2)[0])
-    with pytest.raises(ArgumentValueError, match=r"Folded.log_prob.*support with the ends"):
+    with refused(ArgumentValueError, wanted="Folded.log_prob", instead="support with the ends"):
         kl_divergence(Folded(*doubles(0.0, 1.0)), half)
     expected = kl_divergence(HalfNormal(doubles(1.0)[0]), half)
     torch.testing.assert_close(
@@ -225,7 +226,7 @@ def test_the_remedies_for_a_mass_that_is_not_1_work() -> None:
 def test_an_improper_density_is_refused() -> None:
     normal = Normal(*doubles(0.0, 1.0))
     for pair in ((Flat(normal), normal), (normal, Flat(normal))):
-        with pytest.raises(ArgumentValueError, match="an infinite mass"):
+        with refused(ArgumentValueError, got="an infinite mass"):
             kl_divergence(*pair)
 
 
@@ -279,7 +280,7 @@ class Rounded(Rayleigh):
 
 def test_a_density_of_few_digits_needs_a_larger_atol_as_the_error_says() -> None:
     p, q = Rounded(*doubles(2.0)), Rounded(*doubles(2.001))
-    with pytest.raises(ConvergenceError, match="a larger rtol or atol, or method='monte_carlo'"):
+    with refused(ConvergenceError, instead="a larger rtol or atol, or method='monte_carlo'"):
         kl_divergence(p, q)
     assert 0 <= float(kl_divergence(p, q, atol=1e-6)) <= 2e-6
     assert float(kl_divergence(p, p)) == 0  # a distribution and itself need no integral

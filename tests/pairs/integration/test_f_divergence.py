@@ -54,6 +54,7 @@ from kullback import (
 from kullback.errors import ArgumentValueError, ConvergenceError, NoRuleError
 from kullback.pairs.solve import estimate
 from kullback.pairs.solve_options import SolveOptions
+from tests.refusals import refused
 
 BOUNDED = [
     TotalVariation(),
@@ -440,12 +441,12 @@ def test_kinds_that_are_kl_by_another_name_are_exactly_kl() -> None:
 
 def test_what_there_is_no_rule_for_is_an_error() -> None:
     p = Wishart(torch.tensor(5.0), torch.eye(2))
-    with pytest.raises(NoRuleError, match="Wishart"):
+    with refused(NoRuleError, got="Wishart"):
         divergence(p, Wishart(torch.tensor(6.0), torch.eye(2)), TotalVariation())
     assert float(divergence(p, p, TotalVariation())) == 0
-    with pytest.raises(NoRuleError, match="inf"):
+    with refused(NoRuleError, got="inf"):
         divergence(Normal(0.0, 1.0), Normal(0.0, 2.0), Renyi(math.inf))
-    with pytest.raises(ArgumentValueError, match="discrete"):
+    with refused(ArgumentValueError, got="discrete"):
         divergence(Normal(0.0, 1.0), Poisson(1.0), TotalVariation())
 
 

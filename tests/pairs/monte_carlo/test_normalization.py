@@ -21,6 +21,7 @@ from torch.distributions import (
 from kullback import Samples, fit, kl_divergence, kl_estimate
 from kullback.errors import ArgumentValueError
 from kullback.pairs.monte_carlo.normalization import check_normalized
+from tests.refusals import refused
 
 LOG_MASS, ONE = math.log(2 * math.pi), torch.Size()
 
@@ -74,7 +75,7 @@ def test_a_mass_other_than_1_is_refused_on_either_side(log_mass: float) -> None:
         (Normal(0.0, 1.0), Line(log_mass)),
         (Line(log_mass), Normal(0.0, 1.0)),
     ):
-        with pytest.raises(ArgumentValueError, match="integrate"):
+        with refused(ArgumentValueError, wanted="integrate"):
             kl_divergence(p, q, method="monte_carlo", generator=seeded())
 
 
@@ -110,7 +111,7 @@ def test_the_level_is_kept_by_skewed_ratios() -> None:
     rare = torch.rand(50, 4000, generator=generator) < 0.001
     ratios = torch.where(rare, 900.0, (1 - 0.9) / 0.999)
     check_normalized("kl_divergence", P, P, ratios.log())
-    with pytest.raises(ArgumentValueError, match=r"a mean of 1\.1"):
+    with refused(ArgumentValueError, got=r"a mean of 1\.1"):
         check_normalized("kl_divergence", P, P, torch.full((4000,), 1.1).log())
 
 
@@ -127,7 +128,7 @@ def test_the_remedies_work() -> None:
 
 def test_a_fit_to_a_density_that_is_not_normalized_is_refused() -> None:
     start = MultivariateNormal(torch.zeros(2), torch.eye(2))
-    with pytest.raises(ArgumentValueError, match="integrate to 1"):
+    with refused(ArgumentValueError, wanted="integrate to 1"):
         fit(
             start,
             to=Energy(4.0),
