@@ -17,6 +17,7 @@ from kullback.io import write_llama_base
 from kullback.predictions import collect, compare_predictions
 from kullback.report import llama_cpp
 from kullback.representations import Logits, LogProbs, Probs
+from tests.refusals import refused
 
 HEADER = (
     "chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence              Δp RMS            "
@@ -289,8 +290,8 @@ def test_without_asking_there_are_none():
 @pytest.mark.parametrize("labels", [None, [-100] * 3])
 def test_labels_are_needed(labels):
     p = Probs(torch.full((3, 2), 0.5))
-    with pytest.raises(ArgumentValueError, match=re.escape("labels=tokens (--labels FILE)")):
+    with refused(ArgumentValueError, instead=re.escape("labels=tokens (--labels FILE)")):
         compare_predictions(p, p, labels=labels, llama_cpp="format")
-    with pytest.raises(ArgumentValueError, match="'format', 'like' or None"):
+    with refused(ArgumentValueError, wanted="'format', 'like' or None"):
         compare_predictions(p, p, labels=[0] * 3, llama_cpp="ggml")
     assert compare_predictions(p, p, labels=[0, 1, 0], llama_cpp="format").llama_cpp.total.count == 3

@@ -16,6 +16,7 @@ from kullback.predictions.collect import _noticed
 from kullback.predictions.mean_intervals import MeanEstimate, MeanEstimator, RatioOfSums
 from kullback.predictions.row_blocks import RowBlocks
 from kullback.predictions.sources import Clusters
+from tests.refusals import refused
 
 Array = np.ndarray[Any, Any]
 
@@ -150,7 +151,7 @@ def test_the_note_says_how_many_independent_rows_there_are_and_its_remedies_work
     for other in (plain, grouped):
         assert not any("dependence" in note for note in other.notes)
     assert found.clusters is None
-    with pytest.raises(ArgumentValueError, match="not both"):
+    with refused(ArgumentValueError, wanted="not both"):
         compare_predictions(p, q, independent=True, cluster=np.arange(3000))
 
 

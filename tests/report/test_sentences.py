@@ -12,6 +12,7 @@ from torch.distributions import Normal
 from kullback import Counts, Estimate, Probs, Samples, TwoSampleTest, estimate, kl_estimate, two_sample_test
 from kullback.errors import ArgumentTypeError
 from kullback.generators import parse
+from tests.refusals import refused
 
 END = torch.tensor(0.07), torch.tensor(math.inf)
 DRAWN = Estimate(torch.tensor(0.19), None, "nearest_neighbors", END, (1000, 20), confidence=0.9)
@@ -80,7 +81,7 @@ def test_an_estimate_is_a_number():
     found = kl_estimate(Normal(torch.tensor(0.0, requires_grad=True), 1.0), Normal(1.0, 1.0))
     assert float(found) == 0.5
     assert f"{found:.3f}" == "0.500"
-    with pytest.raises(ArgumentTypeError, match=r"6 values of shape \(2, 3\).*estimate.value.tolist\(\)"):
+    with refused(ArgumentTypeError, got=r"6 values of shape \(2, 3\)", instead=r"estimate.value.tolist\(\)"):
         float(Estimate(torch.zeros(2, 3), None, "series"))
 
 

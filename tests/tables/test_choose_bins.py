@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.tables import bin_counts, choose_bins, contingency_tables, profile_table
+from tests.refusals import refused
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 bins = st.one_of(st.none(), st.just(float("nan")), st.just(float("inf")), finite)
@@ -93,16 +94,16 @@ def test_new_categories_get_bins_and_wrong_columns_are_refused():
     bins = choose_bins(p, q)
     assert bins.labels == ("a", "b", "c", "missing")
     np.testing.assert_array_equal(bin_counts(q, bins), [0, 1, 1, 1])
-    with pytest.raises(ArgumentValueError, match="categories without a bin, such as 'c'"):
+    with refused(ArgumentValueError, got="categories without a bin, such as 'c'"):
         bin_counts(q, choose_bins(p, p))
     numbers, _ = columns_of([1], [1])
-    with pytest.raises(ArgumentValueError, match="numeric around 1 for bins of categorical"):
+    with refused(ArgumentValueError, got="numeric around 1 for bins of categorical"):
         bin_counts(numbers, bins)
-    with pytest.raises(ArgumentValueError, match="numeric around 1 and categorical"):
+    with refused(ArgumentValueError, got="numeric around 1 and categorical"):
         choose_bins(numbers, p)
-    with pytest.raises(ArgumentTypeError, match="got int"):
+    with refused(ArgumentTypeError, got="^int"):
         choose_bins(p, 20)
-    with pytest.raises(ArgumentValueError, match="wanted 1 or more"):
+    with refused(ArgumentValueError, wanted="^1 or more"):
         choose_bins(numbers, numbers, 0)
 
 
@@ -133,7 +134,7 @@ def test_combinations_are_those_by_hand_and_sum_to_the_bins():
     for key, word, weight in zip(user.tolist(), s, w.tolist(), strict=True):
         by_user[key, "abc".index(word)] += weight
     assert {k: v for k, v in found["user", "s"].items() if v} == {k: v for k, v in by_user.items() if v}
-    with pytest.raises(ArgumentValueError, match="wanted columns of the table; got 'z'"):
+    with refused(ArgumentValueError, wanted="^columns of the table$", got="^'z'"):
         contingency_tables(table, bins, [("x", "z")])
-    with pytest.raises(ArgumentValueError, match="wanted a bin for every value; got values of 's' in none"):
+    with refused(ArgumentValueError, wanted="^a bin for every value$", got="^values of 's' in none"):
         contingency_tables(pa.table({"s": ["d"]}), bins, [("s",)])

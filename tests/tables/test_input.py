@@ -21,6 +21,7 @@ import pytest
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError, OptionalDependencyError
 from kullback.tables import compare_tables, profile_table
+from tests.refusals import refused
 
 
 def test_pandas_numpy_nan_is_missing_and_arrows_is_not():
@@ -52,7 +53,7 @@ def test_pandas_objects_count_by_what_they_are():
     assert profile.skipped["mixed"] == "objects of several types: int, str"
     assert "list" in profile.skipped["lists"]
     assert profile.columns["nothing"].missing == 3
-    with pytest.raises(ArgumentValueError, match="'mixed': objects of several types: int, str"):
+    with refused(ArgumentValueError, got="'mixed': objects of several types: int, str"):
         profile_table(frame, columns=["mixed"])
 
 
@@ -109,7 +110,7 @@ def test_a_table_of_which_nothing_can_be_profiled_still_has_its_rows(frame):
     ],
 )
 def test_two_columns_of_one_name_are_refused(frame):
-    with pytest.raises(ArgumentValueError, match="two columns '"):
+    with refused(ArgumentValueError, got="two columns '"):
         profile_table(frame)
 
 
@@ -122,21 +123,24 @@ def test_bad_weights_are_refused(weights, engine):
     table = pa.table({"x": [1, 2], "w": weights})
     if engine == "ibis":
         table = ibis.duckdb.connect().create_table("t", table)
-    with pytest.raises(
-        ArgumentValueError, match=r"weights=...: wanted a column of finite numbers of 0 or more, .* in 'w'"
+    with refused(
+        ArgumentValueError,
+        argument="weights",
+        wanted="^a column of finite numbers of 0 or more, ",
+        got=" in 'w'",
     ):
         profile_table(table, weights="w")
 
 
 def test_wrong_arguments_are_refused():
     table = pa.table({"x": [1]})
-    with pytest.raises(ArgumentValueError, match="'y'; there are 'x'"):
+    with refused(ArgumentValueError, got="'y'; there are 'x'"):
         profile_table(table, columns=["y"])
-    with pytest.raises(ArgumentValueError, match="'w'; there are 'x'"):
+    with refused(ArgumentValueError, got="'w'; there are 'x'"):
         profile_table(table, weights="w")
-    with pytest.raises(ArgumentTypeError, match="got dict"):
+    with refused(ArgumentTypeError, got="^dict"):
         profile_table({"x": [1]})
-    with pytest.raises(ArgumentTypeError, match="wanted a Profile; got str"):
+    with refused(ArgumentTypeError, wanted="^a Profile$", got="^str"):
         profile_table(table, like="reference.parquet")
 
 
@@ -259,7 +263,7 @@ def test_a_cut_file_is_an_error(name, plain, tmp_path):
     WRITERS[name](plain, tmp_path / name)
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(FileError, match="truncated or damaged"):
+    with refused(FileError, instead="truncated or damaged"):
         profile_table(tmp_path / name)
 
 
@@ -320,7 +324,7 @@ def test_of_several_csv_files_each_needs_names(tmp_path):
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.csv.zst"])
 def test_an_uneven_line_is_named_in_compressed_files_too(name, tmp_path):
     compressed("x,y\n" + "1,2\n" * 50 + "3\n", tmp_path / name)
-    with pytest.raises(FileError, match=rf"line 52 of {name} has 1 fields, the header 2"):
+    with refused(FileError, got=rf"line 52 of {name} has 1 fields, the header 2"):
         profile_table(tmp_path / name)
 
 

@@ -25,6 +25,7 @@ from kullback.tables.reference_profile import (
     profile_path,
     reference_profile,
 )
+from tests.refusals import refused
 
 PRIVATE = "rosebud"
 
@@ -105,7 +106,7 @@ def test_a_changed_reference_is_refused_until_it_is_counted_anew(files):
 def test_a_kept_profile_has_the_weights_it_was_counted_with(files):
     reference_profile("reference.parquet", weights="weight")
     assert reference_profile("reference.parquet").weights == "weight"
-    with pytest.raises(ArgumentValueError, match="--rebuild"):
+    with refused(ArgumentValueError, wanted="--rebuild"):
         reference_profile("reference.parquet", weights="number")
 
 
@@ -194,7 +195,7 @@ def test_saved_batches_are_merged_like_tables(files):
     result = run("watch", "reference.parquet", "batch0.json", "batch1.json", "--merge")
     assert result.exit_code == 0, result.output
     assert "1,500 of Q" in result.stdout
-    with pytest.raises(ArgumentValueError, match="none"):
+    with refused(ArgumentValueError, got="none"):
         merge_profiles([])
 
 
