@@ -15,6 +15,7 @@ from kullback.models.huggingface_model import HuggingFaceModel
 from kullback.models.language_model import ModelInfo
 from kullback.models.text import make_windows, read_texts, take_texts
 from tests.models import tiny
+from tests.refusals import refused
 
 # A template that writes calls, tools and thoughts, as those of Qwen and Hermes do: thoughts of the last reply alone.
 TOOLS_TEMPLATE = """
@@ -65,7 +66,7 @@ def read(records: list[Any], template: str = TOOLS_TEMPLATE, folder: Path | None
     return decode(windows.tokens.tolist()), decode(windows.tokens[windows.scored].tolist())
 
 
-def refused(records: list[Any], template: str = TOOLS_TEMPLATE) -> str:
+def refusal_of(records: list[Any], template: str = TOOLS_TEMPLATE) -> str:
     with pytest.raises(KullbackError) as caught:
         read(records, template)
     return str(caught.value)
@@ -119,7 +120,7 @@ def test_prompts_and_completions_of_text_need_no_template() -> None:
             2 * " is three.",
         )
     within = {"prompt": "The sum of one and t", "completion": "wo is three."}
-    assert "move the space" in refused([within])
+    assert "move the space" in refusal_of([within])
     empty = {"prompt": "", "completion": "The sum is three."}
     assert read([empty])[1] == "The sum is three."
 
@@ -176,7 +177,7 @@ WITHOUT_TOOLS = TOOLS_TEMPLATE.replace("{%- if tools %}", "{%- if false %}")
     ],
 )
 def test_nothing_of_a_record_is_ignored(record: Any, template: str, said: str, tmp_path: Path) -> None:
-    assert said in refused([record], template)
+    assert said in refusal_of([record], template)
     if isinstance(record, dict):
         with pytest.raises((FileError, ModelError), match="wanted"):
             read([record], template, tmp_path)
@@ -240,7 +241,7 @@ def test_thoughts_that_a_template_writes_are_scored() -> None:
 def test_templates_that_drop_or_add_thoughts_are_refused(
     messages: list[dict[str, Any]], template: str, said: str
 ) -> None:
-    assert said in refused([messages], template)
+    assert said in refusal_of([messages], template)
 
 
 def test_the_last_reply_can_be_scored_where_a_template_drops_earlier_thoughts() -> None:
@@ -258,5 +259,5 @@ def test_a_reply_written_as_the_template_writes_it_is_taken() -> None:
 def test_texts_and_records_are_not_mixed(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="write two files"):
         read([{"text": "a"}, {"prompt": "a", "completion": " b"}], folder=tmp_path)
-    with pytest.raises(ArgumentValueError, match="in every item"):
+    with refused(ArgumentValueError, wanted="in every item"):
         take_texts("compare_models", [[USER, REPLY], {"a": 1}])
