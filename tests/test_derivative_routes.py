@@ -42,6 +42,7 @@ from kullback.functional import (
 from kullback.nn import KLRegularizer
 from tests.oracles import routes
 from tests.oracles.routes import FIRST, ROUTES, SECOND, case_of, wrong_routes
+from tests.refusals import refused
 
 Function = Callable[[Tensor], Tensor]
 ENTRIES = routes.load()
@@ -335,7 +336,7 @@ def test_traced_integrals_are_refused_in_a_sentence() -> None:
     ]
     for pair, kind in itertools.product(pairs, (JensenShannon(), Renyi(0.5))):
         start = torch.tensor(1.3, dtype=torch.float64)
-        with pytest.raises(NoRuleError, match=r"torch.func.linearize.*Write: torch.func.jvp"):
+        with refused(NoRuleError, got="torch.func.linearize", instead="^torch.func.jvp"):
             torch.func.linearize(lambda t, pair=pair, kind=kind: divergence(*pair(t), kind), start)
         one = torch.ones((), dtype=torch.float64)
         _, tangent = torch.func.jvp(

@@ -28,6 +28,7 @@ from kullback import (
     kl_divergence,
     mutual_information,
 )
+from tests.refusals import refused
 
 INF = math.inf
 WEIGHTS = {
@@ -363,7 +364,7 @@ def test_mutual_information_of_draws_names_the_table_to_write() -> None:
     integers = torch.randint(3, 7, (500, 2), generator=draw)
     apart = torch.stack([integers[:, 0], integers[:, 0] * 5 - 7], 1)
     for x in (numbers, integers, apart, numbers.numpy()):
-        with pytest.raises(errors.ArgumentValueError, match="joint table") as caught:
+        with refused(errors.ArgumentValueError, wanted="joint table") as caught:
             mutual_information(Samples(x))
         line = (caught.value.instead or "").partition(", the table")[0]
         table = eval(line, {"Counts": Counts, "torch": torch, "x": x})  # noqa: S307
@@ -374,5 +375,5 @@ def test_mutual_information_of_draws_names_the_table_to_write() -> None:
             assert value == pytest.approx(float(-(counts * counts.log()).sum()), rel=1e-6)
         else:
             assert value < 0.05
-    with pytest.raises(errors.ArgumentValueError, match=r"pandas\.crosstab\(a, b\)"):
+    with refused(errors.ArgumentValueError, instead=r"pandas\.crosstab\(a, b\)"):
         mutual_information(Samples(torch.randn(500, 3, generator=draw)))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kullback import Counts, Logits, LogProbs, Probs, Samples, errors, kl_divergence
+from tests.refusals import refused
 
 INF = float("inf")
 
@@ -134,7 +135,7 @@ def test_labeled_counts_meet_on_the_union_of_their_labels(form: str) -> None:
 
 
 def test_labels_on_one_side_only_are_refused() -> None:
-    with pytest.raises(errors.ArgumentValueError, match=r"labels on one side only"):
+    with refused(errors.ArgumentValueError, got=r"labels on one side only"):
         kl_divergence(Counts({"a": 1, "b": 2}), Counts([1, 2]))
 
 

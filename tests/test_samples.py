@@ -33,6 +33,7 @@ from kullback import (
 from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError
 from kullback.estimators import EstimateWarning
 from kullback.estimators.permutations import p_value
+from tests.refusals import refused
 
 two_sample = importlib.import_module("kullback.estimators.two_sample_test")
 N = 2000
@@ -93,7 +94,7 @@ def test_what_does_not_fit_the_draws_is_refused(settings: dict[str, object], par
 
 
 def test_complex_draws_are_refused() -> None:
-    with pytest.raises(ArgumentTypeError, match="view_as_real"):
+    with refused(ArgumentTypeError, instead="view_as_real"):
         Samples(torch.zeros(3, dtype=torch.complex64))
 
 
@@ -144,7 +145,7 @@ def test_masked_rows_are_left_out_of_draws_weights_and_clusters() -> None:
     words = Samples(np.ma.array(["a", "b", "c"], mask=[0, 1, 0]))
     assert words.labels == ("a", "c")
     assert Samples(np.ma.array([1, 2, 3], mask=[0, 1, 0])).tensor[:, 0].tolist() == [1, 3]
-    with pytest.raises(ArgumentValueError, match="at least one draw"):
+    with refused(ArgumentValueError, wanted="at least one draw"):
         Samples(np.ma.masked_all(3))
 
 
@@ -163,7 +164,7 @@ def test_masked_vectors_are_left_out_and_refused_if_masked_in_part() -> None:
         assert found.weights.tolist() == [1, 3, 4]
     partly = np.ma.array(x, mask=[[0, 1], [1, 1], [0, 0], [0, 0]])
     for given, dim in ((partly, -1), (partly.T, 0)):
-        with pytest.raises(ArgumentValueError, match="1 of 4 masked in part") as caught:
+        with refused(ArgumentValueError, got="1 of 4 masked in part") as caught:
             Samples(given, dim=dim)
         lines = [line.partition(" to ")[0] for line in (caught.value.instead or "").split("; ")]
         rows, imputed = (eval(line, {"Samples": Samples, "numpy": np, "x": given}) for line in lines)  # noqa: S307
@@ -209,7 +210,7 @@ WITH_MISSING: dict[str, Any] = {
 
 def test_missing_text_is_refused_with_remedies_that_work() -> None:
     for name, x in WITH_MISSING.items():
-        with pytest.raises(ArgumentValueError, match="drop or impute the missing values first") as caught:
+        with refused(ArgumentValueError, instead="drop or impute the missing values first") as caught:
             Samples(x)
         lines = calls_in(caught.value.instead or "")
         made = [eval(line, {"Samples": Samples, "pandas": pd, "x": x}) for line in lines]  # noqa: S307
@@ -245,7 +246,7 @@ def test_draws_that_are_no_numbers_are_refused_with_remedies_that_work() -> None
         "a table of numbers and text": pd.DataFrame({"a": [0.2, 0.3], "b": ["x", "y"]}),
     }
     for name, x in cases.items():
-        with pytest.raises(ArgumentTypeError, match="numbers, booleans or strings") as caught:
+        with refused(ArgumentTypeError, wanted="numbers, booleans or strings") as caught:
             Samples(x)
         lines = calls_in(caught.value.instead or "")
         if "table" in name:
@@ -263,7 +264,7 @@ def test_missing_clusters_are_refused() -> None:
         pd.Series(["a", None], dtype="string"),
         np.array([1.0, math.nan]),
     ):
-        with pytest.raises(ArgumentTypeError, match="1 of 2 missing"):
+        with refused(ArgumentTypeError, got="1 of 2 missing"):
             Samples([1.0, 2.0], cluster=cluster)
 
 
@@ -272,13 +273,13 @@ def test_columns_and_rows_in_another_order_are_refused() -> None:
     x, y = (pd.DataFrame(g.normal(size=(50, 2)), columns=list(names)) for names in ("ab", "ba"))
     for frames in ((x, y), (pl.from_pandas(x), pl.from_pandas(y))):
         for call in (kl_estimate, two_sample_test):
-            with pytest.raises(ArgumentValueError, match="same columns"):
+            with refused(ArgumentValueError, wanted="same columns"):
                 call(Samples(frames[0]), Samples(frames[1]))
         assert kl_estimate(Samples(frames[0]), Samples(frames[1][list(frames[0].columns)])).n == (50, 50)
         assert kl_estimate(Samples(frames[0].to_numpy()), Samples(frames[1].to_numpy())).n == (50, 50)
     draws_of, weights = pd.Series([1.0, 2.0]), pd.Series([0.25, 0.75], index=[1, 0])
     for argument in ("weights", "cluster"):
-        with pytest.raises(ArgumentValueError, match="the same index"):
+        with refused(ArgumentValueError, wanted="the same index"):
             Samples(draws_of, **{argument: weights})
     matched = Samples(draws_of, weights=weights.loc[draws_of.index]).weights
     assert matched is not None
@@ -562,7 +563,7 @@ def test_rounded_vectors_go_to_the_classifier() -> None:
     assert any("nearest neighbors" in note for note in found.notes)
     assert found.interval is not None
     assert found.interval[0] <= 1.0 <= found.interval[1]
-    with pytest.raises(ArgumentValueError, match="density_ratio"):
+    with refused(ArgumentValueError, instead="density_ratio"):
         kl_estimate(p, q, method="nearest_neighbors")
 
 

@@ -12,6 +12,7 @@ from torch.distributions import Laplace, Normal, StudentT
 from kullback import Counts, Logits, Probs, Samples, register_kl
 from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.testing import assert_close_distributions
+from tests.refusals import refused
 
 NORMAL = Normal(0.0, 1.0)
 ROWS = torch.tensor([[0.5, 0.5], [0.9, 0.1]])
@@ -113,16 +114,16 @@ def test_a_divergence_at_the_limit_seldom_passes() -> None:
 
 @pytest.mark.parametrize("below", [0, -0.1, float("nan"), None, torch.tensor(0.1), True])
 def test_the_limit_is_a_positive_number(below: Any) -> None:
-    with pytest.raises(
-        ArgumentValueError, match=r"assert_close_distributions\(below=\.\.\.\): wanted a positive"
+    with refused(
+        ArgumentValueError, call="assert_close_distributions", argument="below", wanted="^a positive"
     ):
         assert_close_distributions(NORMAL, NORMAL, below=below)
 
 
 def test_a_bare_tensor_and_an_unknown_option_are_refused() -> None:
-    with pytest.raises(ArgumentTypeError, match="wrap it: Logits"):
+    with refused(ArgumentTypeError, instead="wrap it: Logits"):
         assert_close_distributions(ROWS, ROWS, below=0.1)
-    with pytest.raises(ArgumentValueError, match="kind"):
+    with refused(ArgumentValueError, argument="kind"):
         assert_close_distributions(NORMAL, NORMAL, below=0.1, kind="no such kind")
 
 
