@@ -26,6 +26,7 @@ from tests.integrations.tiny import (
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 from kullback.integrations.huggingface import DistillationTrainer, compute_loss_func  # noqa: E402
+from tests.refusals import refused  # noqa: E402
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # of the Trainer's own
 LOSSES = [DistillationLoss, LinearDistillationLoss]
@@ -170,8 +171,8 @@ def test_a_teacher_that_was_stored_by_its_top_tokens(make: Any, tmp_path: Path) 
     stored.train()  # the columns reach the loss
     found = losses(stored)
     assert found[-1] < 0.8 * found[0]
-    with pytest.raises(
-        ArgumentValueError, match="batches with teacher_indices and teacher_log_probs; got None"
+    with refused(
+        ArgumentValueError, wanted="batches with teacher_indices and teacher_log_probs$", got="^None"
     ):
         stored.compute_loss(student, batch_of(examples(2)))
 
@@ -183,8 +184,8 @@ def test_heads_that_cap_or_scale_their_logits(tmp_path: Path) -> None:
     dense = DistillationTrainer(student, arguments(tmp_path), teacher=teacher)
     want = dense.compute_loss(student, dict(batch))
     wrong = DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=LinearDistillationLoss())
-    with pytest.raises(
-        ArgumentValueError, match="the logits of the student as its model does; got softcap=None"
+    with refused(
+        ArgumentValueError, wanted="the logits of the student as its model does$", got="^softcap=None"
     ):
         wrong.compute_loss(student, dict(batch))
     loss = LinearDistillationLoss(softcap=0.5)
@@ -261,14 +262,14 @@ def test_an_adapter_on_the_head_is_refused_by_fused_heads_and_trained_by_logits(
     model = peft.get_peft_model(student, config)
     batch = batch_of(examples(4))
     fused = DistillationTrainer(model, arguments(tmp_path), teacher=teacher, loss=LinearDistillationLoss())
-    with pytest.raises(ArgumentValueError, match=r"a student whose head is not a plain torch\.nn\.Linear"):
+    with refused(ArgumentValueError, wanted=r"a student whose head is not a plain torch\.nn\.Linear"):
         fused.compute_loss(model, dict(batch))
     dense = DistillationTrainer(model, arguments(tmp_path), teacher=teacher, loss=DistillationLoss())
     dense.compute_loss(model, dict(batch)).backward()
     assert model.get_base_model().lm_head.lora_B["default"].weight.grad.any()
     other, _ = language_models()
     taught = DistillationTrainer(other, arguments(tmp_path), teacher=model, loss=LinearDistillationLoss())
-    with pytest.raises(ArgumentValueError, match="a teacher whose head is not a plain"):
+    with refused(ArgumentValueError, wanted="a teacher whose head is not a plain"):
         taught.batch_loss(other, dict(batch))
 
 
@@ -286,7 +287,7 @@ def test_heads_that_are_more_than_their_weight(tmp_path: Path) -> None:
     trainer = DistillationTrainer(
         student, arguments(tmp_path), teacher=teacher, loss=LinearDistillationLoss()
     )
-    with pytest.raises(ArgumentValueError, match="HalvedHead, whose weight alone"):
+    with refused(ArgumentValueError, got="HalvedHead, whose weight alone"):
         trainer.compute_loss(student, batch_of(examples(4)))
 
 
@@ -303,14 +304,14 @@ def test_a_head_that_changes_during_training_is_noticed(tmp_path: Path) -> None:
     batch = batch_of(examples(4))
     trainer.compute_loss(student, dict(batch))
     student.lm_head.register_forward_hook(lambda _m, _x, logits: logits * 1.5)
-    with pytest.raises(ArgumentValueError, match="the logits of the student as its model does"):
+    with refused(ArgumentValueError, wanted="the logits of the student as its model does"):
         repeat(trainer.compute_loss, 5, student, batch)
 
 
 def test_a_cap_of_the_configuration_is_noticed_while_logits_are_small(tmp_path: Path) -> None:
     student, teacher = language_models("Gemma2", final_logit_softcapping=1e4, head_dim=8)
     wrong = DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=LinearDistillationLoss())
-    with pytest.raises(ArgumentValueError, match="got softcap=None"):
+    with refused(ArgumentValueError, got="^softcap=None"):
         wrong.compute_loss(student, batch_of(examples(4)))
     loss = LinearDistillationLoss(softcap=1e4)
     right = DistillationTrainer(student, arguments(tmp_path), teacher=teacher, loss=loss)
@@ -385,7 +386,7 @@ def test_a_router_loss_without_its_coefficient(tmp_path: Path) -> None:
     student = Router()
     trainer = DistillationTrainer(student, arguments(tmp_path), teacher=SureTeacher())
     batch = batch_of(examples(4))
-    with pytest.raises(ArgumentValueError, match=r"Write: model\.router_aux_loss_coef = 0\.01"):
+    with refused(ArgumentValueError, instead=r"^model\.router_aux_loss_coef = 0\.01"):
         trainer.compute_loss(student, dict(batch))
     student.router_aux_loss_coef = 0.01  # type: ignore[assignment]
     found = trainer.compute_loss(student, dict(batch))
@@ -465,22 +466,20 @@ def test_wrong_settings(given: dict[str, Any], error: type[Exception], words: st
 
 def test_another_loss_beside_it_is_refused(tmp_path: Path) -> None:
     student, teacher = language_models()
-    with pytest.raises(
-        ArgumentValueError, match=r"compute_loss_func=...\): wanted none, because loss= is the loss"
-    ):
+    with refused(ArgumentValueError, argument="compute_loss_func", wanted="^none, because loss= is the loss"):
         DistillationTrainer(
             student, arguments(tmp_path), teacher=teacher, compute_loss_func=compute_loss_func()
         )
-    with pytest.raises(ArgumentValueError, match=r"label_smoothing_factor=...\)"):
+    with refused(ArgumentValueError, argument="label_smoothing_factor"):
         DistillationTrainer(student, arguments(tmp_path, label_smoothing_factor=0.1), teacher=teacher)
 
 
 def test_wrong_settings_of_compute_loss_func() -> None:
-    with pytest.raises(ArgumentValueError, match="as the outputs hold logits"):
+    with refused(ArgumentValueError, wanted="as the outputs hold logits"):
         compute_loss_func(LinearDistillationLoss())  # type: ignore[arg-type]
-    with pytest.raises(ArgumentValueError, match=r"the name of the teacher's logits.*outputs with logits"):
+    with refused(ArgumentValueError, wanted="the name of the teacher's logits", got="outputs with logits"):
         compute_loss_func(causal=False)({"logits": torch.zeros(2, 3)}, None)
-    with pytest.raises(ArgumentValueError, match=r"one prediction for each example.*Write: causal=False"):
+    with refused(ArgumentValueError, wanted="one prediction for each example", instead="^causal=False"):
         compute_loss_func()(
             {"logits": torch.zeros(2, 3), "teacher_logits": torch.zeros(2, 3)}, torch.zeros(2)
         )
