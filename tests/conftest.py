@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 from tests import parts
@@ -58,6 +61,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Do not import a file that has no test of the part."""
     light = config.getoption("part") in {"quick", "sweeps"}
     return True if light and collection_path.is_file() and parts.is_heavy_file(collection_path) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Do not import a file to look for examples that it does not have."""
+    collectors = yield
+    if not any(isinstance(collector, DoctestModule) for collector in collectors):
+        return collectors
+    if ">>>" in file_path.read_text(encoding="utf-8"):
+        return collectors
+    return [collector for collector in collectors if not isinstance(collector, DoctestModule)]
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each worker import another share of the test files first: what one has compiled, the others read."""
+    worker, folders = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), map(Path, session.config.args)
+    files = [file for folder in folders if folder.is_dir() for file in sorted(folder.rglob("test_*.py"))]
+    number, workers = int(worker.removeprefix("gw")), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if number == 0:
+        return  # The collection itself begins with the first share.
+    for file in files[number * len(files) // workers : (number + 1) * len(files) // workers]:
+        if not pytest_ignore_collect(file, session.config):
+            name = ".".join(file.resolve().relative_to(session.config.rootpath).with_suffix("").parts)
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # The collection reports it.
+                importlib.import_module(name)
 
 
 # Files whose tests take minutes: they start first, so that no worker is left alone with one at the end.
