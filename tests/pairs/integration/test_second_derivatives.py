@@ -193,6 +193,7 @@ BESIDE_NARROW: dict[str, Callable[[Tensor], tuple[Distribution, Distribution]]] 
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
