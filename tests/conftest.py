@@ -33,8 +33,8 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
-# What these files share takes longer than their tests.
-TOGETHER = ("tests/parallel/",)
+# What the files of each of these folders share takes seconds: processes to fork from, models, workers.
+TOGETHER = ("tests/cli/", "tests/models/", "tests/parallel/")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -67,21 +67,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
     """Do not import a file to look for examples that it does not have."""
     collectors = yield
-    if not any(isinstance(collector, DoctestModule) for collector in collectors):
-        return collectors
-    if ">>>" in file_path.read_text(encoding="utf-8"):
-        return collectors
-    return [collector for collector in collectors if not isinstance(collector, DoctestModule)]
+    return [
+        collector
+        for collector in collectors
+        if not isinstance(collector, DoctestModule) or parts.has_example(file_path)
+    ]
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Let each worker import another share of the test files first: what one has compiled, the others read."""
-    worker, folders = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), map(Path, session.config.args)
-    files = [file for folder in folders if folder.is_dir() for file in sorted(folder.rglob("test_*.py"))]
-    number, workers = int(worker.removeprefix("gw")), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if number == 0:
+    """Let each worker import another share of the test files first: files that one has compiled, the others read."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    if worker == 0:
         return  # The collection itself begins with the first share.
-    for file in files[number * len(files) // workers : (number + 1) * len(files) // workers]:
+    folders = [Path(argument) for argument in session.config.args if Path(argument).is_dir()]
+    files = [file for folder in folders for file in sorted(folder.rglob("test_*.py"))]
+    for file in parts.share(files, worker, int(os.environ["PYTEST_XDIST_WORKER_COUNT"])):
         if not pytest_ignore_collect(file, session.config):
             name = ".".join(file.resolve().relative_to(session.config.rootpath).with_suffix("").parts)
             with contextlib.suppress(Exception, pytest.skip.Exception):  # The collection reports it.
