@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
@@ -22,9 +22,15 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 # Several pytest-xdist workers share the cores, so each computes on one; so do the processes that they start.
+# The process that starts the workers does not need torch.
 if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    torch.set_num_threads(1)
+
+# Until the tests are collected, next to nothing becomes garbage.
+gc.disable()
 
 # The same examples on every run: a failure seen once is seen again. Timing says nothing on a busy machine.
 settings.register_profile(
@@ -103,20 +109,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FILES))
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
-# Without a GPU, `torch.manual_seed` formats the stack three times and keeps it until one comes: 2 ms for every test.
-GENERATORS = torch if torch.cuda.is_available() else torch.default_generator
+@functools.cache
+def generators() -> Any:
+    """What seeds torch. Without a GPU, `torch.manual_seed` formats the stack and keeps it: 2 ms for every test."""
+    import torch
+
+    return torch if torch.cuda.is_available() else torch.default_generator
 
 
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
-    GENERATORS.manual_seed(0)
+    generators().manual_seed(0)
 
 
 @pytest.fixture
 def validation() -> Iterator[None]:
     """Torch's checks of parameters, which torch.compile switches off for the rest of a process."""
+    import torch
+
     before = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(True)
     yield
