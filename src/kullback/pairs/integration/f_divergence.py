@@ -366,8 +366,8 @@ def _of_crossings(piece: _Piece, densities: _Both, part: Panels, corner: Corner)
     def log_ratio(v: Tensor) -> Tensor:
         return _log_ratio(piece, piece.fixed, v)
 
-    slopes = [one_sided(log_ratio, place, side * (high - low))[1] for side in (-1, 1)]
-    slope = (sum(slopes) / 2).abs()
+    before, after = (one_sided(log_ratio, place, side * (high - low))[1] for side in (-1, 1))
+    slope = ((before + after) / 2).abs()
     log_p, _, _ = piece.log_densities(*piece.fixed, place)
     size = corner.change * torch.exp(log_p) / torch.where(slope > 0, slope, 1)
     size = torch.where(crosses.gather(-1, index) & (slope > 0) & size.isfinite(), size, 0)
