@@ -327,10 +327,11 @@ def _full_side(d: MultivariateNormal, *, keeps_precision: bool) -> _Full | None:
 def _root_of(matrix: Tensor, own: Tensor, *, of_inverse: bool) -> Tensor:
     """Return the Cholesky factor of a matrix or of its inverse in float64; `own` has the batch shape without expansion.
 
-    Without a gradient, it is computed once for each matrix: it takes longer than the rest of the divergence.
+    It is computed once for each matrix, because it takes longer than the rest of the divergence. A transform such as
+    forward-mode differentiation has to follow the computation, and so has the gradient of the factor of an inverse.
     """
     needs_gradient = matrix.requires_grad and torch.is_grad_enabled()
-    if matrix.is_inference() or (needs_gradient and (of_inverse or not is_ordinary_call())):
+    if matrix.is_inference() or not is_ordinary_call() or (needs_gradient and of_inverse):
         return _computed_root(without_expansion(matrix, own), of_inverse=of_inverse)
     fixed = matrix.detach()
     stored: _StoredRoot | None = _ROOTS.get(matrix)

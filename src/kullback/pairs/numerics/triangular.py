@@ -26,7 +26,9 @@ def squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor:
     With `is_difference` it solves for left - root, which has the same solution below the diagonal; this is accurate if
     the two are nearly equal. Entries above the diagonals are not read. No transform of torch.func may be active.
     """
-    return _SquaresBelow.apply(left, root, is_difference)
+    if torch.is_grad_enabled() and (left.requires_grad or root.requires_grad):
+        return _SquaresBelow.apply(left, root, is_difference)
+    return _sum_of_squares(left, root, is_difference=is_difference)
 
 
 def plain_squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor:
@@ -50,19 +52,8 @@ class _SquaresBelow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, left: Tensor, root: Tensor, is_difference: bool) -> Tensor:
         batch, size = torch.broadcast_shapes(left.shape[:-2], root.shape[:-2]), root.shape[-1]
-        is_kept = any(ctx.needs_input_grad)
-        solved = root.new_zeros(*batch, size, size) if is_kept else None
-        total = root.new_zeros(batch)
-        for start, stop in _blocks(size):
-            columns = left[..., start:, start:stop]
-            columns = columns - root[..., start:, start:stop] if is_difference else columns.clone()
-            columns[..., : stop - start, :].tril_()
-            columns = columns.expand(*batch, *columns.shape[-2:])
-            _solve(root, columns, start)
-            top, rest = columns[..., : stop - start, :].tril(-1), columns[..., stop - start :, :]
-            total += (top**2).sum((-2, -1)) + (rest**2).sum((-2, -1))
-            if solved is not None:
-                solved[..., start:, start:stop] = columns
+        solved = root.new_zeros(*batch, size, size)
+        total = _sum_of_squares(left, root, is_difference=is_difference, solved=solved)
         ctx.save_for_backward(left, root, solved)
         ctx.is_difference = is_difference
         return total
@@ -125,8 +116,27 @@ class _Cholesky(torch.autograd.Function):
         for start, stop in _blocks(factor.shape[-1]):  # the result is symmetric
             rows = by_matrix[..., start:stop, start:]
             _solve(factor, rows.mT, start, is_transposed=True)
+            corner = rows[..., : stop - start]
+            corner.add_(corner.mT.clone()).div_(2)
             by_matrix[..., stop:, start:stop] = rows[..., stop - start :].mT
         return by_matrix.to(matrix.dtype).div_(2), None
+
+
+def _sum_of_squares(
+    left: Tensor, root: Tensor, *, is_difference: bool, solved: Tensor | None = None
+) -> Tensor:
+    """Return the sum of squares, and write the solution on and below the diagonal to `solved`."""
+    batch = torch.broadcast_shapes(left.shape[:-2], root.shape[:-2])
+    left, total = left.expand(*batch, *left.shape[-2:]), root.new_zeros(batch)
+    for start, stop in _blocks(root.shape[-1]):
+        columns = left[..., start:, start:stop]
+        columns = columns - root[..., start:, start:stop] if is_difference else columns.clone()
+        top, rest = columns[..., : stop - start, :].tril_(), columns[..., stop - start :, :]
+        _solve(root, columns, start)
+        total += (top.tril(-1) ** 2).sum((-2, -1)) + (rest**2).sum((-2, -1))
+        if solved is not None:
+            solved[..., start:, start:stop] = columns
+    return total
 
 
 def _blocks(size: int) -> Iterator[tuple[int, int]]:
