@@ -157,7 +157,7 @@ def _covariance_times(side: _Side, columns: Tensor) -> Tensor:
     if isinstance(side, _LowRank):
         return side.factors @ (side.factors.mT @ columns) + side.noise.unsqueeze(-1) * columns
     root = _lower(side)
-    return ((root.mT @ columns).mT @ root.mT).mT  # torch is slow at few columns of a product
+    return root @ (root.mT @ columns)
 
 
 def _variances(side: _Side) -> Tensor:
@@ -346,6 +346,6 @@ def _root_of(matrix: Tensor, own: Tensor, *, of_inverse: bool) -> Tensor:
 
 def _computed_root(matrix: Tensor, *, of_inverse: bool) -> Tensor:
     if not of_inverse:
-        return torch.linalg.cholesky(upcast(matrix))
+        return torch.linalg.cholesky(upcast(matrix), upper=True).mT
     root = torch.linalg.cholesky(upcast(matrix).flip((-2, -1)), upper=True).flip((-2, -1))
     return solve_lower(root, identity_like(root))
