@@ -39,6 +39,7 @@ class KullbackError(Exception):
         got: the value.
         instead: what to write.
         remedy: the same as arguments by name, where they are values that you can pass; else empty.
+        explanation: these parts, from which the message is made.
 
     Example:
         >>> import kullback
@@ -252,6 +253,7 @@ class Name(str):
 
 # A part of a message, or its pieces, some of which are a `Name`.
 Text = str | tuple[str, ...]
+Remedy = str | tuple[str, ...] | Mapping[str, object]
 P, Q = Name("p"), Name("q")
 _BY_CALL = "wanted {wanted}; got {got}. Write: {instead}"
 _BY_PLACE = "wanted {wanted}; got {got}; {instead}"
@@ -275,7 +277,7 @@ class Explanation:
     arguments: tuple[str, ...]
     wanted: Text
     got: Text
-    instead: Text | Mapping[str, object]
+    instead: Remedy
     place: str | None = None
     wording: str = _BY_CALL
 
@@ -315,28 +317,21 @@ class Explanation:
             names = {self.call: parts["call"], **names}
         if "argument" in parts:
             parts["arguments"] = _names_of(parts.pop("argument"))
-        renamed = Explanation(
-            self.call,
-            tuple(names.get(name, name) for name in self.arguments),
-            _renamed(self.wanted, names),
-            _renamed(self.got, names),
-            _renamed(self.instead, names)
-            if not isinstance(self.instead, Mapping)
-            else {names.get(name, name): value for name, value in self.instead.items()},
-            self.place,
-            self.wording,
-        )
-        return replace(renamed, **parts)
+        renamed = {name: _renamed(getattr(self, name), names) for name in ("wanted", "got", "instead")}
+        arguments = tuple(names.get(name, name) for name in self.arguments)
+        return replace(self, **{"arguments": arguments, **renamed, **parts})
 
 
 def _joined(text: Text) -> str:
     return text if isinstance(text, str) else "".join(text)
 
 
-def _renamed(text: Text, names: Mapping[str, str]) -> Text:
-    """Return a text in which every `Name` with a new name has it."""
+def _renamed(text: Remedy, names: Mapping[str, str]) -> Remedy:
+    """Return a text in which every `Name` with a new name has it, or arguments with their new names."""
     if isinstance(text, str):
         return text
+    if isinstance(text, Mapping):
+        return {names.get(name, name): value for name, value in text.items()}
     return tuple(Name(names.get(piece, piece)) if isinstance(piece, Name) else piece for piece in text)
 
 
@@ -350,7 +345,7 @@ def explain(
     *,
     wanted: Text,
     got: Text,
-    instead: Text | Mapping[str, object],
+    instead: Remedy,
     place: str | None = None,
     wording: str = _BY_CALL,
 ) -> Explanation:
@@ -416,7 +411,7 @@ def in_the_name_of(
 
 
 def invalid_value(
-    call: str, argument: str, *, wanted: Text, got: Text, instead: Text | Mapping[str, object]
+    call: str, argument: str, *, wanted: Text, got: Text, instead: Remedy
 ) -> ArgumentValueError:
     """Return the error for an argument of the right type with an invalid value; the message is from `explain`."""
     return ArgumentValueError(explain(call, argument, wanted=wanted, got=got, instead=instead))
@@ -428,7 +423,7 @@ def invalid_type(
     *,
     wanted: Text,
     got: Text,
-    instead: Text | Mapping[str, object],
+    instead: Remedy,
     wording: str = _BY_CALL,
 ) -> ArgumentTypeError:
     """Return the error for an argument of the wrong type; the message is from `explain`."""
