@@ -12,7 +12,13 @@ import torch.distributions as d
 from torch import Tensor
 from torch.distributions.kl import _KL_REGISTRY  # pyright: ignore[reportPrivateUsage]
 
-from kullback import kl_divergence
+from kullback import (
+    JensenShannon,
+    divergence,
+    kl_bounds,
+    kl_divergence,
+    kl_estimate,
+)
 
 Make = Callable[..., d.Distribution]
 SENTENCE = "without fullgraph=True, or call it outside"
@@ -149,6 +155,49 @@ def test_every_pair_of_torchs_registry_compiles_in_one_graph_or_is_refused_in_a_
         torch.compiler.reset()
         value = torch.compile(divergence_of, backend="eager")(*made[pair])
         assert torch.equal(value, expected[pair]), pair
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's, of any graph that breaks at a derivative
+def test_classes_and_bounds_compile_in_one_graph_and_draws_and_maps_of_tensors_are_refused_in_a_sentence() -> (
+    None
+):
+    x = torch.tensor([[0.3, -0.2, 1.0], [0.0, 2.0, -1.0]], dtype=torch.float64)
+
+    def mixture(loc: Tensor) -> d.MixtureSameFamily:
+        return d.MixtureSameFamily(d.Categorical(logits=loc), d.Normal(loc, 1.0))
+
+    def gumbel(loc: Tensor) -> d.Gumbel:
+        return d.Gumbel(loc, loc.exp())
+
+    def js(p: d.Distribution, q: d.Distribution) -> Tensor:
+        return divergence(p, q, JensenShannon())
+
+    whole: dict[str, Callable[[Tensor], Tensor]] = {
+        "JS of classes": lambda x: js(d.Categorical(logits=x), d.Categorical(logits=-x)),
+        "bounds": lambda x: torch.stack(list(kl_bounds(mixture(x), mixture(-x)))),
+    }
+    refused: dict[str, Callable[[Tensor], Tensor]] = {
+        "draws": lambda x: kl_estimate(mixture(x), mixture(-x), method="monte_carlo").value,
+        "JS of maps": lambda x: js(gumbel(x), gumbel(-x)),
+    }
+    for name, call in whole.items():
+        torch.compiler.reset()
+        torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="eager")(x), call(x), msg=name)
+    p, q = x.softmax(-1), (-x).softmax(-1)
+    m = (p + q) / 2
+    terms = p * (p / m).log() / 2 + q * (q / m).log() / 2
+    torch.testing.assert_close(whole["JS of classes"](x), terms.sum(-1))
+    for name, call in refused.items():
+        torch.compiler.reset()
+        outcome = value_or_message(torch.compile(call, fullgraph=True, backend="eager"), x)
+        assert isinstance(outcome, str), name
+        assert SENTENCE in outcome, (name, outcome)
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        value = torch.compile(call, backend="eager")(x)  # as the message says
+        torch.manual_seed(0)
+        torch.testing.assert_close(value, call(x), msg=name)
 
 
 MAPS: dict[str, Make] = {
