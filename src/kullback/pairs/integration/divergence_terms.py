@@ -19,7 +19,7 @@ from kullback.generators.divergence import Corner, Growth
 from kullback.generators.growth import growth_of, is_own, order_of, power_of
 from kullback.generators.of_ratio import OfRatio, OwnTerms
 from kullback.kernels.reference import pair_of_logs
-from kullback.kernels.row_operation import Gradients, differentiable_backward, expanded
+from kullback.kernels.row_operation import differentiable_backward, expanded
 from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
 # The logarithm of a mass that rounds to 0, and whose square root does too.
@@ -250,8 +250,9 @@ def with_derivatives(
     if not (is_transformed() or forward_ad._current_level >= 0):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         return _WithDerivatives.apply(value, derivatives, log_p, log_q)  # pyright: ignore[reportReturnType]
 
-    def changes(logs: Any, steps: Gradients) -> Tensor:
-        return sum((step * by).sum(-1) for step, by in zip(steps, derivatives(*logs), strict=True))
+    def changes(logs: Any, steps: Any) -> Tensor:
+        by_p, by_q = derivatives(*logs)
+        return (steps[0] * by_p).sum(-1) + (steps[1] * by_q).sum(-1)
 
     return expanded(value, changes, log_p, log_q)  # nested forward derivatives need a plain expression
 
