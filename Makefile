@@ -16,7 +16,9 @@ run: $(VENV)/.installed native
 
 # tests/parts.py says which test belongs to which part; sweeps are products over registries, and heavy tests build wheels,
 # compile, start a JVM, servers or a browser, train, or run the interpreter of GPU code.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4
+# One thread for each of the workers, which share the cores, and no module is compiled twice.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+unexport PYTHONDONTWRITEBYTECODE
 test: $(VENV)/.installed-dev native
 	$(PYTEST) --part quick
 

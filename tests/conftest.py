@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
+import importlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 from tests import parts
@@ -19,9 +22,15 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 # Several pytest-xdist workers share the cores, so each computes on one; so do the processes that they start.
+# The process that starts the workers does not need torch.
 if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    torch.set_num_threads(1)
+
+# Until the tests are collected, next to nothing becomes garbage.
+gc.disable()
 
 # The same examples on every run: a failure seen once is seen again. Timing says nothing on a busy machine.
 settings.register_profile(
@@ -30,8 +39,8 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
-# What these files share takes longer than their tests.
-TOGETHER = ("tests/parallel/",)
+# What the files of each of these folders share takes seconds: processes to fork from, models, workers.
+TOGETHER = ("tests/cli/", "tests/models/", "tests/parallel/")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -60,6 +69,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if light and collection_path.is_file() and parts.is_heavy_file(collection_path) else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Do not import a file to look for examples that it does not have."""
+    collectors = yield
+    return [
+        collector
+        for collector in collectors
+        if not isinstance(collector, DoctestModule) or parts.has_example(file_path)
+    ]
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each worker import another share of the test files first: files that one has compiled, the others read."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    if worker == 0:
+        return  # The collection itself begins with the first share.
+    folders = [Path(argument) for argument in session.config.args if Path(argument).is_dir()]
+    files = [file for folder in folders for file in sorted(folder.rglob("test_*.py"))]
+    for file in parts.share(files, worker, int(os.environ["PYTEST_XDIST_WORKER_COUNT"])):
+        if not pytest_ignore_collect(file, session.config):
+            name = ".".join(file.resolve().relative_to(session.config.rootpath).with_suffix("").parts)
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # The collection reports it.
+                importlib.import_module(name)
+
+
 # Files whose tests take minutes: they start first, so that no worker is left alone with one at the end.
 LONGEST_FILES = (
     "tests/test_wheels.py",
@@ -75,20 +109,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FILES))
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
-# Without a GPU, `torch.manual_seed` formats the stack three times and keeps it until one comes: 2 ms for every test.
-GENERATORS = torch if torch.cuda.is_available() else torch.default_generator
+@functools.cache
+def generators() -> Any:
+    """What seeds torch. Without a GPU, `torch.manual_seed` formats the stack and keeps it: 2 ms for every test."""
+    import torch
+
+    return torch if torch.cuda.is_available() else torch.default_generator
 
 
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
-    GENERATORS.manual_seed(0)
+    generators().manual_seed(0)
 
 
 @pytest.fixture
 def validation() -> Iterator[None]:
     """Torch's checks of parameters, which torch.compile switches off for the rest of a process."""
+    import torch
+
     before = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(True)
     yield

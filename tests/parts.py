@@ -32,6 +32,16 @@ def is_heavy_file(path: Path) -> bool:
     )
 
 
+def has_example(path: Path) -> bool:
+    """Whether a Python file may hold a doctest. Such a file is read, not imported."""
+    return ">>>" in path.read_text(encoding="utf-8")
+
+
+def share(files: Sequence[Path], worker: int, workers: int) -> Sequence[Path]:
+    """The consecutive files that one of several workers imports first."""
+    return files[worker * len(files) // workers : (worker + 1) * len(files) // workers]
+
+
 def is_heavy(item: pytest.Item) -> bool:
     """Whether a test has the mark or uses a browser."""
     return item.get_closest_marker("heavy") is not None or not HEAVY_FIXTURES.isdisjoint(

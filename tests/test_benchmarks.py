@@ -260,6 +260,25 @@ def test_every_closed_form_in_cpp_is_measured_and_at_least_twice_as_fast_as_in_p
     assert min(row["gradient"].values()) > 0
 
 
+def test_normals_of_many_dimensions_are_measured_beside_torch_and_shown() -> None:
+    bench, document = (
+        script("bench_normals"),
+        json.loads((SCRIPTS / "results" / "normals.json").read_text()),
+    )
+    page = script("render").normals(document)
+    for case, row in zip(bench.CASES, document["rows"], strict=True):
+        dtype = str(case.dtype).removeprefix("torch.")
+        assert (row["pair"], row["dtype"]) == (f"{case.p} ‖ {case.q}", dtype)
+        assert (row["size"], tuple(row["batch"])) == (case.size, case.batch)
+        assert f"| {row['pair']} | {dtype} | " in page
+        for name, ratio in row["ratio to torch"].items():
+            theirs, ours = (row["milliseconds"][x] for x in (f"torch: {name}", name))
+            assert ratio == pytest.approx(ours / theirs, abs=0.02, rel=0.05)
+    for case in bench.CASES[::4]:
+        row = bench.measure(case._replace(size=130), quick=True)
+        assert ("torch: value" in row["milliseconds"]) is ("diagonal" not in (case.p, case.q)), case
+
+
 @pytest.mark.sweep
 def test_the_smallest_sizes_of_growth_run() -> None:
     for entry in script("bench_growth").ENTRIES:

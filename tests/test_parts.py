@@ -97,6 +97,19 @@ def test_a_heavy_file_is_recognized_without_importing_it(tmp_path):
         assert parts.is_heavy_file(tmp_path / "test_x.py") is heavy, text
 
 
+def test_workers_share_out_all_files(tmp_path):
+    files = [tmp_path / f"{number}" for number in range(11)]
+    for workers in (1, 2, 3, 4, 20):
+        shares = [parts.share(files, worker, workers) for worker in range(workers)]
+        assert [file for share in shares for file in share] == files, workers
+
+
+def test_a_file_with_an_example_is_recognized_without_importing_it(tmp_path):
+    for text, example in (('"""\n>>> 1\n1\n"""\n', True), ('"""Adds."""\nx = y >> z\n', False)):
+        (tmp_path / "x.py").write_text(text)
+        assert parts.has_example(tmp_path / "x.py") is example, text
+
+
 def test_the_makefile_and_ci_run_every_part():
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     targets = dict(re.findall(r"^(\w+):.*\n\t\$\(PYTEST\) --part (\w+)$", makefile, re.MULTILINE))

@@ -197,6 +197,7 @@ def test_vectors_categories_and_known_densities() -> None:
 UNLIKE = [(0.0, 0.8, 3000, 1000), (0.0, 0.8, 1000, 3000), (0.5, 0.9, 3000, 3000), (0.3, 0.0, 1000, 8000)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("of_p", "of_q", "n", "m"), UNLIKE)
 def test_shuffles_of_unlike_sides_vary_as_the_difference_does(
     of_p: float, of_q: float, n: int, m: int

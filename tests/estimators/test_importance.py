@@ -224,6 +224,7 @@ def rarely_elsewhere(share, mean=0.0):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("mean", "truth"), [(0.0, 0.1318), (0.01, 0.1319)])
 def test_draws_that_contradict_themselves_have_no_upper_end(mean, truth):
     """Without a rare draw of P, log p / q is log 0.99 everywhere or nearly so: KL cannot be below 0."""
@@ -254,6 +255,7 @@ def test_rounding_is_no_contradiction():
         assert not any("miss" in note for note in estimate.notes)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("q", [Q, Normal(double(0.05), double(1.0))])
 def test_ordinary_draws_keep_their_upper_end(q):
     found = [log_ratio(Samples(draws(100, seed)), P.log_prob, q.log_prob) for seed in range(100)]

@@ -112,6 +112,7 @@ def zeta_against_geometric(power, p):
     return float(np.sum(of_p * (np.log(of_p) - math.log(p) - (k - 1) * math.log1p(-p))))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("power", "p"), [(2.3, 0.3), (2.8, 0.5)])
 def test_a_heavy_tail_of_log_ratios_is_allowed_for(power, p):
     """It is covered in 55 % and 84 % of draws otherwise; the truncated sum of 2.3 is within 2 %."""
@@ -120,6 +121,7 @@ def test_a_heavy_tail_of_log_ratios_is_allowed_for(power, p):
     assert covered >= 0.9
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("draw", "q", "truth"),
     [

@@ -190,6 +190,7 @@ def test_a_curve_on_one_side_alone_gives_no_interval_of_neighbors() -> None:
         assert nearest_neighbors(Samples(x), Samples(y)).interval is None
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("d", [2, 5, 8])
 def test_clusters_far_apart_are_no_curved_set(d: int) -> None:
     for seed in range(3):

@@ -279,6 +279,7 @@ STANDARD = Normal(double(0.0), double(1.0))
 T3 = StudentT(double(3.0), double(0.0), double(1.0))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("p", "q", "truth", "n", "largest_error"),
     [
@@ -325,6 +326,7 @@ def test_waves_against_a_known_uniform():
     assert held >= 16
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("shift", "n"), [(1.0, 100), (1.0, 1000), (2.0, 1000)])
 def test_the_lower_end_of_a_critic_is_below_kl(shift, n):
     """With the best critic, whose bound is KL; 200 repetitions: 20 above have a chance below 0.2 % at 5 %."""

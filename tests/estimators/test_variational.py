@@ -140,6 +140,7 @@ def test_training_a_network_raises_the_bound_to_kl(bound):
     assert float(judged.interval[0]) < 0.5
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_the_standard_error_is_the_deviation_over_repetitions(bound):
     found = [
@@ -152,6 +153,7 @@ def test_the_standard_error_is_the_deviation_over_repetitions(bound):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_the_lower_end_is_below_kl_as_often_as_it_says(bound):
     """With the best critic, where the bound is tight."""

@@ -364,6 +364,7 @@ def test_the_start_keeps_its_dtype_and_its_tensors() -> None:
     assert found.value.dtype == torch.float64
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("df", [2.0005, 2.05, 2.2, 3.0])
 def test_a_variance_that_lies_far_out_is_all_of_it(df: float) -> None:
     """Of Student's t with 2.0005 degrees of freedom float64 has no points where most of the variance lies."""

@@ -109,6 +109,7 @@ KNOWN: list[tuple[Distribution, Distribution, dict[str, float], float]] = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("q", "to", "known", "value"),
     KNOWN,

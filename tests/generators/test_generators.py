@@ -169,6 +169,7 @@ def test_value_of_a_mixture_with_little_of_q_is_right_where_p_is_far_below_it() 
     assert_close(divergence(p, q, kind).item(), want, 1e-10)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("share", [1e-6, 1e-8, 1e-10, 1e-12, 1e-15])
 def test_mixtures_with_little_of_a_side_keep_their_digits_in_value_and_gradient(share: float) -> None:
     kinds = [SkewKL(share), JensenShannon(share), JensenShannon(share, scaled=True), JensenShannon(1 - share)]
@@ -457,6 +458,7 @@ def test_merging_classes_never_increases_it(kind: Divergence, pair: tuple[Tensor
     assert coarse <= fine * (1 + 1e-10) + 1e-13
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", [KL(), ReverseKL(), Jeffreys(), Renyi(alpha=0.5), Renyi(alpha=2)], ids=repr)
 @settings(max_examples=20)
 @given(rows(), rows())

@@ -84,6 +84,7 @@ def true_sum(f: Callable[[Any], Any], p: Tensor, q: Tensor) -> float:
         return float(mpmath.fsum(b / total[1] * f((a / total[0]) / (b / total[1])) for a, b in pairs))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_rows_are_those_of_mpmath(name: str) -> None:
     f, true = FUNCTIONS[name]
@@ -99,6 +100,7 @@ def test_rows_are_those_of_mpmath(name: str) -> None:
     assert found.item() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_distributions_are_those_of_mpmath(name: str) -> None:
     f, true = FUNCTIONS[name]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import warnings
 from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,12 +18,6 @@ from torch.testing import assert_close
 import kullback.nn
 from kullback.functional import kl_div
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own, of its test modules
-    from torch.testing._internal import common_nn
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.common_modules import module_db
-
 pytestmark = [
     # As in torch; tested in test_kl_div_in_torch.py.
     pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning"),
@@ -29,13 +25,32 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
 ]
 
-OP = next(op for op in op_db if op.name == "nn.functional.kl_div")
-MODULE = next(info for info in module_db if info.module_cls is torch.nn.KLDivLoss)
-DTYPES = sorted(OP.supported_dtypes("cpu"), key=str)
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+
+
+class Material(NamedTuple):
+    """What torch tests its own loss with; its modules take seconds to import."""
+
+    op: Any
+    module: Any
+    older: Any
+
+
+@functools.cache
+def material():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of its test modules
+        from torch.testing._internal import common_nn
+        from torch.testing._internal.common_methods_invocations import op_db
+        from torch.testing._internal.common_modules import module_db
+
+    op = next(op for op in op_db if op.name == "nn.functional.kl_div")
+    module = next(info for info in module_db if info.module_cls is torch.nn.KLDivLoss)
+    return Material(op, module, common_nn)
 
 
 def samples(dtype=torch.float64, *, requires_grad=False, contiguous=True):
-    found = list(OP.sample_inputs("cpu", dtype, requires_grad=requires_grad))
+    found = list(material().op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
     assert len(found) == 16  # two shapes, four reductions, with and without log_target
     return found if contiguous else [sample.noncontiguous() for sample in found]
 
@@ -51,26 +66,30 @@ def value_and_gradients(function, sample):
 
 
 def test_torch_supports_the_dtypes_we_test():
-    assert set(DTYPES) == {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+    assert material().op.supported_dtypes("cpu") == set(DTYPES)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_samples_give_torchs_values_and_gradients(dtype, contiguous):
     for sample in samples(dtype, contiguous=contiguous):
-        expected = value_and_gradients(OP.op, sample)
+        expected = value_and_gradients(material().op.op, sample)
         for ours, torchs in zip(value_and_gradients(kl_div, sample), expected, strict=True):
             assert_close(ours, torchs)  # compares shape and dtype too
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_samples_are_the_exact_answer_rounded_once(dtype, contiguous):
     for sample in samples(dtype, contiguous=contiguous):
         answers = zip(
             value_and_gradients(kl_div, sample),
-            value_and_gradients(OP.op, sample),
-            value_and_gradients(OP.op, sample.transform(lambda x: x.double() if torch.is_tensor(x) else x)),
+            value_and_gradients(material().op.op, sample),
+            value_and_gradients(
+                material().op.op, sample.transform(lambda x: x.double() if torch.is_tensor(x) else x)
+            ),
             strict=True,
         )
         for ours, torchs, exact in answers:
@@ -78,6 +97,7 @@ def test_half_precision_samples_are_the_exact_answer_rounded_once(dtype, contigu
             assert_close(ours.double(), exact, rtol=0.501 * torch.finfo(dtype).eps, atol=1e-6)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("fast_mode", [True, False])
 def test_samples_pass_gradcheck_forward_and_backward(fast_mode, contiguous):
@@ -86,9 +106,9 @@ def test_samples_pass_gradcheck_forward_and_backward(fast_mode, contiguous):
             partial(kl_div, **sample.kwargs),
             tensors(sample),
             fast_mode=fast_mode,
-            check_forward_ad=OP.supports_forward_ad,
-            check_batched_grad=OP.check_batched_grad,
-            check_batched_forward_grad=OP.check_batched_forward_grad,
+            check_forward_ad=material().op.supports_forward_ad,
+            check_batched_grad=material().op.check_batched_grad,
+            check_batched_forward_grad=material().op.check_batched_forward_grad,
         )
 
 
@@ -100,11 +120,12 @@ def test_samples_pass_gradgradcheck_reverse_and_forward_over_reverse(fast_mode):
             partial(kl_div, **sample.kwargs),
             tensors(sample),
             fast_mode=fast_mode,
-            check_fwd_over_rev=OP.supports_fwgrad_bwgrad,
-            check_batched_grad=OP.check_batched_gradgrad,
+            check_fwd_over_rev=material().op.supports_fwgrad_bwgrad,
+            check_batched_grad=material().op.check_batched_gradgrad,
         )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 0), (0, -1), (-1, None), (-1, -1)])
 def test_samples_vmap_like_a_loop(in_dims):
     rows = 3
@@ -117,7 +138,7 @@ def test_samples_vmap_like_a_loop(in_dims):
             [x if dim is None else x.select(dim, i) for x, dim in zip(batched, in_dims, strict=True)]
             for i in range(rows)
         ]
-        expected = torch.stack([OP.op(*pair, **sample.kwargs) for pair in each])
+        expected = torch.stack([material().op.op(*pair, **sample.kwargs) for pair in each])
         assert_close(vmap(partial(kl_div, **sample.kwargs), in_dims)(*batched), expected)
 
 
@@ -128,13 +149,14 @@ def test_samples_compile_without_a_graph_break(dynamic):
         torch.compiler.reset()
         compiled = torch.compile(kl_div, fullgraph=True, dynamic=dynamic, backend="aot_eager")
         for ours, torchs in zip(
-            value_and_gradients(compiled, sample), value_and_gradients(OP.op, sample), strict=True
+            value_and_gradients(compiled, sample), value_and_gradients(material().op.op, sample), strict=True
         ):
             assert_close(ours, torchs)
 
 
 def module_inputs(dtype):
-    found = MODULE.module_inputs_func(MODULE, "cpu", dtype, requires_grad=False, training=True)
+    module = material().module
+    found = module.module_inputs_func(module, "cpu", dtype, requires_grad=False, training=True)
     assert len(found) == 10  # five constructions, each on a matrix and on a scalar
     return found
 
@@ -191,24 +213,17 @@ def test_modules_pass_gradcheck():
         assert gradgradcheck(module, (log_q, target))
 
 
-OLDER_CASES = [
-    case
-    for case in [*common_nn.get_new_module_tests(), *common_nn.criterion_tests]
-    if case.get("fullname", "").startswith("KLDivLoss")
-]
-
-
-def test_torchs_older_tables_hold_nine_cases():
-    assert len(OLDER_CASES) == 9
-
-
-@pytest.mark.parametrize("case", OLDER_CASES, ids=lambda case: case["fullname"])
-def test_torchs_older_tables_pass_when_the_drop_ins_take_torchs_place(case, monkeypatch):
+def test_torchs_older_tables_pass_when_the_drop_ins_take_torchs_place(monkeypatch):
+    tables = [*material().older.get_new_module_tests(), *material().older.criterion_tests]
+    cases = [case for case in tables if case.get("fullname", "").startswith("KLDivLoss")]
+    assert len(cases) == 9
     monkeypatch.setattr(torch.nn.functional, "kl_div", kl_div)
     monkeypatch.setattr(torch.nn, "KLDivLoss", kullback.nn.KLDivLoss)
-    module = case["constructor"]()
-    arguments = [case[key]().double() for key in ("input_fn", "target_fn") if key in case]
-    assert_close(module(*arguments), case["reference_fn"](*arguments, module))
+    for case in cases:
+        module = case["constructor"]()
+        arguments = [case[key]().double() for key in ("input_fn", "target_fn") if key in case]
+        wanted = case["reference_fn"](*arguments, module)
+        assert_close(module(*arguments), wanted, msg=lambda text, case=case: f"{case['fullname']}: {text}")
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean", "batchmean"])
@@ -218,5 +233,5 @@ def test_torchs_loss_references_agree(name, reduction):
     p = torch.randn(4, 5, dtype=torch.float64).softmax(-1)
     log_target = name.endswith("log_target")
     target = p.log() if log_target else p
-    expected = common_nn.loss_reference_fns[name](log_q, target, reduction=reduction)
+    expected = material().older.loss_reference_fns[name](log_q, target, reduction=reduction)
     assert_close(kl_div(log_q, target, reduction=reduction, log_target=log_target), expected)

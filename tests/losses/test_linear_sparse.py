@@ -140,6 +140,7 @@ def test_reductions_and_what_counts(reduction: Any, how: str, chunk_bytes: int |
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("draws", [1, 2])
 @pytest.mark.parametrize("kind", [KL(), ReverseKL(), JensenShannon(), TotalVariation()], ids=repr)
 def test_sampled_tails_are_unbiased_over_all_draws(kind: Divergence, draws: int) -> None:

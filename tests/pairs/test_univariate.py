@@ -432,6 +432,7 @@ def test_a_pareto_or_uniform_that_leaves_no_room_has_its_one_sided_derivative() 
     assert torch.autograd.grad(value, scale)[0] == 2.5
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", [Normal, Laplace, Cauchy, HalfCauchy, LogNormal, Weibull], ids=name)
 def test_quadrature_knows_the_second_derivatives_by_the_ends_of_a_uniform(family: type) -> None:
     at = (number(0.3), number(1.9), *(x[0] for x in draw_parameters(family, 1, 7)))

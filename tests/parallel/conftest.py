@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from tests.parallel.cases import CASES
-from tests.parallel.world import run
+from tests.parallel.world import World
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], list[Any]]:
-    """What each case returned on each rank of groups of 1, 2, 3 and 4."""
-    return run(CASES, tmp_path_factory.mktemp("parallel"))
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """By name and size: what each case returns on each rank of groups of 1, 2, 3 and 4."""
+    world = World(tmp_path_factory.mktemp("parallel"))
+    yield world
+    world.close()

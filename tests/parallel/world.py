@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,29 +35,49 @@ class Rank(NamedTuple):
         return shard.clone().requires_grad_(x.requires_grad)
 
 
-def run(cases: Mapping[str, Callable[[Rank], Any]], folder: Path) -> dict[tuple[str, int], list[Any]]:
-    """What each case returns on the ranks of each size, by name and size; an error is returned as its text."""
-    context = multiprocessing.get_context("forkserver")  # torch is imported once, not by each worker
-    context.set_forkserver_preload([__name__, "tests.parallel.cases"])
-    workers = [context.Process(target=_work, args=(rank, sorted(cases), folder)) for rank in range(SIZES[-1])]
-    for worker in workers:
-        worker.start()
-    deadline = time.monotonic() + TOTAL_SECONDS
-    for worker in workers:
-        worker.join(max(0.0, deadline - time.monotonic()))
-    for worker in workers:
-        if worker.is_alive():
-            worker.kill()
-            worker.join()
-    found: dict[tuple[str, int, int], Any] = {}
-    for rank in range(SIZES[-1]):
-        found |= torch.load(folder / f"{rank}.pt", weights_only=False)
-    return {
-        (name, size): [found[name, size, rank] for rank in range(size)] for name in cases for size in SIZES
-    }
+class World:
+    """The workers: `world[name, size]` is what a case returns on the ranks of a size; it runs when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        context = multiprocessing.get_context("forkserver")  # torch is imported once, not by each worker
+        context.set_forkserver_preload([__name__, "tests.parallel.cases"])
+        self._answers: dict[tuple[str, int], list[Any]] = {}
+        self._pipes: list[Connection] = []
+        self._workers: list[BaseProcess] = []
+        for rank in range(SIZES[-1]):
+            here, there = context.Pipe()
+            worker = context.Process(target=_work, args=(rank, folder, there))
+            worker.start()
+            there.close()
+            self._pipes.append(here)
+            self._workers.append(worker)
+
+    def __getitem__(self, case: tuple[str, int]) -> list[Any]:
+        if case not in self._answers:
+            for pipe in self._pipes:
+                pipe.send(case)
+            deadline = time.monotonic() + TOTAL_SECONDS
+            places: dict[int, Any] = {}
+            for pipe in self._pipes[: case[1]]:
+                if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError(f"no answer of all ranks to {case} in {TOTAL_SECONDS} seconds")
+                places |= torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=False)
+            self._answers[case] = [places[place] for place in range(case[1])]
+        return self._answers[case]
+
+    def close(self) -> None:
+        """End the workers."""
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # A worker that died has closed its end.
+                pipe.send(None)
+        for worker in self._workers:
+            worker.join(COLLECTIVE_SECONDS)
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
 
 
-def _work(rank: int, names: list[str], folder: Path) -> None:
+def _work(rank: int, folder: Path, pipe: Connection) -> None:
     from tests.parallel.cases import CASES
 
     torch.set_num_threads(1)
@@ -68,13 +92,13 @@ def _work(rank: int, names: list[str], folder: Path) -> None:
     # Rank numbers in the group are not those in the world.
     orders = {size: list(reversed(range(size))) for size in SIZES}
     groups = {size: dist.new_group(order, sort_ranks=False) for size, order in orders.items()}
-    results: dict[tuple[str, int, int], Any] = {}
-    for name in names:
-        for size, group in groups.items():
-            if rank < size:
-                place = dist.get_rank(group)
-                results[name, size, place] = _result(CASES[name], Rank(place, size, group))
-    torch.save(results, folder / f"{rank}.pt")
+    while case := pipe.recv():
+        name, size = case
+        if rank < size:
+            place = dist.get_rank(groups[size])
+            answer = io.BytesIO()
+            torch.save({place: _result(CASES[name], Rank(place, size, groups[size]))}, answer)
+            pipe.send_bytes(answer.getvalue())
     dist.barrier()
     dist.destroy_process_group()
 

@@ -209,6 +209,7 @@ def test_a_proportion_close_to_one_mirrors_one_close_to_zero():
     assert common == pytest.approx((1 - rare[1], 1 - rare[0]), rel=1e-12)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("units", [100, 300, 1000])
 def test_an_end_opens_where_the_tail_index_passes_its_limit(units):
     """Values of a Pareto distribution with tail index xi at equal steps: Hill's estimate is close to xi."""

@@ -178,6 +178,7 @@ def test_one_unit_that_carries_the_mean_leaves_the_upper_end_open():
     assert both.interval == (-math.inf, math.inf)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("heavy", [1, 2, 3, 5])
 @pytest.mark.parametrize("other", ["alike", "uniform"])
 def test_no_end_is_so_far_that_it_says_nothing(heavy: int, other: str) -> None:

@@ -90,6 +90,7 @@ def test_the_interval_of_the_perplexity_difference_is_that_of_its_linear_part():
     np.testing.assert_allclose(found.perplexity_difference.interval, ends, atol=0.1 * width)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("noise", [1e-3, 1e-6, 1e-9])
 def test_the_perplexity_difference_of_close_predictions_keeps_its_digits(noise):
     p, q, labels, *_ = draw(noise)

@@ -216,6 +216,7 @@ def binomial_outcomes(n, p):
     return torch.stack([count, n - count], 1), scipy.stats.binom.pmf(count.numpy(), n, p)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("n", "m"), [(20, 100), (20, 300), (20, 5000), (50, 1000)])
 def test_two_categories_are_covered_where_sizes_differ(n, m):
     """A rare category that either side may show seldom or never, by enumeration."""

@@ -135,6 +135,7 @@ def test_unbounded_kinds_have_no_end_where_a_draw_is_alone(kind):
     assert "upper limit is infinite" in " ".join(found.notes)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["chi2", "alpha:3", "renyi:2"])
 def test_powers_are_estimated_without_bias(name):
     """The mean over all counts, each weighted by its probability."""

@@ -289,6 +289,7 @@ def test_gradients_of_batches_are_those_of_each_pair(pair: str) -> None:
         torch.testing.assert_close(mine.double(), true, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("pair", PAIRS)
 def test_gradients_are_differentiable(pair: str) -> None:
     p, q = drawn(pair, (2,), 4)

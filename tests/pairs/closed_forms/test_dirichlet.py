@@ -100,6 +100,7 @@ TINY = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("p", "q"), TINY)
 def test_concentrations_whose_trigamma_overflows(p: tuple[float, float], q: tuple[float, float]) -> None:
     with mpmath.workdps(400):

@@ -77,6 +77,7 @@ def single(x: float) -> torch.Tensor:
     return torch.tensor(x, dtype=torch.float64, requires_grad=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("unit", [1e-320, 1e-300, 1e-120, 1e120, 1e300])
 def test_numbers_and_integrals_have_no_unit(unit: float) -> None:
     for kind in (KL(), TotalVariation()):

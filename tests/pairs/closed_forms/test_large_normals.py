@@ -11,6 +11,7 @@ import mpmath
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.distributions import (
     Distribution,
     Independent,
@@ -136,6 +137,56 @@ def test_gradients_are_those_of_torch_and_may_be_differentiated_again() -> None:
         torch.testing.assert_close(curvature, expected_curvature.detach(), rtol=1e-9, atol=1e-10)
 
 
+def test_derivatives_in_float32_do_not_depend_on_how_they_are_asked_for() -> None:
+    """The parameters are exact in float32, so that those of torch in float64 are the truth."""
+    for name in FULL:
+        for other in (name, "low rank"):
+            if other != name == "scale_tril":
+                continue  # not in the same order of dimensions
+            _assert_derivatives(name, other)
+
+
+def _assert_derivatives(of_p: str, of_q: str) -> None:
+    wanted: list[Tensor] = []
+    for dtype, divergence in ((torch.float64, of_torch), (torch.float32, kl_divergence)):
+        (p, leaves), (q, others) = large(of_p, 0, dtype), large(of_q, 1, dtype)
+        leaves += others
+        value = divergence(p, q)
+        gradients = [torch.autograd.grad(value, leaves, retain_graph=True)]
+        if not wanted:
+            wanted = list(gradients[0])
+            direction = [torch.linspace(-1, 1, x.numel()).reshape(x.shape).to(dtype) for x in leaves]
+            direction = [
+                x + x.mT if x.shape == (SIZE, SIZE) and of_p != "scale_tril" else x for x in direction
+            ]
+            along = sum(
+                float((x * (y.tril() if of_p == "scale_tril" and y.ndim == 2 else y)).sum())
+                for x, y in zip(wanted, direction, strict=True)
+            )
+            continue
+        gradients.append(torch.autograd.grad(divergence(p, q), leaves, create_graph=True))
+        batched = torch.autograd.grad(value, leaves, torch.tensor([1.0, 2.0]), is_grads_batched=True)
+        gradients += [[x[0] for x in batched], [x[1] / 2 for x in batched]]
+        for found in gradients:
+            for a, b in zip(found, wanted, strict=True):
+                change = a.detach().double() - b
+                if a.shape == (SIZE, SIZE):
+                    change = change.tril() if of_p == "scale_tril" else change + change.mT
+                assert float(change.abs().max()) < 1e-6 * float(b.abs().max()), (of_p, of_q)
+        with forward_ad.dual_level():
+            of_two = zip(leaves, direction, strict=True)
+            duals = [forward_ad.make_dual(x.detach(), y.float()) for x, y in of_two]
+            sides = _of_leaves(of_p, duals[:2]), _of_leaves(of_q, duals[2:])
+            tangent = forward_ad.unpack_dual(divergence(*sides)).tangent
+        assert tangent.item() == pytest.approx(along, rel=1e-5), (of_p, of_q)
+
+
+def _of_leaves(spelling: str, leaves: list[Tensor]) -> Distribution:
+    if spelling == "low rank":
+        return LowRankMultivariateNormal(leaves[0], leaves[1], leaves[2])
+    return MultivariateNormal(leaves[0], **{spelling: leaves[1]})  # pyright: ignore[reportArgumentType]
+
+
 def _without_diagonal(d: Any) -> Distribution:
     if not isinstance(d, Independent):
         return d
@@ -196,7 +247,7 @@ def test_ill_conditioned_covariances_keep_their_digits() -> None:
 
 
 def test_a_factor_follows_a_change_of_its_matrix() -> None:
-    """The factor in float64 is stored, and computed again after the matrix has changed."""
+    """The factor in float64 is stored, also for gradients, and computed again after the matrix has changed."""
     computed = []
     rule = large_normals._computed_root
     with pytest.MonkeyPatch.context() as patch:
@@ -212,6 +263,13 @@ def test_a_factor_follows_a_change_of_its_matrix() -> None:
             change(matrix)  # p reads the same memory
             after = kl_divergence(p, q).item()
             assert after == pytest.approx(SIZE * (2 - 1 - math.log(2)) / 2, rel=1e-6)
+        (p, leaves), (q, others) = (large("covariance_matrix", side, torch.float32) for side in (0, 1))
+        computed.clear()
+        for _ in range(2):
+            torch.autograd.grad(kl_divergence(p, q), leaves + others, retain_graph=True)
+            with torch.no_grad():
+                kl_divergence(p, q)
+        assert len(computed) == 2
         off_diagonal = torch.eye(SIZE)
         p, q = MultivariateNormal(mean, off_diagonal), MultivariateNormal(mean, torch.eye(SIZE))
         assert kl_divergence(p, q).item() == 0

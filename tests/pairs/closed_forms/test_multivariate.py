@@ -588,6 +588,7 @@ def test_closed_forms_vmap_and_compile(name: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(value.sum(), x)[0], derivative)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CLOSED)
 def test_second_derivatives_are_right(name: str) -> None:
     _, make, _ = CLOSED[name]

@@ -94,6 +94,7 @@ def test_bernoulli_against_poisson_at_any_chances(kind: str) -> None:
 SMALL = {"probs": [1e-140, 3e-140, 1e-31, 2e-30, 0.25], "logits": [-320.0, -319.0, -75.0, -60.0, 0.0]}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind_q", SMALL)
 @pytest.mark.parametrize("kind_p", SMALL)
 @pytest.mark.parametrize("family", ["Bernoulli", "Geometric"])

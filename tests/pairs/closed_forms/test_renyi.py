@@ -229,6 +229,7 @@ def test_poissons_of_mean_0_have_their_limits() -> None:
     assert divergence(none, some, Alpha(-1.0)) == math.inf
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FAMILIES)
 def test_equal_distributions_are_at_0_with_gradient_0(name: str) -> None:
     family, _, pairs = FAMILIES[name]

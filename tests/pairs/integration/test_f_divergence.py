@@ -175,6 +175,7 @@ def test_bounded_kinds_are_what_mpmath_integrates(kind: Any, p: Distribution, q:
     assert float(divergence(p, q, kind)) == float(found.value)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", STEEP, ids=repr)
 def test_steep_powers_where_they_are_finite(kind: Any) -> None:
     pairs = [
@@ -340,6 +341,7 @@ def test_gradients_are_those_of_the_formulas() -> None:
     assert float(rate.grad) == pytest.approx(derivative, rel=1e-7)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "kind", [JensenShannon(), Alpha(0.3), Renyi(0.5), SkewKL(0.2), TotalVariation()], ids=repr
 )

@@ -244,6 +244,7 @@ def test_a_map_that_nothing_is_known_of_is_asked_on_its_image_only() -> None:
     assert kl_divergence(p, Uniform(double(2.0), 8.0)) == math.inf
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("p", "q", "parameters"),
     [(Kumaraswamy, Beta, (0.05, 0.05, 0.5, 0.5)), (Beta, Kumaraswamy, (0.03, 0.06, 0.5, 3.0))],

@@ -187,6 +187,7 @@ EVERYWHERE = (REAL, MAPS_OF_REAL), (POSITIVE, MAPS_OF_POSITIVE), (UNIT, MAPS_OF_
 BACK_AND_FORTH = [AffineTransform(0.0, 2.0), AffineTransform(0.0, 0.5)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("domain", range(3))
 def test_what_is_known_of_tails_is_the_same_after_every_map(domain: int) -> None:
     rng = random.Random(domain)  # noqa: S311

@@ -26,6 +26,7 @@ def by_trapezoids(p: Distribution, q: Distribution, step: float) -> tuple[float,
     return float((log_p.exp() * (log_p - log_q)).sum() * step), float(js * step)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("count", "narrowest", "step"), [(40, 0.5, 0.05), (200, 0.5, 0.05), (60, 0.01, 0.002)]
 )

@@ -242,6 +242,7 @@ def test_other_kinds_of_a_mixture_of_narrow_components(family: str, kind: str, s
         assert got.tolist() == pytest.approx(wanted.tolist(), rel=1e-5)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", [KL(), JensenShannon()], ids=repr)
 def test_a_batch_of_mixtures_is_as_good_as_each_alone(kind: Divergence) -> None:
     """Near and far ones, one with a component without weight, and one that Q nearly equals."""

@@ -33,6 +33,7 @@ from torch.distributions import (
     StudentT,
     TransformedDistribution,
     Uniform,
+    VonMises,
     Weibull,
 )
 from torch.distributions.transforms import ExpTransform
@@ -193,6 +194,7 @@ BESIDE_NARROW: dict[str, Callable[[Tensor], tuple[Distribution, Distribution]]] 
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -365,3 +367,60 @@ def test_an_infinite_value_has_derivatives_of_zero(
     for _ in range(3):
         (derivative,) = torch.autograd.grad(derivative, m, create_graph=True)
         assert derivative.item() == 0
+
+
+def js_of_laplace_and_uniform(x: Any, middle: Any) -> Any:
+    """Return JS(Laplace(x, 1), Uniform(middle - 1, middle + 1)) with mpmath."""
+    low, high = middle - 1, middle + 1
+
+    def terms(t: Any) -> Any:
+        p, q = mpmath.exp(-abs(t - x)) / 2, mpmath.mpf(1) / 2
+        m = (p + q) / 2
+        return (p * mpmath.log(p / m) + q * mpmath.log(q / m)) / 2
+
+    outside = mpmath.log(2) / 2 * (mpmath.exp(low - x) + mpmath.exp(x - high)) / 2
+    return mpmath.quad(terms, [low, x, high]) + outside
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("distance", [0.0, 1e-12, 1e-10, 3e-10, 1e-8, 1e-5, 1e-4])
+def test_a_corner_next_to_a_center(distance: float) -> None:
+    """A corner that is almost at an edge of panels: differences over the distance between them would be rounding."""
+    x, middle = torch.tensor(0.7, dtype=torch.float64), 0.7 + distance
+    with mpmath.workdps(30):
+        expected = mpmath.diff(lambda x: js_of_laplace_and_uniform(x, mpmath.mpf(middle)), 0.7, 2)
+
+    def f(x: Tensor) -> Tensor:
+        low, high = tensor(middle - 1, middle + 1)
+        return divergence(Laplace(x, 1.0), Uniform(low, high), JensenShannon())
+
+    for route in ("double backward", "func.hessian"):
+        assert ROUTES[route](f)(x).item() == pytest.approx(float(expected), rel=1e-9)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("x", [-0.4, 0.7])
+def test_marks_that_are_one_place_after_rounding(x: float) -> None:
+    """Both centers and the corner are one place: their distances, which are rounding, are no scale for the panels."""
+
+    def js(x: Any, center: Any) -> Any:
+        normalizer = 2 * mpmath.pi * mpmath.besseli(0, 2)
+
+        def terms(t: Any) -> Any:
+            p, q = mpmath.exp(-abs(t - x) / 2) / 4, mpmath.exp(2 * mpmath.cos(t - center)) / normalizer
+            m = (p + q) / 2
+            return (p * mpmath.log(p / m) + q * mpmath.log(q / m)) / 2
+
+        inside = mpmath.quad(terms, [-mpmath.pi, x - 1, x, x + 1, mpmath.pi])
+        outside = (mpmath.exp((-mpmath.pi - x) / 2) + mpmath.exp((x - mpmath.pi) / 2)) / 2
+        return inside + mpmath.log(2) / 2 * outside
+
+    with mpmath.workdps(30):
+        expected = mpmath.diff(lambda at: js(at, mpmath.mpf(x)), x, 2)
+    place = torch.tensor(x, dtype=torch.float64)
+
+    def f(x: Tensor) -> Tensor:
+        return divergence(Laplace(x, 2.0), VonMises(place, tensor(2.0)[0]), JensenShannon())
+
+    for route in ("double backward", "func.hessian"):
+        assert ROUTES[route](f)(place).item() == pytest.approx(float(expected), rel=1e-9)

@@ -159,6 +159,7 @@ ROUTES: list[Any] = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "factor"),
     [(KL(), 1.0), (ReverseKL(), 1.0), (JensenShannon(), 0.25), (Renyi(0.5), 0.5), (ChiSquared(), 2.0)],

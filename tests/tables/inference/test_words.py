@@ -135,6 +135,7 @@ def column(random: np.random.Generator, rows: int, kinds: int = 4) -> ColumnProf
     return ColumnProfile("text", buckets={1: float(rows)}, words=occurring)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [(200, 200), (600, 100)])
 def test_equal_texts_are_rejected_as_often_as_the_level_says(rows):
     random = np.random.default_rng(2)

@@ -20,9 +20,11 @@ from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.common.special import itakura_saito
 from kullback.pairs.clone import parameters_of
+from kullback.pairs.native_forms import is_ordinary_call
 from kullback.pairs.numerics.cholesky import identity_like, solve_lower, without_expansion
 from kullback.pairs.numerics.factor_models import Whitened, as_factor_model, whitened_factors
 from kullback.pairs.numerics.parameters import dtype_of, matrix_of
+from kullback.pairs.numerics.triangular import as_function_of, plain_squares_below, squares_below
 from kullback.pairs.overrides import overrides_density
 
 LARGE_MATRIX = 128
@@ -37,8 +39,6 @@ LARGEST_ROOT = 300
 """Products with a precision lose five digits if the columns of W are this many deviations of the noise."""
 
 _ROUNDING = torch.finfo(torch.float64).eps
-# The width of the blocks of columns: solving a block skips the zeros above it.
-_WIDTH = 256
 
 
 class _StoredRoot(NamedTuple):
@@ -126,9 +126,7 @@ def _error(sides: _Sides, value: Tensor) -> Tensor:
         shift = (p.mean - q.mean).unsqueeze(-1)
         spread_p, spread_q = (torch.sqrt(_variances(side)).unsqueeze(-1) for side in sides)
         vectors = _random_vectors(p.mean.shape[-1]).to(shift.device)
-        by_q, by_q_of_p, step = (
-            _precision_times(q, x) for x in (spread_q * vectors, spread_p * vectors, shift)
-        )
+        by_q, by_q_of_p, step = _precision_times_each(q, spread_q * vectors, spread_p * vectors, shift)
         by_covariance_q = by_q - _precision_times(q, _covariance_times(p, by_q))
         by_covariance_p = by_q_of_p - _precision_times(p, spread_p * vectors)
         is_exchanged = isinstance(p, _Full) and p.is_precision
@@ -146,6 +144,13 @@ def _precision_times(side: _Side, columns: Tensor) -> Tensor:
         deviations = side.deviations.unsqueeze(-1)
         return side.whitened.residual(columns / deviations)[0] / deviations
     return _solved(side.root.mT, _solved(side.root, columns), upper=True)
+
+
+def _precision_times_each(side: _Side, *columns: Tensor) -> tuple[Tensor, ...]:
+    """Read the matrix once for all columns."""
+    batch = torch.broadcast_shapes(*(x.shape[:-2] for x in columns))
+    together = torch.cat([x.expand(*batch, *x.shape[-2:]) for x in columns], -1)
+    return _precision_times(side, together).split([x.shape[-1] for x in columns], -1)
 
 
 def _covariance_times(side: _Side, columns: Tensor) -> Tensor:
@@ -204,21 +209,20 @@ def _full_to_full(root_p: Tensor, root_q: Tensor) -> Tensor:
     ratio = of_p / of_q
     squares = ratio**2
     total = itakura_saito(squares, torch.ones_like(squares), (of_p - of_q) / of_q * (1 + ratio)).sum(-1)
-    for start in range(0, root_p.shape[-1], _WIDTH):
-        step = _block(root_p, start) - _block(root_q, start)
-        total = total + _below(root_q, start, step.tril())
-    return total
+    return total + _squares_below(root_p, root_q, is_difference=True)
 
 
 def _low_rank_to_full(p: _LowRank, root_q: Tensor) -> Tensor:
     """Sum over the columns of K^-1 W and K^-1 D^(1/2)."""
-    size = p.mean.shape[-1]
     total = itakura_saito(p.noise, root_q.diagonal(dim1=-2, dim2=-1) ** 2).sum(-1)
-    for start in range(0, size, _WIDTH):
-        columns = torch.diag_embed(p.deviations[..., start : start + _WIDTH])
-        columns = torch.nn.functional.pad(columns, (0, 0, 0, size - start - columns.shape[-1]))
-        total = total + _below(root_q, start, columns)
+    deviations = torch.diag_embed(p.deviations)
+    total = total + _squares_below(deviations, root_q, is_difference=False)
     return total + (_solved(root_q, p.factors) ** 2).sum((-2, -1)) - p.whitened.log_det()
+
+
+def _squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> Tensor:
+    sum_of_squares = squares_below if is_ordinary_call() else plain_squares_below
+    return sum_of_squares(left, root, is_difference=is_difference)
 
 
 def _full_to_low_rank(p: _Full, q: _LowRank) -> Tensor:
@@ -239,19 +243,6 @@ def _explained(p: _Full, q: _LowRank) -> Tensor:
 def _lower(p: _Full) -> Tensor:
     """Return L. Nobody checks that a matrix of the user is zero above the diagonal."""
     return p.root.tril() if p.is_exact else p.root
-
-
-def _block(root: Tensor, start: int) -> Tensor:
-    """Return columns of a lower triangular matrix without the zeros above them."""
-    return root[..., start:, start : start + _WIDTH]
-
-
-def _below(root: Tensor, start: int, columns: Tensor) -> Tensor:
-    """Return the sum of the squares below the diagonal of root^-1 times columns of a lower triangular matrix."""
-    solved = _solved(root[..., start:, start:], columns)
-    width = columns.shape[-1]
-    top, rest = solved[..., :width, :].tril(-1), solved[..., width:, :]
-    return (top**2).sum((-2, -1)) + (rest**2).sum((-2, -1))
 
 
 def _solved(root: Tensor, columns: Tensor, *, upper: bool = False) -> Tensor:
@@ -336,18 +327,21 @@ def _full_side(d: MultivariateNormal, *, keeps_precision: bool) -> _Full | None:
 def _root_of(matrix: Tensor, own: Tensor, *, of_inverse: bool) -> Tensor:
     """Return the Cholesky factor of a matrix or of its inverse in float64; `own` has the batch shape without expansion.
 
-    Without a gradient, it is computed once for each matrix: it takes longer than the rest of the divergence.
+    It is computed once for each matrix, because it takes longer than the rest of the divergence. A transform such as
+    forward-mode differentiation has to follow the computation, and so has the gradient of the factor of an inverse.
     """
-    if (matrix.requires_grad and torch.is_grad_enabled()) or matrix.is_inference():
+    needs_gradient = matrix.requires_grad and torch.is_grad_enabled()
+    if matrix.is_inference() or not is_ordinary_call() or (needs_gradient and of_inverse):
         return _computed_root(without_expansion(matrix, own), of_inverse=of_inverse)
     fixed = matrix.detach()
     stored: _StoredRoot | None = _ROOTS.get(matrix)
     # The numbers are compared, because a change through `.data` or NumPy leaves no other trace.
-    if stored is not None and stored.of_inverse is of_inverse and torch.equal(stored.matrix, fixed):
-        return stored.root
-    root = _computed_root(without_expansion(fixed, own), of_inverse=of_inverse)
-    _ROOTS[matrix] = _StoredRoot(root, of_inverse, fixed.clone())
-    return root
+    if stored is None or stored.of_inverse is not of_inverse or not torch.equal(stored.matrix, fixed):
+        root = _computed_root(without_expansion(fixed, own), of_inverse=of_inverse)
+        _ROOTS[matrix] = stored = _StoredRoot(root, of_inverse, fixed.clone())
+    if needs_gradient:
+        return as_function_of(without_expansion(matrix, own), stored.root)
+    return stored.root
 
 
 def _computed_root(matrix: Tensor, *, of_inverse: bool) -> Tensor:

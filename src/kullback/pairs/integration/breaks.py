@@ -17,10 +17,13 @@ from kullback.pairs.densities.density import Coordinate, Density
 from kullback.pairs.integration.panels import OUTERMOST, Line
 from kullback.pairs.numerics.parameters import is_tracked
 
-# The step from a break at which the logarithm of a density is evaluated, in distances to the next edge.
-_STEP = 1e-4
-# Edges closer to a break than this, relative to its place, are the break itself after rounding.
-_SAME_PLACE = 1e-10
+# The steps from a place at which a one-sided slope is measured, relative to the span of the panels. The nearest break
+# of the same logarithm is at an unknown distance, so the steps go down to rounding.
+_STEPS = 8.0 ** -torch.arange(0, 16, dtype=torch.float64, device="cpu")
+# The weights of five equal steps in the extrapolated value and slope: exact for polynomials of degree 4.
+_FOR_LEVEL = torch.tensor([5.0, -10.0, 10.0, -5.0, 1.0], dtype=torch.float64, device="cpu")
+_FOR_SLOPE = torch.tensor([-77.0, 214.0, -234.0, 122.0, -25.0], dtype=torch.float64, device="cpu") / 12
+_ROUNDING = 60 * torch.finfo(torch.float64).eps
 # The smallest relative change of a logarithm that counts as a jump, not as a corner.
 _JUMP = 1e-6
 
@@ -69,11 +72,13 @@ def find_breaks(
             if not is_tracked(place):
                 continue
             fixed = torch.where(inside, fixed, 0)
-            distances = (edges - fixed).abs()
-            apart = distances > _SAME_PLACE * (1 + fixed.abs())
-            step = _STEP * torch.where(apart, distances, torch.inf).amin(-1, keepdim=True)
+            reach = (edges - fixed).abs().amax(-1, keepdim=True)
+
+            def log_density(v: Tensor, side: int = side) -> Tensor:
+                return log_densities(v)[side]
+
             level, slope = zip(
-                *(_one_sided(log_densities, side, fixed, sign * step) for sign in (-1, 1)), strict=True
+                *(one_sided(log_density, fixed, sign * reach) for sign in (-1, 1)), strict=True
             )
             change = level[1] - level[0]
             jumps = ~(change.abs() <= _JUMP * (1 + level[0].abs())) & inside
@@ -82,11 +87,25 @@ def find_breaks(
     return breaks
 
 
-def _one_sided(log_densities: LogDensities, side: int, place: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logarithm of a density and its slope at a place, extrapolated from three steps to one side."""
-    at = place + step * torch.tensor([1.0, 2.0, 3.0], dtype=step.dtype, device=step.device)
-    first, second, third = log_densities(at)[side].split(1, -1)
-    return 3 * first - 3 * second + third, (-5 * first + 8 * second - 3 * third) / (2 * step)
+def one_sided(function: Callable[[Tensor], Tensor], place: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a function and its slope at places, extrapolated from five steps to one side.
+
+    A step that is too large passes a break, and one that is too small measures rounding. Of steps from `reach` down to
+    rounding, the one is taken whose slope agrees best with the slope of the next smaller step.
+
+    Arguments:
+        function: the function, of points along the last dimension.
+        place: the places, of shape (..., places).
+        reach: the largest step, with the sign of the side.
+    """
+    step = reach.unsqueeze(-1) * _STEPS.to(place.device)
+    at = place[..., None, None] + step.unsqueeze(-1) * torch.arange(1, 6, device=place.device)
+    values = function(at.flatten(-3)).unflatten(-1, at.shape[-3:])
+    level, slope = values @ _FOR_LEVEL.to(place.device), values @ _FOR_SLOPE.to(place.device) / step
+    rounding = _ROUNDING * (1 + level.abs() + (place.unsqueeze(-1) * slope).abs()) / step.abs()
+    change = slope.diff(dim=-1).abs() + rounding[..., 1:]
+    best = change.nan_to_num(nan=torch.inf).argmin(-1, keepdim=True) + 1
+    return level.gather(-1, best).squeeze(-1), slope.gather(-1, best).squeeze(-1)
 
 
 def moving(edges: Tensor, breaks: list[Break]) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from kullback.generators.growth import Corner, Growth
 from kullback.pairs.clone import zero_of
 from kullback.pairs.densities.density import Coordinate, Density, Points
-from kullback.pairs.integration.breaks import Break, corner_terms, find_breaks, moving
+from kullback.pairs.integration.breaks import Break, corner_terms, find_breaks, moving, one_sided
 from kullback.pairs.integration.divergence_terms import DivergenceTerms, with_derivatives
 from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import (
@@ -59,6 +59,8 @@ _CROSSINGS = 8
 _SAME = 1e-11
 # The scale of the line may exceed the width of a density by at most this factor.
 _NARROW = 1e4
+# Marks closer than this fraction of the narrowest density are one place.
+_ONE_PLACE = 1e-2
 # The target error of derivatives near a narrow component, relative to the sum of their sizes, and the largest one.
 _AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
 # The relative error of a panel that contains the corner of |p - q|.
@@ -360,9 +362,12 @@ def _of_crossings(piece: _Piece, densities: _Both, part: Panels, corner: Corner)
     index = crosses.to(torch.uint8).topk(count, dim=-1).indices
     low, high = v.gather(-1, last.gather(-1, index)), v.gather(-1, index)
     place = _bisected(piece, low, high, d.gather(-1, index) > 0, corner.at)
-    step = 1e-4 * (high - low)
-    ends = (_log_ratio(piece, piece.fixed, place + side * step) for side in (1, -1))
-    slope = ((next(ends) - next(ends)) / (2 * step)).abs()
+
+    def log_ratio(v: Tensor) -> Tensor:
+        return _log_ratio(piece, piece.fixed, v)
+
+    before, after = (one_sided(log_ratio, place, side * (high - low))[1] for side in (-1, 1))
+    slope = ((before + after) / 2).abs()
     log_p, _, _ = piece.log_densities(*piece.fixed, place)
     size = corner.change * torch.exp(log_p) / torch.where(slope > 0, slope, 1)
     size = torch.where(crosses.gather(-1, index) & (slope > 0) & size.isfinite(), size, 0)
@@ -386,11 +391,15 @@ def _placed(
 ) -> tuple[_Piece, list[Tensor]]:
     """Return a piece whose variable is centered and scaled by its breakpoints, and the breakpoints in that variable."""
     breakpoints = breakpoints_on(coordinate, (p, q), exists.shape)
-    marks = torch.cat(without_ladders(breakpoints), -1)
-    marks = torch.where(marks.abs() < 1e300, marks, torch.nan)
+    coarse = [torch.where(x.abs() < 1e300, x, torch.nan) for x in without_ladders(breakpoints)]
+    marks = torch.cat(coarse, -1)
     center = marks.nanmedian(-1, keepdim=True).values.nan_to_num(nan=0.0)
     reach = (marks - center).abs().nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
     width = torch.where(reach > 0, reach / 2, 1.0)
+    # Several marks may be one place after rounding. Their distances are then no scale of the densities.
+    spans = [(x[..., -1:] - x[..., :1]).nan_to_num(nan=torch.inf) for x in coarse if x.shape[-1] > 1]
+    narrowest = torch.stack(spans).amin(0) if spans else torch.full_like(reach, torch.inf)
+    width = torch.where((reach < _ONE_PLACE * narrowest) & narrowest.isfinite(), narrowest / 4, width)
     if coordinate.low is None and coordinate.high is None:
         # So that rounding does not move the nodes near a far narrower density.
         (center_p, width_p), (center_q, width_q) = (
