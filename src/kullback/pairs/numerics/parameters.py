@@ -56,7 +56,6 @@ def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
 
 def are_equal(a: Tensor, b: Tensor) -> bool:
     """Return whether all elements of two tensors agree, read from their values."""
-    """Return whether all elements of two tensors agree, read from their values."""
     return bool((a == b).all())
 
 
