@@ -12,7 +12,19 @@ import torch.distributions as d
 from torch import Tensor
 from torch.distributions.kl import _KL_REGISTRY  # pyright: ignore[reportPrivateUsage]
 
-from kullback import kl_divergence
+from kullback import (
+    Jeffreys,
+    JensenShannon,
+    Renyi,
+    ReverseKL,
+    SquaredHellinger,
+    cross_entropy,
+    divergence,
+    entropy,
+    kl_bounds,
+    kl_divergence,
+    kl_estimate,
+)
 from tests.refusals import refused
 
 Make = Callable[..., d.Distribution]
@@ -150,6 +162,97 @@ def test_every_pair_of_torchs_registry_compiles_in_one_graph_or_is_refused_in_a_
         torch.compiler.reset()
         value = torch.compile(divergence_of, backend="eager")(*made[pair])
         assert torch.equal(value, expected[pair]), pair
+
+
+CALLS: dict[str, Callable[[Any, Any], Tensor]] = {
+    **{
+        kind.name: lambda p, q, kind=kind: divergence(p, q, kind)
+        for kind in (ReverseKL(), Jeffreys(), JensenShannon(0.3), Renyi(0.5), SquaredHellinger())
+    },
+    "cross_entropy": cross_entropy,
+    "entropy": lambda p, q: entropy(p),
+    "kl_estimate": lambda p, q: kl_estimate(p, q).value,
+}
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's, of any graph that breaks at a derivative
+def test_other_kinds_of_torchs_pairs_compile_in_one_graph_or_are_refused_in_a_sentence() -> None:
+    """A quarter of the pairs and all families, with the calls in turns. Eager values are tested elsewhere."""
+    pairs = sorted(
+        (type_p.__name__, type_q.__name__)
+        for type_p, type_q in _KL_REGISTRY
+        if {type_p.__module__.rpartition(".")[0], type_q.__module__.rpartition(".")[0]}
+        == {"torch.distributions"}
+    )
+    alike = [pair for pair in pairs if pair[0] == pair[1]]  # most other pairs are refused
+    tried = [*pairs[::4], *alike]
+    compiled: list[str] = []
+    for number, pair in enumerate(tried):
+        name = [*CALLS][(number + number // len(CALLS)) % len(CALLS)]
+        if "entropy" in name and pair[0] in ("Binomial", "Poisson"):
+            continue  # torch's entropy of a Binomial branches on values, and it has none of a Poisson
+        make, leaves = both(*pair)
+
+        def call(*x: Tensor, name: str = name, make: Callable[..., Any] = make) -> Tensor:
+            return CALLS[name](*make(*x))
+
+        expected = value_or_message(call, *leaves)
+        torch.compiler.reset()
+        outcome = value_or_message(torch.compile(call, fullgraph=True, backend="eager"), *leaves)
+        if isinstance(expected, str):
+            assert isinstance(outcome, str), (name, pair, expected)
+        elif isinstance(outcome, str):
+            assert SENTENCE in outcome, (name, pair, outcome)
+        else:
+            compiled.append(name)
+            torch.testing.assert_close(outcome, expected, rtol=1e-9, atol=1e-12, msg=f"{name} of {pair}")
+            for a, b in zip(gradients(outcome, leaves), gradients(expected, leaves), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=f"{name} of {pair}")
+    assert {*CALLS} - {"js:0.3"} <= {*compiled}  # only JS of classes compiles, see below
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's, of any graph that breaks at a derivative
+def test_classes_and_bounds_compile_in_one_graph_and_draws_and_maps_of_tensors_are_refused_in_a_sentence() -> (
+    None
+):
+    x = torch.tensor([[0.3, -0.2, 1.0], [0.0, 2.0, -1.0]], dtype=torch.float64)
+
+    def mixture(loc: Tensor) -> d.MixtureSameFamily:
+        return d.MixtureSameFamily(d.Categorical(logits=loc), d.Normal(loc, 1.0))
+
+    def gumbel(loc: Tensor) -> d.Gumbel:
+        return d.Gumbel(loc, loc.exp())
+
+    def js(p: d.Distribution, q: d.Distribution) -> Tensor:
+        return divergence(p, q, JensenShannon())
+
+    whole: dict[str, Callable[[Tensor], Tensor]] = {
+        "JS of classes": lambda x: js(d.Categorical(logits=x), d.Categorical(logits=-x)),
+        "bounds": lambda x: torch.stack(list(kl_bounds(mixture(x), mixture(-x)))),
+    }
+    refused: dict[str, Callable[[Tensor], Tensor]] = {
+        "draws": lambda x: kl_estimate(mixture(x), mixture(-x), method="monte_carlo").value,
+        "JS of maps": lambda x: js(gumbel(x), gumbel(-x)),
+    }
+    for name, call in whole.items():
+        torch.compiler.reset()
+        torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="eager")(x), call(x), msg=name)
+    p, q = x.softmax(-1), (-x).softmax(-1)
+    m = (p + q) / 2
+    terms = p * (p / m).log() / 2 + q * (q / m).log() / 2
+    torch.testing.assert_close(whole["JS of classes"](x), terms.sum(-1))
+    for name, call in refused.items():
+        torch.compiler.reset()
+        outcome = value_or_message(torch.compile(call, fullgraph=True, backend="eager"), x)
+        assert isinstance(outcome, str), name
+        assert SENTENCE in outcome, (name, outcome)
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        value = torch.compile(call, backend="eager")(x)  # as the message says
+        torch.manual_seed(0)
+        torch.testing.assert_close(value, call(x), msg=name)
 
 
 MAPS: dict[str, Make] = {

@@ -6,7 +6,6 @@ temporaries stay small for any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +30,6 @@ NAME = "reference"
 SUMMARY = "plain torch: any device; computes in float64 (float32 on mps, which has no float64)"
 OPERATIONS = ("every divergence", "first and further derivatives")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "integers (counts)")
-_functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 # Elements in a block. Its temporaries then fit in a core's cache.
 _BLOCK = 1 << 17
 # Up to this distance between the two sides' largest logits, differences lose few digits (see csrc/logits/rows.h).
@@ -239,34 +237,8 @@ def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
 def row_divergence(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
     """Return the value of each pair of rows of two (n, classes) tensors, differentiable in every way."""
     labels, rows = rows.labels, rows._replace(labels=None)  # the labels' tensors may be transformed too
-    if _forward_levels() > 1:
-        values = expanded(rows.values(p.detach(), q.detach()), rows.derivatives, p, q).to(rows.dtype)
-    else:
-        values = transformable(rows, p, q)
+    values = transformable(rows, p, q)
     return values if labels is None else labels.mixed(values, q)
-
-
-def _forward_levels() -> int:
-    """Return the number of nested forward derivatives in torch.func; a custom function supports only one."""
-    if torch.compiler.is_compiling() or _functorch.peek_interpreter_stack() is None:
-        return 0
-    return sum(level.key() == _functorch.TransformType.Jvp for level in _functorch.get_interpreter_stack())
-
-
-def expanded(
-    value: Tensor, derivatives: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], p: Tensor, q: Tensor
-) -> Tensor:
-    """Return the value plus an integral of the derivatives over a step of 0, which carries the forward derivatives.
-
-    Radau's rule with two points makes the derivatives of the result exact up to the third order.
-    """
-    fixed = p.detach(), q.detach()
-    steps = [torch.where(x.isfinite(), y - x, 0) for x, y in zip(fixed, (p, q), strict=True)]
-    at_fixed = derivatives(*fixed)
-    ahead = derivatives(*(x + 2 / 3 * step for x, step in zip(fixed, steps, strict=True)))
-    for by, by_ahead, step in zip(at_fixed, ahead, steps, strict=True):
-        value = value + (step * (by + 3 * by_ahead) / 4).sum(-1)
-    return value
 
 
 def devices() -> tuple[str, ...]:

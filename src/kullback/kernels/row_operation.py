@@ -7,7 +7,8 @@ and placements are operations; the functions below are the only ones that torch'
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from kullback.common.dtypes import accurate_dtype
 from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.errors import invalid_value
+
+_functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
 
 Gradients = Sequence[Tensor | None]
 Wanted = Sequence[bool]
@@ -79,10 +82,91 @@ def transformable(operation: Any, first: Tensor, second: Tensor, third: Tensor |
 
     Tensors that these transform are arguments, not attributes of the operation.
     """
+    if _needs_plain_expression():
+        tensors = (first, second) if third is None else (first, second, third)
+        value = operation.compute(*(x.detach() for x in tensors))[0]
+        return expanded(value, operation.changes, first, second, third).to(value.dtype)
     # torch.compile does not support a custom function with forward-mode derivatives.
     has_forward_mode = hasattr(operation, "changes") and not torch.compiler.is_compiling()
     function = _ForwardTransformable if has_forward_mode else _Transformable
     return function.apply(operation, first, second, third)[0]
+
+
+def _needs_plain_expression() -> bool:
+    """Return whether torch.func differentiates the call in a way that a custom function does not support.
+
+    Those are nested forward derivatives, and all derivatives inside of a compiled graph: torch takes the tensors that
+    a function saved there for constants, so that second derivatives would be wrong.
+    """
+    return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
+
+
+def is_differentiated_in_graph() -> bool:
+    """Return whether a compiled graph itself takes derivatives, by torch.func."""
+    return torch.compiler.is_compiling() and open_transforms("Grad", "Jvp") > 0
+
+
+def open_transforms(*names: str) -> int:
+    """Return the number of transforms of torch.func with these names around the call."""
+    if _functorch.peek_interpreter_stack() is None:
+        return 0
+    return sum(level.key().name in names for level in _functorch.get_interpreter_stack())
+
+
+# torch.compile evaluates a function with this mark once, while it traces (see kullback.losses.reduction).
+open_transforms._dynamo_marked_constant = True  # noqa: SLF001  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def expanded(value: Tensor, changes: Callable[[Any, Gradients], Tensor], *tensors: Tensor | None) -> Tensor:
+    """Return the value plus an integral of its changes over a step of 0, which carries the derivatives.
+
+    Radau's rule with two points makes the derivatives of the result exact up to the third order. At an infinite value
+    only the first derivative is carried: there the second one may be NaN, and 0 times it would spoil the first one.
+
+    Arguments:
+        value: the values of rows, without derivatives.
+        changes: the directional derivatives of the values, from tensors and their steps.
+        tensors: the arguments; None and indices have no derivatives.
+    """
+    is_infinite = (value == torch.inf).reshape(*value.shape[:1], -1).any(-1)
+    fixed = [None if x is None else x.detach() for x in tensors]
+    steps = [_step(x, y) for x, y in zip(fixed, tensors, strict=True)]
+    ahead = [
+        x if x is None or step is None else x + 2 / 3 * torch.where(is_infinite.unsqueeze(-1), 0, step)
+        for x, step in zip(fixed, steps, strict=True)
+    ]
+    return value + (changes(fixed, steps) + 3 * changes(ahead, steps)) / 4
+
+
+def _step(fixed: Tensor | None, x: Tensor | None) -> Tensor | None:
+    """Return 0 with the derivative of `x`; None if there is none."""
+    if fixed is None or x is None or not x.is_floating_point():
+        return None
+    # A custom function has the derivative at -inf too. torch.compile supports none with forward derivatives.
+    is_backward = torch.compiler.is_compiling() and open_transforms("Jvp") == 0
+    # It ignores the derivative of a custom function of a graph's own argument, but not of a copy.
+    at_infinity = _ZeroOf.apply(x.clone()) if is_backward else 0
+    return torch.where(fixed.isfinite(), x - fixed, at_infinity)
+
+
+class _ZeroOf(torch.autograd.Function):
+    """0, with the derivative 1 by its argument, which may be infinite."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+def differentiable_backward() -> Any:
+    """Return the context in which a backward pass computes gradients that may be differentiated again.
+
+    torch.compile traces each backward pass without a graph, also for ``create_graph=True``.
+    """
+    return torch.enable_grad() if torch.compiler.is_compiling() else nullcontext()
 
 
 class _Transformable(torch.autograd.Function):
@@ -110,7 +194,8 @@ class _Transformable(torch.autograd.Function):
         is_plain = not torch.is_grad_enabled() and can_inspect_all(
             [x for x in (*saved, grads[0]) if x is not None]
         )
-        by = ctx.operation.gradients(saved[:3], saved[3:], grads[0], ctx.needs_input_grad[1:], is_plain)
+        with differentiable_backward():
+            by = ctx.operation.gradients(saved[:3], saved[3:], grads[0], ctx.needs_input_grad[1:], is_plain)
         return None, by[0], by[1], None
 
 

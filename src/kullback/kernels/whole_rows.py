@@ -22,6 +22,8 @@ from kullback.kernels.row_operation import (
     RowValueFunction,
     Wanted,
     Weights,
+    differentiable_backward,
+    is_differentiated_in_graph,
     overwritten,
 )
 from kullback.representations import Representation
@@ -168,6 +170,7 @@ def weighted_total(
     if (
         is_constant
         and torch.compiler.is_compiling()
+        and not is_differentiated_in_graph()
         and torch.float16 not in (p.dtype, q.dtype)
         and native_rows.serves(rows.kind, p, q)
     ):
@@ -180,14 +183,17 @@ def weighted_total(
 
 
 class _CompiledTotal(torch.autograd.Function):
-    """The total for torch.compile: first derivatives only, always computed in the forward pass."""
+    """The total for torch.compile: first derivatives only, always computed in the forward pass; others are refused."""
 
     @staticmethod
     def forward(ctx: Any, operation: FastRows, wanted: tuple[bool, bool], p: Tensor, q: Tensor) -> Tensor:
         total, gradients = operation.total((p, q), wanted)
-        ctx.save_for_backward(*gradients)
+        ctx.save_for_backward(p, q, *gradients)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(None if x is None else x * grads[0] for x in ctx.saved_tensors)
+        p, q, *gradients = ctx.saved_tensors
+        multiply = torch.ops.kullback.first_derivative.default
+        with differentiable_backward():
+            return None, None, *(None if x is None else multiply(x, grads[0], p, q) for x in gradients)

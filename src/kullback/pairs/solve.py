@@ -41,6 +41,7 @@ from kullback.pairs.numerics.parameters import (
     batch_shape_of,
     categorical_of,
     dtype_of,
+    is_whole_graph,
     log_probs_of,
     outside_of_graphs,
 )
@@ -113,7 +114,10 @@ def estimate(
         result = rule(pair, kind, options)
         if result is not None:
             is_exact = result.error is None or result.method not in ("summation", "quadrature")
-            return result if is_exact else outside_of_graphs(_checked)(pair, result, kind, options)
+            # A whole graph has only sums over classes, which are exact: it refuses integrals and series.
+            if is_exact or (torch.compiler.is_compiling() and is_whole_graph()):
+                return result
+            return outside_of_graphs(_checked)(pair, result, kind, options)
     raise _no_rule(pair, kind, options)
 
 
@@ -418,13 +422,17 @@ def _by_identity(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimat
 
 
 def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    if not torch.compiler.is_compiling():
-        return _of_densities(pair, kind, options)
-    torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
-        msg=f"{pair.call} of {pair.names()} is an integral or a sum, which chooses its nodes from the values of the "
-        "parameters. A graph cannot do that. Write: torch.compile(...) without fullgraph=True, or call it outside"
-    )
+    _leave_graph(pair, "an integral or a sum, which chooses its nodes from the values of the parameters")
     return outside_of_graphs(_of_densities)(pair, kind, options)
+
+
+def _leave_graph(pair: Pair, description: str) -> None:
+    """Break the graph that torch compiles, if there is one; the message is shown if the graph must not break."""
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
+            msg=f"{pair.call} of {pair.names()} is {description}. A graph cannot do that. Write: torch.compile(...) "
+            "without fullgraph=True, or call it outside"
+        )
 
 
 def _of_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
@@ -449,6 +457,11 @@ def _of_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estima
 
 
 def _by_draws(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
+    _leave_graph(pair, "a mean over draws, which checks the values of its terms")
+    return outside_of_graphs(_of_draws)(pair, kind, options)
+
+
+def _of_draws(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     check_integrable(pair.call, pair.p, pair.q)
     return from_draws.estimate(pair.call, pair.p, pair.q, options, kind)
 

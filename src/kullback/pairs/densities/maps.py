@@ -41,7 +41,13 @@ from torch.distributions.transforms import (
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
-from kullback.pairs.numerics.parameters import dtype_of, is_differentiated
+from kullback.pairs.numerics.parameters import (
+    are_equal,
+    dtype_of,
+    is_differentiated,
+    is_whole_graph,
+    outside_of_graphs,
+)
 from kullback.pairs.overrides import overrides
 from kullback.pairs.torch_registry import is_of_torch
 
@@ -328,7 +334,7 @@ def same_maps(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(same_maps(x, y) for x, y in zip(a, b, strict=True))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and can_inspect_all((a, b)) and bool((a == b).all())
+        return a.shape == b.shape and _are_known_equal(a, b)
     if type(a) is type(b) and isinstance(a, Transform) and inverted_by(a) is not None:
         return same_maps(inverted_by(a), inverted_by(b))
     if type(a) is type(b) and _is_compared_by_attributes(a):
@@ -336,11 +342,24 @@ def same_maps(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def _are_known_equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal; False if Python cannot read them. A whole graph reads only constants."""
+    if not torch.compiler.is_compiling():
+        return can_inspect_all((a, b)) and are_equal(a, b)
+    if not is_whole_graph():
+        return outside_of_graphs(are_equal)(a, b)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # imports SymPy, as the compiler did
+
+    return guard_or_false((a == b).all().item())
+
+
 def _is_compared_by_attributes(a: object) -> bool:
-    """Return whether a transform or a distribution has a class without a comparison."""
+    """Return whether a transform or a distribution has no comparison of its class, or one that a graph cannot trace."""
     if isinstance(a, Distribution):
         return True
-    return isinstance(a, Transform) and is_of_torch(type(a)) and type(a).__eq__ is Transform.__eq__
+    if not (isinstance(a, Transform) and is_of_torch(type(a))):
+        return False
+    return torch.compiler.is_compiling() or type(a).__eq__ is Transform.__eq__
 
 
 def _same_attributes(a: object, b: object) -> bool:

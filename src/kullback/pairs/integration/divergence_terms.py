@@ -18,7 +18,8 @@ from kullback.generators import Divergence, Renyi, TotalVariation, behaves_as
 from kullback.generators.divergence import Corner, Growth
 from kullback.generators.growth import growth_of, is_own, order_of, power_of
 from kullback.generators.of_ratio import OfRatio, OwnTerms
-from kullback.kernels.reference import expanded, pair_of_logs
+from kullback.kernels.reference import pair_of_logs
+from kullback.kernels.row_operation import differentiable_backward, expanded
 from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
 # The logarithm of a mass that rounds to 0, and whose square root does too.
@@ -248,7 +249,12 @@ def with_derivatives(
     """Return a value with these derivatives by the logarithms of masses; they may be differentiated again."""
     if not (is_transformed() or forward_ad._current_level >= 0):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         return _WithDerivatives.apply(value, derivatives, log_p, log_q)  # pyright: ignore[reportReturnType]
-    return expanded(value, derivatives, log_p, log_q)  # nested forward derivatives need a plain expression
+
+    def changes(logs: Any, steps: Any) -> Tensor:
+        by_p, by_q = derivatives(*logs)
+        return (steps[0] * by_p).sum(-1) + (steps[1] * by_q).sum(-1)
+
+    return expanded(value, changes, log_p, log_q)  # nested forward derivatives need a plain expression
 
 
 class _WithDerivatives(torch.autograd.Function):
@@ -264,4 +270,5 @@ class _WithDerivatives(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         log_p, log_q = ctx.saved_tensors
         gradient = gradients[0].unsqueeze(-1)
-        return None, None, *(gradient * by for by in ctx.derivatives(log_p, log_q))
+        with differentiable_backward():
+            return None, None, *(gradient * by for by in ctx.derivatives(log_p, log_q))

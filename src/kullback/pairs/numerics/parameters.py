@@ -42,7 +42,7 @@ def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
         return True
     if torch.compiler.is_compiling():
         if not is_whole_graph():
-            return outside_of_graphs(_are_equal)(a, b)
+            return outside_of_graphs(are_equal)(a, b)
         torch._assert_async(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             (a == b).all(),
             f"kl_divergence: different {name} have no closed form, and a graph cannot choose another rule. Write: "
@@ -51,10 +51,11 @@ def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
         return True
     if is_batched(a) or is_batched(b):  # then the integrals refuse, or torch.func does
         return False
-    return _are_equal(a, b)
+    return are_equal(a, b)
 
 
-def _are_equal(a: Tensor, b: Tensor) -> bool:
+def are_equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether all elements of two tensors agree, read from their values."""
     return bool((a == b).all())
 
 
