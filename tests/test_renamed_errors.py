@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,18 @@ from torch.distributions import (
 from torch.distributions.transforms import ExpTransform
 
 import kullback
-from kullback import Logits, Samples, compare_tables, fit, kl_divergence, kl_estimate, register_kl
+from kullback import (
+    Logits,
+    ReverseKL,
+    Samples,
+    compare_tables,
+    divergence,
+    estimate,
+    fit,
+    kl_divergence,
+    kl_estimate,
+    register_kl,
+)
 from kullback.cli.expressions import parse_distribution
 from kullback.cli.option_errors import in_options
 from kullback.errors import (
@@ -60,12 +72,19 @@ def _never(p: Short, q: Short) -> torch.Tensor:
     raise ConvergenceError(message, torch.tensor(0.5))
 
 
+class Doubled(Normal):
+    """A density of mass 2."""
+
+    def log_prob(self, value: torch.Tensor) -> torch.Tensor:
+        return super().log_prob(value) + math.log(2)
+
+
 def installed(p: Any, q: Any) -> torch.Tensor:
     with kullback.install():
         return torch.distributions.kl_divergence(p, q)
 
 
-NORMAL = Normal(0.0, 1.0)
+NORMAL, UNNORMALIZED = Normal(0.0, 1.0), Doubled(0.0, 2.0)
 SHORT = Short(torch.zeros(()), 1.0), Short(torch.ones(()), 1.0)
 VECTOR = Independent(Normal(torch.zeros(3), 1.0), 1)
 MIXTURE = MixtureSameFamily(Categorical(torch.ones(2)), Independent(Normal(torch.zeros(2, 3), 1.0), 1))
@@ -158,6 +177,16 @@ RENAMED: dict[str, tuple[Callable[[], object], tuple[str, str, str, str, str]]] 
             "leave the common rows out of one side; Samples(x.long()) if the values are categories",
         ),
     ),
+    "estimate: an estimator with the sides exchanged": (
+        lambda: estimate(SHARED_DRAWS, DRAWS, ReverseKL(), method="nearest_neighbors"),
+        (
+            "estimate",
+            "p, q",
+            "different draws in p and in q, because distributions are continuous",
+            "3 of the 40 draws of q that are also in p, at distance 0",
+            "leave the common rows out of one side; Samples(x.long()) if the values are categories",
+        ),
+    ),
     "fit: classes": (
         lambda: fit(CLASSES[1], to=CLASSES[0]),
         ("fit", "q, to", "as many classes in q as in to, 3", "2", IN_BOTH),
@@ -210,6 +239,26 @@ RENAMED: dict[str, tuple[Callable[[], object], tuple[str, str, str, str, str]]] 
             "counts, none negative",
             "negative values (2 of 2, the first at index (0, 0))",
             REPRESENTATIONS,
+        ),
+    ),
+    "divergence: the sides exchanged": (
+        lambda: divergence(*BATCHES, ReverseKL()),
+        (
+            "divergence",
+            "p, q",
+            "batch shapes that broadcast",
+            "(2,) in q and (3,) in p",
+            "q.expand(...) or parameters with a dimension of size 1",
+        ),
+    ),
+    "divergence: one side": (
+        lambda: divergence(UNNORMALIZED, NORMAL, ReverseKL()),
+        (
+            "divergence",
+            "p",
+            "a Doubled.log_prob whose density integrates to 1",
+            "a mass of 2",
+            "log_prob minus the logarithm of that mass, or a support with the ends of the density",
         ),
     ),
     "install": (

@@ -31,7 +31,7 @@ from kullback.pairs.distribution_checks import check_domains
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.pairs.other_objects import line_for
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch, with_equal_outcomes
-from kullback.pairs.solve import estimate as estimate_pair
+from kullback.pairs.solve import estimate as estimate_pair, estimate_exchanged
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
@@ -510,9 +510,9 @@ def between_distributions(
     if behaves_as(kind, ReverseKL) or behaves_as(kind, Jeffreys):  # before P and Q change places
         check_domains(call, p, q)
     if behaves_as(kind, ReverseKL):
-        return estimate_pair(call, q, p, options)
+        return estimate_exchanged(call, p, q, options)
     if behaves_as(kind, Jeffreys):
-        return _sum(estimate_pair(call, p, q, options), estimate_pair(call, q, p, options))
+        return _sum(estimate_pair(call, p, q, options), estimate_exchanged(call, p, q, options))
     return estimate_pair(call, p, q, options, kind)
 
 

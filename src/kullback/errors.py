@@ -410,6 +410,24 @@ def in_the_name_of(
         raise error.replace(names, call=call) from None
 
 
+@contextmanager
+def sides_exchanged() -> Generator[None]:
+    """Raise errors about the divergence of Q and P as errors about P and Q.
+
+    Example:
+        >>> with sides_exchanged():
+        ...     raise invalid_value("divergence", "p", wanted=("a wider ", P), got="this", instead=(P, ".expand(3)"))
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ArgumentValueError: divergence(q=...): wanted a wider q; got this. Write: q.expand(3)
+    """
+    names = {"p": "q", "q": "p"}
+    try:
+        yield
+    except KullbackError as error:
+        raise error.replace(names, argument=names.get(error.argument or "", error.argument)) from None
+
+
 def invalid_value(
     call: str, argument: str, *, wanted: Text, got: Text, instead: Remedy
 ) -> ArgumentValueError:

@@ -196,9 +196,9 @@ def _widened(estimate: Estimate, factor: float, largest: float) -> Estimate:
 def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
     call = settings.call
     if behaves_as(kind, ReverseKL):
-        return exchanged(_kl(settings, q, p))
+        return exchanged(lambda: _kl(settings, q, p))
     if behaves_as(kind, Jeffreys):
-        return added(_kl(settings, p, q), exchanged(_kl(settings, q, p)))
+        return added(_kl(settings, p, q), exchanged(lambda: _kl(settings, q, p)))
     if not behaves_as(kind, KL):
         if settings.method in ("auto", "bias_corrected") and _is_categorical(p) and _is_categorical(q):
             return bias_corrected(p, q, kind, confidence=settings.confidence)

@@ -48,9 +48,11 @@ def with_interval(
 
 def _described(p: Representation, q: Representation, kind: Divergence, confidence: float) -> Estimate:
     if isinstance(kind, ReverseKL):
-        return exchanged(_described(q, p, KL(), confidence))
+        return exchanged(lambda: _described(q, p, KL(), confidence))
     if isinstance(kind, Jeffreys):
-        return added(_described(p, q, KL(), confidence), exchanged(_described(q, p, KL(), confidence)))
+        return added(
+            _described(p, q, KL(), confidence), exchanged(lambda: _described(q, p, KL(), confidence))
+        )
     if isinstance(kind, KL) and isinstance(p, Counts):
         both = isinstance(q, Counts)
         return plugin(p, q, confidence=confidence) if both else _against_known(p, q, confidence)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
+from kullback.errors import sides_exchanged
 from kullback.results.estimate import Estimate
 
 
-def exchanged(estimate: Estimate) -> Estimate:
-    """Return an estimate of KL(Q || P) whose notes name the two sides as the caller does."""
+def exchanged(measure: Callable[[], Estimate]) -> Estimate:
+    """Return an estimate of KL(Q || P), whose errors and notes name the two sides as the caller does."""
+    with sides_exchanged():
+        estimate = measure()
     other = {"P": "Q", "Q": "P"}
     notes = (re.sub(r"\b[PQ]\b", lambda match: other[match[0]], note) for note in estimate.notes)
     return replace(estimate, n=None if estimate.n is None else estimate.n[::-1], notes=tuple(notes))

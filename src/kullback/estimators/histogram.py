@@ -180,9 +180,9 @@ def histogram(
     kind = estimable("histogram", as_divergence("histogram", kind))
     settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
     if isinstance(kind, ReverseKL):
-        return exchanged(histogram(q, p, **settings))
+        return exchanged(lambda: histogram(q, p, **settings))
     if isinstance(kind, Jeffreys):
-        return added(histogram(p, q, **settings), exchanged(histogram(q, p, **settings)))
+        return added(histogram(p, q, **settings), exchanged(lambda: histogram(q, p, **settings)))
     p, q = in_usual_units(with_weight(p), with_weight(q))
     rounding: list[str] = []
     seed, step = seed_of(generator), common_step(p, q)

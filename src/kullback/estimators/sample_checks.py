@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kullback.common.inputs import check_generator
-from kullback.errors import invalid_type, invalid_value
+from kullback.errors import P, Q, invalid_type, invalid_value
 from kullback.samples import Samples
 
 # Whole weights of different values, with a larger mean, are counts.
@@ -45,8 +45,10 @@ def check_samples(call: str, p: Samples, q: Samples) -> None:
             call,
             "p, q",
             wanted="the same number of components in p and q",
-            got=f"{p.tensor.shape[1]} in p of shape {tuple(p.tensor.shape)}, {q.tensor.shape[1]} in q of shape "
-            f"{tuple(q.tensor.shape)}",
+            got=(
+                *(f"{p.tensor.shape[1]} in ", P, f" of shape {tuple(p.tensor.shape)}, "),
+                *(f"{q.tensor.shape[1]} in ", Q, f" of shape {tuple(q.tensor.shape)}"),
+            ),
             instead="Samples(x[:, columns]) with the columns that both have",
         )
     if p.columns is not None and q.columns is not None and p.columns != q.columns:
@@ -54,7 +56,7 @@ def check_samples(call: str, p: Samples, q: Samples) -> None:
             call,
             "p, q",
             wanted="the same columns in the same order in p and q",
-            got=f"columns {list(p.columns)} in p and {list(q.columns)} in q",
+            got=(f"columns {list(p.columns)} in ", P, f" and {list(q.columns)} in ", Q),
             instead="Samples(y[list(x.columns)]) of the frames x and y to match columns by name, or x.to_numpy() on "
             "both sides to compare them by position",
         )

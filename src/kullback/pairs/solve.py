@@ -13,7 +13,17 @@ from torch.distributions import Distribution, Independent, MixtureSameFamily
 
 from kullback.common.inputs import can_inspect_all
 from kullback.common.special import LARGEST_EXPONENT
-from kullback.errors import ConvergenceError, NoRuleError, P, Q, explain, invalid_type, no_rule, safe_repr
+from kullback.errors import (
+    ConvergenceError,
+    NoRuleError,
+    P,
+    Q,
+    explain,
+    invalid_type,
+    no_rule,
+    safe_repr,
+    sides_exchanged,
+)
 from kullback.generators import KL, Divergence, Renyi, behaves_as
 from kullback.generators.growth import as_kl, order_of, power_of
 from kullback.pairs.clone import (
@@ -119,6 +129,14 @@ def estimate(
                 return result
             return outside_of_graphs(_checked)(pair, result, kind, options)
     raise _no_rule(pair, kind, options)
+
+
+def estimate_exchanged(call: str, p: Distribution, q: Distribution, options: SolveOptions) -> Estimate:
+    """Return KL(Q || P). Errors name the sides as the user did."""
+    if torch.compiler.is_compiling():
+        return estimate(call, q, p, options)
+    with sides_exchanged():
+        return estimate(call, q, p, options)
 
 
 def _by_mask(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from kullback.errors import ArgumentValueError, explain, invalid_type, invalid_value
+from kullback.errors import ArgumentValueError, P, Q, explain, invalid_type, invalid_value
 from kullback.estimators.draws import Array, Draws
 from kullback.estimators.knn.search import spatial_order
 from kullback.estimators.sample_checks import check_finite, check_samples
@@ -91,12 +91,12 @@ def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
     wrong = np.flatnonzero((fixed_p | fixed_q) & ~same)
     if len(wrong):
         j = int(wrong[0])
-        sides = " and ".join(name for name, fixed in (("p", fixed_p), ("q", fixed_q)) if fixed[j])
+        sides = (P, " and ", Q) if fixed_p[j] and fixed_q[j] else (P if fixed_p[j] else Q,)
         raise invalid_value(
             _CALL,
             "p, q",
             wanted="coordinates that vary in p and in q: a constant one has no density, and KL is infinite",
-            got=f"the constant component {j} in {sides}",
+            got=(f"the constant component {j} in ", *sides),
             instead="Samples(x[:, columns]) without it on both sides",
         )
     if bool(same.all()):
@@ -162,7 +162,7 @@ def _check_ties(p: Draws, q: Draws, notes: list[str]) -> None:
             _CALL,
             "p, q",
             wanted="different draws in p and in q, because distributions are continuous",
-            got=f"{shared} of the {len(p)} draws of p that are also in q, at distance 0",
+            got=(f"{shared} of the {len(p)} draws of ", P, " that are also in ", Q, ", at distance 0"),
             instead="leave the common rows out of one side; Samples(x.long()) if the values are categories",
         )
     if shared:
