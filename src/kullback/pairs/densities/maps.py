@@ -7,7 +7,7 @@ normal, Laplace and Cauchy distributions, and the inverses of all of these. Any 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -350,7 +350,7 @@ def _are_known_equal(a: Tensor, b: Tensor) -> bool:
         return outside_of_graphs(are_equal)(a, b)
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # imports SymPy, as the compiler did
 
-    return guard_or_false((a == b).all().item())
+    return guard_or_false(cast("bool", (a == b).all().item()))
 
 
 def _is_compared_by_attributes(a: object) -> bool:
