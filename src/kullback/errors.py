@@ -261,17 +261,7 @@ _BY_PLACE = "wanted {wanted}; got {got}; {instead}"
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """The parts of an error message, whose text is made when it is read.
-
-    Arguments:
-        call: the function or class; empty where a message is about an argument of several.
-        arguments: the names of the arguments at fault.
-        wanted: the accepted values.
-        got: the value.
-        instead: what to write, as text, or as arguments by name.
-        place: the beginning of the message, if it is not the call with its arguments.
-        wording: the sentence, in which the names of parts stand in braces.
-    """
+    """The parts of an error message, as `explain` takes them. Its text is made when it is read."""
 
     call: str
     arguments: tuple[str, ...]
@@ -358,7 +348,7 @@ def explain(
         got: the value.
         instead: what to write, as text, or as arguments by name.
         place: the beginning of the message, if it is not the call with its arguments.
-        wording: the sentence, in which the names of parts stand in braces.
+        wording: the sentence, with the names of parts in braces.
 
     Example:
         >>> explain("Counts", "prior", wanted="a number", got="'half'", instead={"prior": 0.5})
@@ -372,15 +362,7 @@ def explain(
 def explain_place(
     place: str, argument: str = "", *, wanted: Text, got: Text, instead: Text, wording: str = _BY_PLACE
 ) -> Explanation:
-    """Return an error message about a file, a model or an option, which it names first.
-
-    Arguments:
-        place: the file, the model or the option.
-        argument: the argument that named it; empty if that is not known.
-        wanted: the accepted values.
-        got: the value.
-        instead: the remedy.
-        wording: as in `explain`.
+    """Return an error message about the file, model or option `place`, which `argument` named; else as `explain`.
 
     Example:
         >>> print(explain_place("p = a.npy", "p", wanted="a file", got="a directory", instead="name a file inside it"))
