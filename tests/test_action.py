@@ -75,7 +75,7 @@ def test_no_input_is_part_of_a_script() -> None:
     assert all("${{" not in step["run"] and step["shell"] == "bash" for step in (INSTALL, COMPARE))
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(("limit", "status"), [("mean=0.01", 0), ("mean=0.0001", 1)])
 def test_a_limit_decides_and_the_summary_has_the_verdict(folder: Path, limit: str, status: int) -> None:
     files = f"{DATA / 'float32.npy'}\n  {DATA / 'int8.npy'}  \n\n"

@@ -43,6 +43,7 @@ def line(page: Path, name: str, file: Path, text: str) -> str:
     return f"* [`{name}`]({up}{file.relative_to(ROOT).as_posix()}): {sentence}"
 
 
+@pytest.mark.sweep
 def test_each_name_of_a_page_has_a_line_with_its_sentence_and_its_source(
     style: ModuleType, package: Any
 ) -> None:

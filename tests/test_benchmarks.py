@@ -201,6 +201,7 @@ def test_the_page_shows_the_numbers_the_machine_and_the_targets_that_were_missed
     assert "A note." in page
 
 
+@pytest.mark.sweep
 def test_a_plot_is_the_same_file_from_the_same_numbers(tmp_path: Path) -> None:
     paths = tmp_path / "a.svg", tmp_path / "b.svg"
     for path in paths:
@@ -286,6 +287,7 @@ def test_the_smallest_sizes_of_growth_run() -> None:
             assert script("bench_growth").measured(entry.build(10), 1)["wall"] > 0
 
 
+@pytest.mark.sweep
 def test_the_limits_are_measured_and_shown() -> None:
     limits = script("limits")
     memory = limits.seconds_of_memory()

@@ -59,7 +59,7 @@ def test_calls_do_not_depend_on_the_default_dtype(default: torch.dtype, tmp_path
             raise AssertionError(f"{name} with default dtype {default}") from error
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 def test_pairs_do_not_depend_on_the_default_dtype(default: torch.dtype) -> None:
     for family in (INTEGERS, POSITIVE):
         for p, q in itertools.product(family, repeat=2):

@@ -105,6 +105,7 @@ def test_what_markdown_breaks_up_is_seen(style: ModuleType) -> None:
         assert re.findall(style.FORMULA, broken) != re.findall(style.FORMULA, read_plainly(broken)), broken
 
 
+@pytest.mark.sweep
 def test_a_plain_renderer_leaves_formulas_as_they_are_written(style: ModuleType) -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

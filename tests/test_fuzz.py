@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("validation")
 SEEDS = {"files": 200, "profiles": 20, "top-k": 600, "states": 80, "expressions": 40}
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", SEEDS)
 def test_no_seed_ends_in_a_traceback(kind):
     assert fuzz.run(kind, range(SEEDS[kind])) == (SEEDS[kind], [])

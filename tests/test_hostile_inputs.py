@@ -703,6 +703,7 @@ def test_counts_of_any_size_are_normalized(scale):
     assert float(kullback.metrics.kl_divergence(counts[None], ones[None])) == 0
 
 
+@pytest.mark.sweep
 def test_fewer_draws_than_dimensions_have_an_answer_or_a_refusal():
     x, y = normal(10, 40), normal(11, 40)
     for call in (

@@ -247,7 +247,7 @@ def loaded() -> dict[str, list[str]]:
     return dict(map(json.loads, python(LOADED_PROBE, *NOT_NEEDED).splitlines()))
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", NOT_NEEDED)
 def test_a_public_name_loads_what_it_needs_alone(name, loaded):
     assert loaded[name]

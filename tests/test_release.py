@@ -34,6 +34,7 @@ def test_the_version_stands_in_the_package_alone():
     )
 
 
+@pytest.mark.sweep
 def test_no_file_holds_what_a_merge_left_open():
     marks = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
     text = {".cff", ".cpp", ".h", ".md", ".py", ".toml", ".txt", ".yaml", ".yml"}

@@ -126,6 +126,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", [*RESULTS, "models"])
 def test_the_repr_of_a_large_result_and_of_all_its_parts_is_short(name: str, tmp_path: Path) -> None:
     made = models(tmp_path) if name == "models" else RESULTS[name]()

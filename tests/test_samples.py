@@ -496,7 +496,7 @@ UNEQUAL = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", [name for name in EQUAL if name != "rounded"])
 def test_p_values_are_uniform_where_nothing_differs(name: str) -> None:
     found = p_values(EQUAL[name], 200, permutations=39)
@@ -556,6 +556,7 @@ def test_the_names_are_public() -> None:
     assert kullback.Samples is Samples
 
 
+@pytest.mark.sweep
 def test_rounded_vectors_go_to_the_classifier() -> None:
     p, q = (Samples(side.round(decimals=1)) for side in (draws(3, 300, 2), draws(4, 300, 2, shift=1.0)))
     found = kl_estimate(p, q, generator=torch.Generator().manual_seed(0))
@@ -583,7 +584,7 @@ TIED = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", TIED)
 def test_equal_vectors_keep_the_level(name: str) -> None:
     found = []
@@ -631,7 +632,7 @@ FINE = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", FINE)
 def test_differences_of_single_values_and_narrow_bins_are_seen(name: str) -> None:
     make, least = FINE[name]
@@ -644,6 +645,7 @@ def test_differences_of_single_values_and_narrow_bins_are_seen(name: str) -> Non
     assert rejected <= 4 if least is None else rejected >= least
 
 
+@pytest.mark.sweep
 def test_the_least_of_several_p_values_is_compared_with_the_others() -> None:
     rng = np.random.default_rng(0)
     tables = rng.random((2000, 40, 3))

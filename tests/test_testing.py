@@ -86,6 +86,7 @@ def test_more_draws_decide() -> None:
     assert_close_distributions(draws(0, 20_000), draws(1, 20_000), below=0.05)
 
 
+@pytest.mark.sweep
 def test_monte_carlo_has_no_interval_and_the_remedy_has_one(capsys: pytest.CaptureFixture[str]) -> None:
     generator = torch.Generator().manual_seed(0)
     q = Laplace(0.0, 1.0)

@@ -92,6 +92,7 @@ def complete(line: str, **environment: str) -> list[str]:
     return run(_KULLBACK_COMPLETE="bash_complete", **words, **environment).output.splitlines()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_gets_a_script_for_completion(shell):
     environment = os.environ | {"_KULLBACK_COMPLETE": f"{shell}_source"}
@@ -137,6 +138,7 @@ def on_a_terminal(*arguments: str, **environment: str) -> bytes:
     return written
 
 
+@pytest.mark.sweep
 def test_no_color_is_respected(here):
     call = ("compare", "before.parquet", "after.parquet", "--as", "table", "--fail-below", "psi=1")
     assert COLOR.search(on_a_terminal(*call))
@@ -169,7 +171,7 @@ def test_sixty_columns_are_enough_and_a_pipe_gets_no_control_characters(call, he
     assert all(line.isprintable() for line in lines)
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(("ending", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_run_that_is_ended_writes_nothing_and_says_by_what(ending, status, here):
     before = {path.name for path in here.iterdir()}

@@ -286,6 +286,7 @@ def test_an_interrupt_is_no_failed_gate(predictions, monkeypatch):
     assert run("compare", "p.npy", "q.npy", "--as", "logits").exit_code == 130
 
 
+@pytest.mark.sweep
 def test_a_closed_pipe_is_no_traceback():
     with subprocess.Popen(
         command("pairs", "--markdown"), stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -75,7 +75,7 @@ def unread(folder: Path, arguments: list[str]) -> tuple[int, str]:
         return running.wait(), said
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("subject", "printed"),
     [*((subject, "table") for subject in SUBJECTS), ("predictions", "json"), ("tables", "json")],
@@ -92,12 +92,13 @@ def test_the_status_of_a_gate_does_not_depend_on_who_reads_the_output(
     assert said.count("kullback: gate failed: ") == len(said.splitlines()) > 0
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("arguments", [["calc", "Normal(0, 1)", "Normal(1, 1)"], ["pairs"], ["backends"]])
 def test_commands_without_gates_have_the_status_of_a_closed_pipe(folder: Path, arguments: list[str]) -> None:
     assert unread(folder, arguments) == (141, "")
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full")
 @pytest.mark.parametrize("subject", ["predictions", "tables", "batches"])
 def test_a_full_disk_is_no_reader_who_has_left(folder: Path, subject: str) -> None:

@@ -60,6 +60,7 @@ def test_the_spread_of_values_that_differ_little_is_kept():
     assert float(moments.variance) == pytest.approx(float(variance), rel=1e-6)
 
 
+@pytest.mark.sweep
 def test_many_small_updates_lose_no_digits():
     value = torch.tensor([0.1], dtype=torch.float32)
     moments = Moments()
@@ -69,6 +70,7 @@ def test_many_small_updates_lose_no_digits():
     assert float(moments.standard_error) < 1e-14
 
 
+@pytest.mark.sweep
 @given(values_in_blocks, values_in_blocks)
 def test_merging_moments_is_seeing_all_values(left, right):
     merged = Moments(merge_moments(torch.stack([gathered(side)[0].state for side in (left, right)])))
@@ -145,6 +147,7 @@ def test_the_promised_error_is_used_to_the_full():
     assert 0.003 < errors.max() <= 0.005
 
 
+@pytest.mark.sweep
 @given(values_in_blocks, values_in_blocks)
 def test_merging_sketches_is_seeing_all_values(left, right):
     first, second, whole = (gathered(blocks)[1] for blocks in (left, right, left + right))

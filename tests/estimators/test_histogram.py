@@ -102,7 +102,7 @@ def test_a_divergence_that_the_draws_cannot_show_has_no_upper_end():
         assert "bins where Q has no samples" in " ".join(estimate.notes)
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", list(ON_THE_LINE))
 @pytest.mark.parametrize(("n", "repetitions"), [(1000, 40), (3000, 40)])
 def test_the_error_is_less_than_that_of_nearest_neighbors(name, n, repetitions):

@@ -53,7 +53,7 @@ def coverage(p, q, truth, n, repetitions, proposal=None):
     return hits / repetitions, float(np.std(values)), float(np.mean(errors)), float(np.mean(values))
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("p", "q", "truth", "proposal"),
     [

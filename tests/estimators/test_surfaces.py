@@ -59,7 +59,7 @@ def covers(estimate: Any, truth: float) -> bool:
     return bool(estimate.interval[0] <= truth <= estimate.interval[1])
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "n"), [("sphere6", 1000), ("sphere8", 1000), ("sphere10", 2000), ("softmax5", 1000)]
 )

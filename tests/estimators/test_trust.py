@@ -71,7 +71,7 @@ def gaussian(covariance):
 # --- P where Q is not ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("p", "q", "truth", "n"),
     [
@@ -92,7 +92,7 @@ def test_intervals_hold_where_p_reaches_beyond_q(p, q, truth, n):
     assert held >= 0.875
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("p", "q", "truth", "most_open"),
     [

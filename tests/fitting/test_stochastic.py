@@ -72,6 +72,7 @@ def test_a_mixture_of_vectors_in_both_directions() -> None:
     assert abs(float(found.value) + math.log(0.4)) <= 5 * float(found.standard_error) + 1e-3
 
 
+@pytest.mark.sweep
 def test_draws_without_reparameterization_take_the_score() -> None:
     """exp(-(k - 3)^2 / 4) over the integers: the best rate, and its ELBO, by enumeration."""
     k = torch.arange(80, dtype=torch.float64)

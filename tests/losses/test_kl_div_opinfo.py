@@ -65,6 +65,7 @@ def value_and_gradients(function, sample):
     return value, *torch.autograd.grad(value.sum(), leaves)
 
 
+@pytest.mark.sweep
 def test_torch_supports_the_dtypes_we_test():
     assert material().op.supported_dtypes("cpu") == set(DTYPES)
 

@@ -118,6 +118,7 @@ def test_errors_are_those_of_sequences_and_not_of_tokens() -> None:
         assert float(many.compute()[name]) == pytest.approx(float(one.compute()[name]), rel=1e-9)
 
 
+@pytest.mark.sweep
 def test_the_error_covers_what_repeated_samples_do() -> None:
     generator = torch.Generator().manual_seed(11)
     means, errors = [], []

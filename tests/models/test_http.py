@@ -182,6 +182,7 @@ def drip(start: bytes, rest: bytes) -> Send:
 ENDLESS = b" " * 10_000
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("start", "rest"),
     [

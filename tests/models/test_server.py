@@ -141,6 +141,7 @@ def test_the_log_probabilities_are_those_of_the_model(address, vocabulary, windo
     assert (cut > 0) == (speaks == "openai")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("speaks", SPEAKERS)
 def test_the_divergence_from_another_model_is_a_lower_bound(address, vocabulary, windows, expected, speaks):
     other = tiny.make_model(noise=0.3)

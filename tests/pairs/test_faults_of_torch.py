@@ -185,7 +185,7 @@ def test_an_infinite_pair_broadcasts() -> None:
     assert value.isposinf().all()
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("p", "q", "formula", "variables"),
     [

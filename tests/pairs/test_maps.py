@@ -266,6 +266,7 @@ def test_numbers_in_a_map_have_the_precision_of_the_distribution() -> None:
     assert abs(values[0] - values[1]) < 1e-13 * values[1]
 
 
+@pytest.mark.sweep
 def test_slow_tails_are_resolved_before_the_map() -> None:
     """Exp, sigmoid and softplus bring the line's ends so close to 0 or 1 that float64 cannot resolve them."""
     slow = t_of(1.3, 0.2, 0.7)

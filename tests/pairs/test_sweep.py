@@ -47,7 +47,7 @@ def test_truths_come_out_again(entry: dict[str, Any]) -> None:
             assert x == known or (x is not None and math.isclose(x, known, rel_tol=1e-12)), (kind, x, known)
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.skipif(not sweep_extended.IS_EXTENDED, reason="numpy's longdouble is float64 here")
 @pytest.mark.parametrize("entry", EXTENDED, ids=name)
 def test_extended_precision_agrees_with_mpmath(entry: dict[str, Any]) -> None:

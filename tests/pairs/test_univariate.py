@@ -153,6 +153,7 @@ def test_the_same_distribution_is_at_0_with_gradient_0(family: type, dtype: torc
         assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("pair", PAIRS, ids=name)
 def test_it_is_the_same_under_vmap_and_looks_at_no_data(pair: tuple[type, type]) -> None:
     at_p, at_q = members(pair)

@@ -417,6 +417,7 @@ def test_one_rank_alone_sends_nothing(results):
         assert results[name, 1] == [{"forward": [], "backward": []}]
 
 
+@pytest.mark.sweep
 @SHARED
 @pytest.mark.parametrize("name", ["sharded", "replicated", "plain"])
 def test_dtensors_need_no_group(results, name, size):

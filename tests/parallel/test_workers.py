@@ -161,6 +161,7 @@ def test_reports_are_the_same_to_the_last_byte(results, name, size):
     assert results[name, size] == [one] * size
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("size", SIZES)
 def test_what_was_stopped_goes_on_with_any_number_of_workers(results, size):
     (one,) = results["predictions", 1]
@@ -332,6 +333,7 @@ def test_a_worker_that_fails_ends_all_in_one_line(tmp_path, how):
         assert "p.npy" in lines[0][0]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("killed", [0, 1])
 def test_what_a_killed_worker_ended_goes_on(killed, tmp_path, monkeypatch):
     """Each worker is killed in its third block; then all start again, one more of them."""

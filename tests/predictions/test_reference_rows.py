@@ -284,7 +284,7 @@ def test_the_factor_of_a_row_does_not_depend_on_its_own_draws() -> None:
     assert (factor > 0.9).double().mean() > 0.9
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", NAMES)
 def test_intervals_hold_the_mean_of_all_classes(name: str) -> None:
     held = 0

@@ -549,7 +549,7 @@ def assert_goes_on(command: list[str]) -> None:
     assert left == {"p.npy", "q.npy", "labels.npy", *reports("again")[1::2], *reports("whole")[1::2]}
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("ending", ["SIGKILL", "SIGINT"])
 def test_a_killed_command_goes_on(ending, command):
     at = fuzz.random.Random(f"{ending}").randrange(2, 8)

@@ -107,6 +107,7 @@ def test_new_categories_get_bins_and_wrong_columns_are_refused():
         choose_bins(numbers, numbers, 0)
 
 
+@pytest.mark.sweep
 @given(st.lists(bins, min_size=1, max_size=40), st.lists(bins, max_size=40), st.integers(1, 25))
 @settings(deadline=None, max_examples=60)
 def test_no_row_is_lost_in_bins(p, q, number):

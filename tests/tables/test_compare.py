@@ -549,6 +549,7 @@ def test_the_most_frequent_new_categories_are_named_by_weight_and_then_by_name(n
     assert found == (number, tuple(sorted(new, key=lambda name: (-new[name], name))[:100]))
 
 
+@pytest.mark.sweep
 def test_no_function_is_called_for_each_of_many_values():
     random = np.random.default_rng(0)
     p, q = (pa.table({"id": random.integers(0, 10**12, 20_000).astype(str)}) for _ in range(2))

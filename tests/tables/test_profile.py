@@ -305,6 +305,7 @@ def test_a_profile_of_impossible_counts_is_refused_in_a_sentence(old, new):
         Profile.from_json(GOOD.replace(old, new, 1))
 
 
+@pytest.mark.sweep
 def test_a_profile_with_one_character_changed_is_read_or_refused():
     random = np.random.default_rng(0)
     alphabet = list('0123456789{}[]",:.-eE+ntf\\ ')

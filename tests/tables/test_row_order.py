@@ -75,7 +75,7 @@ def p_values(found: list[TableComparison]) -> Array:
     return np.array([column.p_value for each in found for column in each.columns])
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", CASES)
 def test_equal_distributions_do_not_differ_because_their_rows_depend_on_each_other(name: str) -> None:
     found = comparisons(name, 6)
@@ -130,6 +130,7 @@ def test_too_few_independent_blocks_have_neither_interval_nor_p_value() -> None:
         compare_tables(p, q, cluster="x", independent=True)
 
 
+@pytest.mark.sweep
 def test_all_engines_that_know_an_order_see_the_same(tmp_path: Path) -> None:
     pandas, polars, duckdb = (pytest.importorskip(name) for name in ("pandas", "polars", "duckdb"))
     rng = np.random.default_rng(3)

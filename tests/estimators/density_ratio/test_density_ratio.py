@@ -239,6 +239,7 @@ def test_constant_and_repeated_columns():
         assert covers(estimate, GAUSSIAN_TRUTH)
 
 
+@pytest.mark.sweep
 def test_more_dimensions_than_draws():
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((40, 60)), rng.standard_normal((40, 60))
@@ -336,7 +337,7 @@ def test_calibration_agrees_with_scikit_learn():
     np.testing.assert_allclose(calibrated(raw, draws)[0], model.decision_function(raw[:, None]), atol=1e-4)
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", [0, 8, 14])
 def test_the_upper_end_has_its_own_error_where_the_estimate_is_near_zero_by_chance(seed):
     """30 clusters of 20 in 3-D: at these estimates, a third of KL or less, the error is no half of that at KL."""

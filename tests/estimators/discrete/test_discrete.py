@@ -424,7 +424,7 @@ def test_weights_that_depend_on_the_category_do_not_make_a_difference(edges):
     assert 0.02 <= above / repetitions <= 0.085
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("stick", [0.0, 0.5])
 def test_intervals_with_clusters_hold_the_divergence(stick):
     rng = np.random.default_rng(5)

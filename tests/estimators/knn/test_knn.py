@@ -150,7 +150,7 @@ CASES: list[tuple[str, float, Callable[[np.random.Generator], tuple[Any, Any]]]]
 ]
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(("truth", "draw"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_intervals_cover_and_the_error_is_below_the_textbooks(truth: float, draw: Any) -> None:
     rng = np.random.default_rng(5)

@@ -216,6 +216,7 @@ def test_chances_too_small_for_a_float_keep_their_logarithm() -> None:
 WEIGHTS = st.lists(st.floats(0, 1), min_size=3, max_size=40).filter(lambda x: sum(x) > 0.1)
 
 
+@pytest.mark.sweep
 @given(WEIGHTS, WEIGHTS)
 def test_classes_are_all_counted(p: list[float], q: list[float]) -> None:
     size = min(len(p), len(q))

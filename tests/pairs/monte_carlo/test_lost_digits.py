@@ -150,6 +150,7 @@ def cases() -> dict[str, tuple[Distribution, Distribution, float]]:
     }  # fmt: skip
 
 
+@pytest.mark.sweep
 def test_saturating_maps_give_the_divergence() -> None:
     for name, (p, q, true) in cases().items():
         found = draw(p, q)

@@ -122,6 +122,7 @@ def test_saturating_maps_do_not_change_other_kinds() -> None:
         assert abs(float(value) - true) <= 5 * float(error), (kind, value, error, true)
 
 
+@pytest.mark.sweep
 def test_errors_are_those_of_repeated_estimates() -> None:
     for kind in (JensenShannon(), Renyi(0.3), TotalVariation()):
         found = torch.stack([draw(MIXED, WIDE, kind, seed, 400) for seed in range(40)])

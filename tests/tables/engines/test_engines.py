@@ -138,6 +138,7 @@ sys.stdout.buffer.write(batch.column(0)[0].as_py())
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("weights", [None, "a weight", "normal"])
 def test_a_spark_worker_needs_pyarrow_and_numpy_alone(weights, table, profile):
     """Spark's functions run where neither this package nor PyTorch can be imported, and count the same."""

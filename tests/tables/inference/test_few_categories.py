@@ -37,7 +37,7 @@ def column(p: np.ndarray, q: np.ndarray):
     return compare_tables(*tables).columns[0]
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize("strength", [0.0, 0.5])
 @pytest.mark.parametrize("p", [SIX, STEEP], ids=["six", "steep"])
 def test_psi_of_a_small_table_against_a_large_one_has_an_upper_end(p, strength):
@@ -59,7 +59,7 @@ def test_psi_of_a_small_table_against_a_large_one_has_an_upper_end(p, strength):
     assert np.median(widths) <= 2.5 * max(4 * error, stats.chi2.ppf(0.95, 5) / 100)
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("p", "strength", "n", "m"),
     [

@@ -134,7 +134,7 @@ def test_intervals_cover_as_often_as_they_say(p, q, n, m):
         assert times / repetitions <= 0.99 or name == "tv", name
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("p", "q", "n", "m"),
     [
@@ -200,6 +200,7 @@ def clusters_apart(random, clusters, shift=0.5, size=20, bins=10):
     return np.vstack([a, 0 * b]), np.vstack([0 * a, b]), *proportions
 
 
+@pytest.mark.sweep
 def test_intervals_cover_with_the_fewest_clusters(monkeypatch):
     monkeypatch.setattr(
         "kullback.tables.inference.divergences.g_test", lambda *_, **__: 0.01

@@ -46,7 +46,7 @@ def test_a_shift_that_moves_all_bins_a_little_is_seen() -> None:
     assert np.mean([column.ks for column in found]) == pytest.approx(2 * stats.norm.cdf(1 / 24) - 1, abs=0.01)
 
 
-@pytest.mark.sweep
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "draw",
     [
