@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -15,15 +16,14 @@ from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
 from kullback.kernels.row_operation import RowTotal, RowValueFunction
-from kullback.losses.head import (
+from kullback.losses.head import Head, HeadRows, StoredTeacher, may_overflow
+from kullback.losses.head_tensors import (
     HEAD_CALL,
-    HEAD_TENSORS,
-    Head,
-    HeadRows,
-    StoredTeacher,
+    HeadTensors,
     check_heads,
     in_autocast_dtype,
-    may_overflow,
+    names_of,
+    sides_of,
 )
 from kullback.losses.positions import Positions, positions_of
 from kullback.losses.reduction import Reduction
@@ -356,13 +356,13 @@ def linear_distillation_loss(
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015)
     """
-    tensors: list[Any] = [student, student_weight, student_bias, teacher, teacher_weight, teacher_bias]
+    of_student = HeadTensors(student, student_weight, student_bias)
+    of_teacher = HeadTensors(teacher, teacher_weight, teacher_bias)
     ranks = None
-    if group is not None or has_dtensor(tensors):
-        tensors, ranks = local_tensors(
-            HEAD_CALL, dict(zip(HEAD_TENSORS, tensors, strict=True)), (None, 0, 0) * 2, group
-        )
-        student = tensors[0]
+    if group is not None or has_dtensor([*of_student, *of_teacher]):
+        named = _named(of_student, of_teacher)
+        tensors, ranks = local_tensors(HEAD_CALL, named, (None, 0, 0) * 2, group)
+        of_student, of_teacher = sides_of(tensors)
     settings = LossSettings(
         kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
     )
@@ -372,8 +372,10 @@ def linear_distillation_loss(
     def check() -> tuple[Positions, HeadSettings, bool]:
         checked, checked_heads = settings.checked(HEAD_CALL), of_heads.checked(HEAD_CALL)
         overflows = may_overflow(checked.kind)
-        dtype = check_heads(tensors, stored, checked)
-        positions = positions_of(HEAD_CALL, checked, student, dtype, mask, weight, labels, normalizer)
+        dtype = check_heads(of_student, of_teacher, stored, checked)
+        positions = positions_of(
+            HEAD_CALL, checked, of_student.hidden, dtype, mask, weight, labels, normalizer
+        )
         return positions, checked_heads, overflows
 
     sides = None
@@ -381,17 +383,21 @@ def linear_distillation_loss(
         positions, (softcaps, scales, chunk_bytes, *_), overflows = check()
     else:
         positions, (softcaps, scales, chunk_bytes, *_), overflows = checked_on_every_rank(
-            ranks, check, tensors
+            ranks, check, [*of_student, *of_teacher]
         )
-        sides = _agreed_sides(ranks, positions, tensors, stored, of_heads)
+        sides = _agreed_sides(ranks, positions, of_student, of_teacher, stored, of_heads)
     settings, weights, mixed = positions.settings, positions.weights, positions.labels
-    tensors = in_autocast_dtype(tensors if stored is None else tensors[:3])
+    heads = [of_student] if stored is not None else [of_student, of_teacher]
+    heads = [in_autocast_dtype(head) for head in heads]
     if sides is None:
-        tensors = _same_vocabulary(tensors, settings)
-        n_classes = tensors[1].shape[0]
+        heads = _same_vocabulary(heads, settings)
+        n_classes = heads[0].weight.shape[0]
     else:
-        tensors = sides.parts_of_heads(tensors)
+        parts = sides.student_part, sides.teacher_part
+        heads = [head.map_classes(partial(part, dim=0)) for head, part in zip(heads, parts, strict=False)]
         n_classes = sides.student[-1][1]
+    heads = [head.map_rows(lambda x: x.reshape(positions.shape.numel(), x.shape[-1])) for head in heads]
+    tensors = [x for head in heads for x in head]
     positions.check_labels(n_classes)
     student_head = Head(softcaps[0], scales[0], float32_logits)
     teacher_head = Head(softcaps[1], scales[1], float32_logits)
@@ -399,13 +405,11 @@ def linear_distillation_loss(
     if stored is not None:
         stored.check_indices(HEAD_CALL, n_classes)
         stored.check_counted(HEAD_CALL, weights)
-        rows = stored.rows(settings.kind, n_classes, temperature, accurate_dtype(student.device))
-        tensors.append(rows.log_probs)
+        rows = stored.rows(settings.kind, n_classes, temperature, accurate_dtype(positions.device))
+        tensors.append(rows.log_probs.reshape(positions.shape.numel(), rows.log_probs.shape[-1]))
         inspected += [rows.log_probs, rows.indices]
         # Autograd differentiates the log-probabilities in `tensors`.
         teacher_head = StoredTeacher(replace(rows, log_probs=rows.log_probs.detach()))
-    for i in range(0, len(tensors), 3):  # the hidden states; stored log-probabilities are rows already
-        tensors[i] = tensors[i].reshape(positions.shape.numel(), tensors[i].shape[-1])
     inspected = [x for x in inspected if x is not None]
     is_chunked = _fit_chunks(inspected)
     operation = HeadRows(
@@ -460,18 +464,18 @@ def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions)
 def _agreed_sides(
     ranks: Ranks,
     positions: Positions,
-    tensors: list[Any],
+    student: HeadTensors,
+    teacher: HeadTensors,
     stored: PartialTeacher | None,
     of_heads: HeadSettings,
 ) -> Sides:
     """Return the shards of the heads; raise on every rank if the ranks' arguments disagree."""
-    learn = tensors if stored is None else [*tensors[:3], stored.kept_log_probs]
+    learn = [*student, *(teacher if stored is None else [stored.kept_log_probs])]
     same = of_heads._asdict()
     same["student_weight gradients that are required"] = [requires_gradient(x) for x in learn]
-    own = {name: len(x) for name, x in zip(HEAD_TENSORS[1::3], tensors[1::3], strict=True) if x is not None}
-    numbers = numbers_of_ranks(
-        positions, ranks, dict(zip(HEAD_TENSORS, tensors, strict=True)), same=same, own=own
-    )
+    weights = {"student_weight": student.weight, "teacher_weight": teacher.weight}
+    own = {name: len(x) for name, x in weights.items() if x is not None}
+    numbers = numbers_of_ranks(positions, ranks, _named(student, teacher), same=same, own=own)
     settings, of_teacher = positions.settings, numbers.get("teacher_weight")
     return Sides.between(
         ranks,
@@ -493,7 +497,8 @@ def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is
             got="others",
             instead="the call outside the compiled or transformed function",
         )
-    needed = requires_gradient(*tensors[3:]) > 0, requires_gradient(*tensors[:3]) > 0
+    student, teacher = sides_of(tensors)
+    needed = requires_gradient(*teacher) > 0, requires_gradient(*student) > 0
     kind, temperature = operation.kind, float(operation.temperature)
     rows = ShardedRows(sides.ranks, kind, temperature, sides.classes, needed, sides.own[0])
     return operation._replace(shards=rows, widest=max(stop - start for start, stop in sides.meeting))
@@ -555,16 +560,22 @@ def _fit_chunks(tensors: list[Tensor]) -> bool:
     return not is_forward or all(forward_ad.unpack_dual(x).tangent is None for x in tensors)
 
 
-def _same_vocabulary(tensors: list[Any], settings: LossSettings) -> list[Any]:
+def _named(student: HeadTensors, teacher: HeadTensors) -> dict[str, Any]:
+    """Return the tensors by the names of their arguments."""
+    names = [*names_of("student"), *names_of("teacher")]
+    return dict(zip(names, [*student, *teacher], strict=True))
+
+
+def _same_vocabulary(heads: list[HeadTensors], settings: LossSettings) -> list[HeadTensors]:
     """Return the tensors with as many classes as the settings and the other side allow."""
     classes, vocabulary = settings.classes, settings.vocabulary
-    sizes = [x.shape[0] for x in tensors[1::3] if x is not None]
+    sizes = [head.weight.shape[0] for head in heads]
     if 0 in sizes:
-        check_any_class(HEAD_CALL, HEAD_TENSORS[1::3][sizes.index(0)], 0)
+        check_any_class(HEAD_CALL, names_of(("student", "teacher")[sizes.index(0)]).weight, 0)
     if classes is not None:
         shared = check_classes(HEAD_CALL, classes, min(sizes))
     elif min(sizes) == max(sizes) or vocabulary == "mask":
-        return tensors
+        return heads
     elif vocabulary == "error":
         raise invalid_value(
             HEAD_CALL,
@@ -575,4 +586,4 @@ def _same_vocabulary(tensors: list[Any], settings: LossSettings) -> list[Any]:
         )
     else:
         shared = min(sizes)
-    return [x if x is None or i % 3 == 0 else x[:shared] for i, x in enumerate(tensors)]
+    return [head.map_classes(lambda x: x[:shared]) for head in heads]

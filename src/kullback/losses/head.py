@@ -11,22 +11,18 @@ from torch import Tensor
 
 from kullback.common.dtypes import accurate_dtype, upcast
 from kullback.common.gradients import gradients_of
-from kullback.common.inputs import all_recordable, are_logits, check_dense, is_other_storage
-from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence
 from kullback.generators.growth import growth_of, is_own
 from kullback.kernels import RowDivergence, logit_divergence, value_and_gradient
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.native import library
 from kullback.kernels.row_operation import Evaluation, Gradients, Wanted, Weights, row_weights
-from kullback.losses.settings import LossSettings, remembered
-from kullback.losses.teachers import PartialRows, PartialTeacher, check_positions
+from kullback.losses.head_tensors import HeadTensors, StoredTensors, sides_of
+from kullback.losses.settings import remembered
+from kullback.losses.teachers import PartialRows
 from kullback.parallel.collectives import check_first_derivative
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard
-
-HEAD_CALL = "linear_distillation_loss"
-HEAD_TENSORS = ("student", "student_weight", "student_bias", "teacher", "teacher_weight", "teacher_bias")
 
 # The smallest number of rows in a chunk: each chunk reads the head, and reads and writes its gradient. Several threads
 # need more, because they synchronize some hundred times in each chunk's products. Half precision doubles the number,
@@ -56,17 +52,18 @@ class Head(NamedTuple):
         """Return the dtype of the logits."""
         return torch.promote_types(weight.dtype, torch.float32) if self.float32_logits else weight.dtype
 
-    def reference(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def reference(self, tensors: HeadTensors) -> Tensor:
         """Return all logits, by differentiable operations."""
+        hidden, weight, bias = tensors
         dtype = self.logits_dtype(weight)
         bias = None if bias is None else bias.to(dtype)
         logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype), bias)
         logits = logits if self.scale is None else logits * self.scale
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
-    def reference_values(self, rows: HeadRows, student: Tensor, tensors: Sequence[Any]) -> Tensor:
+    def reference_values(self, rows: HeadRows, student: Tensor, tensors: HeadTensors) -> Tensor:
         """Return the divergence of each row of the student's logits, for a teacher with this head."""
-        teacher = self.reference(*tensors)
+        teacher = self.reference(tensors)
         classes = max(student.shape[-1], teacher.shape[-1])
         p, q = (
             torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
@@ -74,12 +71,13 @@ class Head(NamedTuple):
         )
         return logit_divergence(RowDivergence(rows.kind, rows.temperature, rows.dtype, rows.labels), p, q)
 
-    def side(self, tensors: Sequence[Any], wanted: Wanted, classes: int) -> _TeacherSide:
+    def side(self, tensors: HeadTensors, wanted: Wanted, classes: int) -> _TeacherSide:
         """Return the buffers of a pass, for a teacher with this head."""
         return _TeacherSide(self, tensors, wanted, classes)
 
-    def write(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def write(self, tensors: HeadTensors, out: Tensor) -> None:
         """Write the logits to `out`."""
+        hidden, weight, bias = tensors
         if _is_slow_to_multiply(weight) or (out.dtype != weight.dtype and not weight.is_cuda):
             hidden32 = hidden.float()
             for tile, part in _float32_tiles(weight):
@@ -105,20 +103,20 @@ class StoredTeacher(NamedTuple):
 
     rows: PartialRows
 
-    def reference_values(self, rows: HeadRows, student: Tensor, tensors: Sequence[Any]) -> Tensor:
+    def reference_values(self, rows: HeadRows, student: Tensor, tensors: StoredTensors) -> Tensor:
         """Return the divergence of each row of the student's logits."""
         selected = self.rows.classes(rows.labels).of(student)
-        return self.rows.values(upcast(tensors[0]), selected, rows.labels).to(rows.dtype)
+        return self.rows.values(upcast(tensors.log_probs), selected, rows.labels).to(rows.dtype)
 
-    def side(self, tensors: Sequence[Any], wanted: Wanted, classes: int) -> _StoredSide:
+    def side(self, tensors: StoredTensors, wanted: Wanted, classes: int) -> _StoredSide:
         """Return the sums of a pass."""
-        return _StoredSide(self.rows, tensors[0], wanted[0])
+        return _StoredSide(self.rows, tensors.log_probs, wanted[0])
 
 
 class HeadRows(NamedTuple):
     """A row operation over two heads, or over one head and a stored teacher.
 
-    Its tensors are the student's hidden states, weight and bias, and the same of the teacher or its log-probabilities.
+    Its tensors are those of two sides (`sides_of`), in one sequence.
 
     Attributes:
         student: the student's head.
@@ -173,13 +171,15 @@ class HeadRows(NamedTuple):
             return self._through_whole_logits(tensors, grad, wanted)
         return self.complete(sweep(self._replace(entropies=None), tensors, upcast(grad), wanted)[1])
 
-    def complete(self, gradients: list[Tensor | None]) -> Gradients:
+    def complete(self, gradients: Gradients) -> Gradients:
         """Sum the gradients of hidden states over the ranks. Autograd casts the sums to their dtypes."""
-        for i in _hidden_states(gradients) if self.shards is not None else ():
-            part = gradients[i]
-            if part is not None and self.shards is not None:
-                gradients[i] = self.shards.ranks.sum(part)
-        return gradients
+        if self.shards is None:
+            return gradients
+        student, teacher = sides_of(gradients)
+        student = student.map_rows(self.shards.ranks.sum)
+        # A gradient of stored log-probabilities is whole on every rank.
+        teacher = teacher.map_rows(self.shards.ranks.sum) if isinstance(teacher, HeadTensors) else teacher
+        return [*student, *teacher]
 
     def _through_whole_logits(self, tensors: Any, grad: Tensor, wanted: Wanted) -> Gradients:
         """Compute the gradients by differentiable operations on all logits at once."""
@@ -191,15 +191,17 @@ class HeadRows(NamedTuple):
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Compute the divergence of each position from all logits at once, by differentiable operations."""
-        if excluded is not None:  # NaN at an excluded position must not reach a gradient
-            tensors = [
-                torch.where(excluded.unsqueeze(-1), 0, x) if i % 3 == 0 else x for i, x in enumerate(tensors)
-            ]
         if self.overflows:  # inf - inf in the products of a gradient by logits
             tensors = [x if x is None else upcast(x) for x in tensors]
-        student = self.student.reference(*tensors[:3])
-        values = self.teacher.reference_values(self, student, tensors[3:])
-        return values if excluded is None else torch.where(excluded, 0, values)
+        student, teacher = sides_of(tensors)
+        if excluded is None:
+            return self.teacher.reference_values(self, self.student.reference(student), teacher)
+        # NaN at an excluded position must not reach a gradient.
+        student, teacher = (
+            side.map_rows(lambda x: torch.where(excluded.unsqueeze(-1), 0, x)) for side in (student, teacher)
+        )
+        values = self.teacher.reference_values(self, self.student.reference(student), teacher)
+        return torch.where(excluded, 0, values)
 
     def entropy(self, logits: Tensor) -> Tensor:
         """Return the entropy of each row of the student's logits: log(classes) - KL to the uniform distribution."""
@@ -212,8 +214,8 @@ class HeadRows(NamedTuple):
 
     def reference_entropies(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Compute the student's entropy at each position from all logits at once, 0 where it does not count."""
-        constants: list[Any] = [x if x is None else x.detach() for x in tensors[:3]]
-        logits = self.student.reference(*constants)
+        student, _ = sides_of([x if x is None else x.detach() for x in tensors])
+        logits = self.student.reference(student)
         uniform = torch.zeros_like(logits)
         values = logit_divergence(RowDivergence(KL(), self.temperature, self.dtype), logits, uniform)
         values = (math.log(logits.shape[-1]) - values).clamp(min=0)
@@ -232,11 +234,6 @@ class HeadRows(NamedTuple):
         return -(-positions // max(1, -(-positions // most)))
 
 
-def _hidden_states(tensors: Sequence[Any]) -> Sequence[int]:
-    """Return the places of the hidden states: of both sides, or of the student only if the teacher is stored."""
-    return (0, 3) if len(tensors) == len(HEAD_TENSORS) else (0,)
-
-
 @remembered
 def may_overflow(kind: Divergence) -> bool:
     """Return whether derivatives by logits can be far larger than the position's weight, like powers of p/q."""
@@ -253,7 +250,7 @@ def sweep(
 
     Arguments:
         operation: the heads and the settings.
-        tensors: hidden states, weight and bias of the student, then of the teacher; or a teacher's log-probabilities.
+        tensors: the tensors of both sides, in one sequence.
         weights: the weight of each position in the sum, in the most accurate dtype; None without gradients.
         wanted: for each tensor, whether its gradient is needed.
     """
@@ -276,25 +273,31 @@ def sweep(
     near, far = (operation._replace(counted=x.nonzero().squeeze(-1)) for x in (counts, is_far))
     _, gradients = _sweep(near, tensors, weights, wanted)
     _, added = _sweep(far, [x if x is None else x.to(accurate) for x in tensors], weights, wanted)
-    summed = _hidden_states(tensors) if operation.shards is not None else ()  # and rounded afterwards
-    return values, [
-        x if x is None or y is None else x + y if i in summed else (x + y).to(x.dtype)
-        for i, (x, y) in enumerate(zip(gradients, added, strict=True))
+    sums = [x if x is None or y is None else x + y for x, y in zip(gradients, added, strict=True)]
+    rounded = [x if x is None or y is None else x.to(y.dtype) for x, y in zip(sums, gradients, strict=True)]
+    if operation.shards is None:
+        return values, rounded
+    # The gradients of hidden states are summed over the ranks, and rounded afterwards.
+    exact = [side.hidden if isinstance(side, HeadTensors) else None for side in sides_of(sums)]
+    sides = [
+        side if x is None else side.map_rows(lambda _, x=x: x)
+        for side, x in zip(sides_of(rounded), exact, strict=True)
     ]
+    return values, [*sides[0], *sides[1]]
 
 
 def _sweep(
     operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the results of `sweep`, with the gradients of logits in the dtype of the logits."""
-    student, teacher = tensors[:3], tensors[3:]
-    dtype = accurate_dtype(student[0].device) if weights is None else weights.dtype
-    values = student[0].new_zeros(student[0].shape[0], dtype=dtype)
+    (student, teacher), (by_student, by_teacher) = sides_of(tensors), sides_of(wanted)
+    dtype = accurate_dtype(student.hidden.device) if weights is None else weights.dtype
+    values = student.hidden.new_zeros(student.hidden.shape[0], dtype=dtype)
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
         positions = values.shape[0] if operation.counted is None else operation.counted.shape[0]
-        classes = max(map(len, tensors[1::3]))  # of the weights
-        q_side = _Side(operation.student, student, wanted[:3], classes)
-        p_side = operation.teacher.side(teacher, wanted[3:], classes)
+        classes = max(len(side.weight) for side in (student, teacher) if isinstance(side, HeadTensors))
+        q_side = _Side(operation.student, student, by_student, classes)
+        p_side = operation.teacher.side(teacher, by_teacher, classes)
         width = operation.widest or classes
         row_bytes = max(1, (q_side.class_bytes + p_side.class_bytes) * width)
         head_bytes = width * q_side.weight.shape[1] * q_side.weight.dtype.itemsize
@@ -324,11 +327,9 @@ def _sweep(
 class _Side:
     """One head during the pass: the buffers for its logits, and the sums of its gradients."""
 
-    def __init__(self, head: Head, tensors: Sequence[Any], wanted: Wanted, classes: int) -> None:
+    def __init__(self, head: Head, tensors: HeadTensors, wanted: HeadTensors, classes: int) -> None:
         self.head = head
-        self.hidden: Tensor = tensors[0]
-        self.weight: Tensor = tensors[1]
-        self.bias: Tensor | None = tensors[2]
+        self.hidden, self.weight, self.bias = tensors
         self.wanted = wanted
         self.is_wanted = any(wanted)
         self.classes = classes
@@ -346,18 +347,18 @@ class _Side:
         sums = dtype if half and positions > _MAX_HALF_SUMS * rows else self.weight.dtype
         # With sharded classes, the gradient of the hidden states is summed over the ranks, and rounded afterwards.
         summed = dtype if is_sharded else self.hidden.dtype
-        self.by_hidden = torch.zeros_like(self.hidden, dtype=summed) if self.wanted[0] else None
-        self.by_weight = library.empty_like(self.weight, dtype=sums) if self.wanted[1] else None
+        self.by_hidden = torch.zeros_like(self.hidden, dtype=summed) if self.wanted.hidden else None
+        self.by_weight = library.empty_like(self.weight, dtype=sums) if self.wanted.weight else None
         self.is_first = True  # the first chunk writes the weight's gradient, the others add to it
         self.by_bias = (
-            torch.zeros_like(self.bias, dtype=dtype) if self.wanted[2] and self.bias is not None else None
+            torch.zeros_like(self.bias, dtype=dtype) if self.wanted.bias and self.bias is not None else None
         )
 
     def logits(self, where: slice | Tensor) -> Tensor:
         """Write the logits of some positions to the buffer and return it; -inf for classes that this side lacks."""
         hidden, own = self.hidden[where], self.weight.shape[0]
         logits = self.buffer[: hidden.shape[0]]
-        self.head.write(hidden, self.weight, self.bias, logits[:, :own])
+        self.head.write(HeadTensors(hidden, self.weight, self.bias), logits[:, :own])
         logits[:, own:] = -torch.inf
         if self.spare is not None:
             self.spare[: hidden.shape[0]].copy_(logits)
@@ -512,120 +513,3 @@ def _float32_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
         if buffer is None:
             buffer = torch.empty_like(part, dtype=torch.float32, memory_format=torch.contiguous_format)
         yield tile, buffer[: part.shape[0]].copy_(part)
-
-
-def _is_autocast_on(device: str) -> bool:
-    """Return whether autocast chooses the dtype of matrix products."""
-    # torch 2.10 cannot compile `is_autocast_available`; all devices that it compiles for have autocast.
-    is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
-    return is_available and torch.is_autocast_enabled(device)
-
-
-def check_heads(tensors: Sequence[Any], stored: PartialTeacher | None, settings: LossSettings) -> torch.dtype:
-    """Return the dtype of the loss; raise unless hidden states, weights and biases of both sides fit together.
-
-    Arguments:
-        tensors: the arguments called `HEAD_TENSORS`.
-        stored: the teacher, if it is stored and has no head.
-        settings: the settings of the loss.
-    """
-    sides = list(tensors if stored is None else tensors[:3])
-    present = [x for x in sides if x is not None]
-    are_plain = are_logits(*present)
-    for name, x, ndim in zip(HEAD_TENSORS, sides, (None, 2, 1) * 2, strict=False):
-        if (x is not None or ndim != 1) and not (are_plain and x is not None and ndim in (None, x.ndim)):
-            _check_tensor(name, x, ndim)
-    student = tensors[0]
-    _check_head("student", *tensors[:3])
-    dtypes = [x.dtype for x in present]
-    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-    teacher = tensors[3]
-    if stored is not None:
-        for name, x in zip(HEAD_TENSORS[4:], tensors[4:], strict=True):
-            if x is not None:
-                wanted, instead = f"none with a {type(stored).__name__}, which has no head", f"{name}=None"
-                raise invalid_value(HEAD_CALL, name, wanted=wanted, got=type(x).__name__, instead=instead)
-        stored.check_settings(HEAD_CALL, settings.kind, settings.temperature)
-        teacher, dtype = stored.kept_indices, stored.result_dtype(dtype)
-    else:
-        _check_head("teacher", *tensors[3:])
-    if student.shape[:-1] != teacher.shape[:-1]:
-        check_positions(HEAD_CALL, student, teacher, "", last="hidden size", rows="hidden states")
-    for name, x in zip(HEAD_TENSORS, [*sides[:3], teacher, *sides[4:]], strict=False):
-        if x is not None and x.device != student.device:
-            wanted, got = f"a tensor on {student.device}, where the student is", f"one on {x.device}"
-            instead = f"{name}={name}.to(student.device)"
-            if x.is_meta:
-                got += ", which has no values, such as an offloaded weight"
-                instead = f"{name} loaded to student.device, or distillation_loss with the model's logits"
-            raise invalid_value(HEAD_CALL, name, wanted=wanted, got=got, instead=instead)
-    return dtype
-
-
-def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
-    if isinstance(x, Tensor):
-        check_dense(HEAD_CALL, name, x)
-    if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
-        if is_other_storage(x):  # no DTensor, as each rank's part of it is plain here
-            raise invalid_type(
-                HEAD_CALL,
-                name,
-                wanted="a plain tensor",
-                got=f"a tensor of class {type(x).__name__}, such as a quantized weight",
-                instead=f"{name}={name}.dequantize(), or distillation_loss with the model's logits",
-            )
-        return
-    remedy = f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
-    if name == "teacher" and isinstance(x, list | tuple):
-        remedy = (
-            f"sum({HEAD_CALL}(student=student, student_weight=student_weight, teacher=h, teacher_weight=w) for h, w in "
-            "zip(teacher, teacher_weight)) / len(teacher), with a head for each"
-        )
-    shape = {None: "(..., hidden size)", 1: "(classes,)", 2: "(classes, hidden size)"}[ndim]
-    raise invalid_type(
-        HEAD_CALL,
-        name,
-        wanted=f"a floating-point tensor, shape {shape}",
-        got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
-        instead=remedy if ndim is None else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}",
-    )
-
-
-def _check_head(side: str, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    if weight.shape[1] != hidden.shape[-1]:
-        raise invalid_value(
-            HEAD_CALL,
-            f"{side}_weight",
-            wanted=f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})",
-            got=f"shape {tuple(weight.shape)}",
-            instead=f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed",
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise invalid_value(
-            HEAD_CALL,
-            f"{side}_bias",
-            wanted=f"a number for each class, shape ({weight.shape[0]},)",
-            got=f"shape {tuple(bias.shape)}",
-            instead=f"{side}_bias=None, or the bias that belongs to {side}_weight",
-        )
-    autocast = _is_autocast_on(hidden.device.type)
-    for name, x in ((f"{side}_weight", weight), (f"{side}_bias", bias)):
-        if x is not None and x.dtype != hidden.dtype and not autocast:
-            raise invalid_type(
-                HEAD_CALL,
-                name,
-                wanted=f"dtype {hidden.dtype}, the dtype of {side}",
-                got=f"dtype {x.dtype}",
-                instead=f"{name}={name}.to({side}.dtype), or the call under torch.autocast",
-            )
-
-
-def in_autocast_dtype(tensors: list[Any]) -> list[Any]:
-    """Return tensors that autograd can save, in the autocast dtype if autocast is on; float64 stays."""
-    dtype = torch.float64
-    if _is_autocast_on(tensors[0].device.type):
-        dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    tensors = all_recordable(tensors)
-    if dtype == torch.float64:
-        return tensors
-    return [x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors]

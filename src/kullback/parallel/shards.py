@@ -163,11 +163,6 @@ class Sides(NamedTuple):
             return x
         return cast("Tensor", _Exchange.apply(x, self.ranks, self.teacher, wanted, dim))
 
-    def parts_of_heads(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return this rank's rows of weights and biases, and all hidden states: three tensors for each side."""
-        part = self.student_part, self.teacher_part
-        return [x if x is None or i % 3 == 0 else part[i // 3](x, 0) for i, x in enumerate(tensors)]
-
     def padded(self, x: Tensor) -> Tensor:
         """Append -inf to the logits for the classes of this rank that the side lacks."""
         start, stop = self.own

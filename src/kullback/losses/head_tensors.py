@@ -1,0 +1,182 @@
+"""The tensors of a language-model head: hidden states, weight and bias; and the checks that those of two sides fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from kullback.common.inputs import all_recordable, are_logits, check_dense, is_other_storage
+from kullback.errors import ArgumentValueError, invalid_type, invalid_value
+from kullback.losses.settings import LossSettings
+from kullback.losses.teachers import PartialTeacher, check_positions
+
+HEAD_CALL = "linear_distillation_loss"
+
+
+class HeadTensors(NamedTuple):
+    """Hidden states, weight and bias of one side. A sequence of gradients, or of flags, is named by it too."""
+
+    hidden: Any
+    weight: Any
+    bias: Any
+
+    def map_rows(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the tensors with a function of the hidden states, which have a row for each position."""
+        return self if self.hidden is None else self._replace(hidden=function(self.hidden))
+
+    def map_classes(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the tensors with a function of weight and bias, which have a row for each class."""
+        return self._replace(
+            weight=function(self.weight), bias=None if self.bias is None else function(self.bias)
+        )
+
+
+class StoredTensors(NamedTuple):
+    """The log-probabilities of a stored teacher."""
+
+    log_probs: Any
+
+    def map_rows(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the tensors with a function of the log-probabilities, which have a row for each position."""
+        return self if self.log_probs is None else self._replace(log_probs=function(self.log_probs))
+
+
+def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
+    """Return the student's and the teacher's part of one sequence, as autograd's functions get it."""
+    student, teacher = tensors[:3], tensors[3:]
+    return HeadTensors(*student), HeadTensors(*teacher) if len(teacher) > 1 else StoredTensors(*teacher)
+
+
+def names_of(side: str) -> HeadTensors:
+    """Return the names of the arguments of one side."""
+    return HeadTensors(side, f"{side}_weight", f"{side}_bias")
+
+
+def _is_autocast_on(device: str) -> bool:
+    """Return whether autocast chooses the dtype of matrix products."""
+    # torch 2.10 cannot compile `is_autocast_available`; all devices that it compiles for have autocast.
+    is_available = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    return is_available and torch.is_autocast_enabled(device)
+
+
+def check_heads(
+    student: HeadTensors, teacher: HeadTensors, stored: PartialTeacher | None, settings: LossSettings
+) -> torch.dtype:
+    """Return the dtype of the loss; raise unless hidden states, weights and biases of both sides fit together.
+
+    Arguments:
+        student: the arguments of the student.
+        teacher: the arguments of the teacher.
+        stored: the teacher, if it is stored and has no head.
+        settings: the settings of the loss.
+    """
+    heads = {"student": student} if stored is not None else {"student": student, "teacher": teacher}
+    are_plain = are_logits(*(x for head in heads.values() for x in head if x is not None))
+    for side, head in heads.items():
+        for name, x, ndim in zip(names_of(side), head, (None, 2, 1), strict=True):
+            is_absent = x is None and ndim == 1
+            if not is_absent and not (are_plain and x is not None and ndim in (None, x.ndim)):
+                _check_tensor(name, x, ndim)
+    for side, head in heads.items():
+        _check_head(side, head)
+    dtypes = [x.dtype for head in heads.values() for x in head if x is not None]
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    rows = teacher.hidden
+    if stored is not None:
+        _check_absent(teacher, stored)
+        stored.check_settings(HEAD_CALL, settings.kind, settings.temperature)
+        rows, dtype = stored.kept_indices, stored.result_dtype(dtype)
+    if student.hidden.shape[:-1] != rows.shape[:-1]:
+        check_positions(HEAD_CALL, student.hidden, rows, "", last="hidden size", rows="hidden states")
+    for side, head in (("student", student), ("teacher", teacher._replace(hidden=rows))):
+        for name, x in zip(names_of(side), head, strict=True):
+            if x is not None and x.device != student.hidden.device:
+                raise _on_another_device(name, x, student.hidden.device)
+    return dtype
+
+
+def _check_absent(teacher: HeadTensors, stored: PartialTeacher) -> None:
+    for name, x in zip(names_of("teacher")[1:], teacher[1:], strict=True):
+        if x is not None:
+            wanted, instead = f"none with a {type(stored).__name__}, which has no head", f"{name}=None"
+            raise invalid_value(HEAD_CALL, name, wanted=wanted, got=type(x).__name__, instead=instead)
+
+
+def _on_another_device(name: str, x: Tensor, device: torch.device) -> ArgumentValueError:
+    wanted, got = f"a tensor on {device}, where the student is", f"one on {x.device}"
+    instead = f"{name}={name}.to(student.device)"
+    if x.is_meta:
+        got += ", which has no values, such as an offloaded weight"
+        instead = f"{name} loaded to student.device, or distillation_loss with the model's logits"
+    return invalid_value(HEAD_CALL, name, wanted=wanted, got=got, instead=instead)
+
+
+def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
+    if isinstance(x, Tensor):
+        check_dense(HEAD_CALL, name, x)
+    if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
+        if is_other_storage(x):  # no DTensor, as each rank's part of it is plain here
+            raise invalid_type(
+                HEAD_CALL,
+                name,
+                wanted="a plain tensor",
+                got=f"a tensor of class {type(x).__name__}, such as a quantized weight",
+                instead=f"{name}={name}.dequantize(), or distillation_loss with the model's logits",
+            )
+        return
+    remedy = f"{name}=model(inputs, output_hidden_states=True).hidden_states[-1]"
+    if name == "teacher" and isinstance(x, list | tuple):
+        remedy = (
+            f"sum({HEAD_CALL}(student=student, student_weight=student_weight, teacher=h, teacher_weight=w) for h, w in "
+            "zip(teacher, teacher_weight)) / len(teacher), with a head for each"
+        )
+    shape = {None: "(..., hidden size)", 1: "(classes,)", 2: "(classes, hidden size)"}[ndim]
+    raise invalid_type(
+        HEAD_CALL,
+        name,
+        wanted=f"a floating-point tensor, shape {shape}",
+        got=f"dtype {x.dtype}, shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
+        instead=remedy if ndim is None else f"{name}=model.lm_head.{'weight' if ndim == 2 else 'bias'}",
+    )
+
+
+def _check_head(side: str, head: HeadTensors) -> None:
+    hidden, weight, bias = head
+    if weight.shape[1] != hidden.shape[-1]:
+        raise invalid_value(
+            HEAD_CALL,
+            f"{side}_weight",
+            wanted=f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})",
+            got=f"shape {tuple(weight.shape)}",
+            instead=f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed",
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise invalid_value(
+            HEAD_CALL,
+            f"{side}_bias",
+            wanted=f"a number for each class, shape ({weight.shape[0]},)",
+            got=f"shape {tuple(bias.shape)}",
+            instead=f"{side}_bias=None, or the bias that belongs to {side}_weight",
+        )
+    autocast = _is_autocast_on(hidden.device.type)
+    for name, x in ((f"{side}_weight", weight), (f"{side}_bias", bias)):
+        if x is not None and x.dtype != hidden.dtype and not autocast:
+            raise invalid_type(
+                HEAD_CALL,
+                name,
+                wanted=f"dtype {hidden.dtype}, the dtype of {side}",
+                got=f"dtype {x.dtype}",
+                instead=f"{name}={name}.to({side}.dtype), or the call under torch.autocast",
+            )
+
+
+def in_autocast_dtype(head: HeadTensors) -> HeadTensors:
+    """Return tensors that autograd can save, in the autocast dtype if autocast is on; float64 stays."""
+    tensors, device = all_recordable(list(head)), head.hidden.device.type
+    if _is_autocast_on(device):
+        dtype = torch.get_autocast_dtype(device)
+        tensors = [x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors]
+    return HeadTensors(*tensors)
