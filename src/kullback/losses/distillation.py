@@ -19,10 +19,11 @@ from kullback.kernels.row_operation import RowTotal, RowValueFunction
 from kullback.losses.head import Head, HeadRows, StoredTeacher, may_overflow
 from kullback.losses.head_tensors import (
     HEAD_CALL,
+    STUDENT_NAMES,
+    TEACHER_NAMES,
     HeadTensors,
     check_heads,
     in_autocast_dtype,
-    names_of,
     sides_of,
 )
 from kullback.losses.positions import Positions, positions_of
@@ -396,8 +397,8 @@ def linear_distillation_loss(
         parts = sides.student_part, sides.teacher_part
         heads = [head.map_classes(partial(part, dim=0)) for head, part in zip(heads, parts, strict=False)]
         n_classes = sides.student[-1][1]
-    heads = [head.map_rows(lambda x: x.reshape(positions.shape.numel(), x.shape[-1])) for head in heads]
-    tensors = [x for head in heads for x in head]
+    n = positions.shape.numel()
+    tensors = [x for head in heads for x in (head.hidden.reshape(n, head.hidden.shape[-1]), *head[1:])]
     positions.check_labels(n_classes)
     student_head = Head(softcaps[0], scales[0], float32_logits)
     teacher_head = Head(softcaps[1], scales[1], float32_logits)
@@ -406,7 +407,7 @@ def linear_distillation_loss(
         stored.check_indices(HEAD_CALL, n_classes)
         stored.check_counted(HEAD_CALL, weights)
         rows = stored.rows(settings.kind, n_classes, temperature, accurate_dtype(positions.device))
-        tensors.append(rows.log_probs.reshape(positions.shape.numel(), rows.log_probs.shape[-1]))
+        tensors.append(rows.log_probs.reshape(n, rows.log_probs.shape[-1]))
         inspected += [rows.log_probs, rows.indices]
         # Autograd differentiates the log-probabilities in `tensors`.
         teacher_head = StoredTeacher(replace(rows, log_probs=rows.log_probs.detach()))
@@ -562,8 +563,7 @@ def _fit_chunks(tensors: list[Tensor]) -> bool:
 
 def _named(student: HeadTensors, teacher: HeadTensors) -> dict[str, Any]:
     """Return the tensors by the names of their arguments."""
-    names = [*names_of("student"), *names_of("teacher")]
-    return dict(zip(names, [*student, *teacher], strict=True))
+    return dict(zip([*STUDENT_NAMES, *TEACHER_NAMES], [*student, *teacher], strict=True))
 
 
 def _same_vocabulary(heads: list[HeadTensors], settings: LossSettings) -> list[HeadTensors]:
@@ -571,7 +571,7 @@ def _same_vocabulary(heads: list[HeadTensors], settings: LossSettings) -> list[H
     classes, vocabulary = settings.classes, settings.vocabulary
     sizes = [head.weight.shape[0] for head in heads]
     if 0 in sizes:
-        check_any_class(HEAD_CALL, names_of(("student", "teacher")[sizes.index(0)]).weight, 0)
+        check_any_class(HEAD_CALL, (STUDENT_NAMES, TEACHER_NAMES)[sizes.index(0)].weight, 0)
     if classes is not None:
         shared = check_classes(HEAD_CALL, classes, min(sizes))
     elif min(sizes) == max(sizes) or vocabulary == "mask":

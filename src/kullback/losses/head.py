@@ -71,7 +71,7 @@ class Head(NamedTuple):
         )
         return logit_divergence(RowDivergence(rows.kind, rows.temperature, rows.dtype, rows.labels), p, q)
 
-    def side(self, tensors: HeadTensors, wanted: Wanted, classes: int) -> _TeacherSide:
+    def side(self, tensors: HeadTensors, wanted: HeadTensors, classes: int) -> _TeacherSide:
         """Return the buffers of a pass, for a teacher with this head."""
         return _TeacherSide(self, tensors, wanted, classes)
 
@@ -108,9 +108,9 @@ class StoredTeacher(NamedTuple):
         selected = self.rows.classes(rows.labels).of(student)
         return self.rows.values(upcast(tensors.log_probs), selected, rows.labels).to(rows.dtype)
 
-    def side(self, tensors: StoredTensors, wanted: Wanted, classes: int) -> _StoredSide:
+    def side(self, tensors: StoredTensors, wanted: StoredTensors, classes: int) -> _StoredSide:
         """Return the sums of a pass."""
-        return _StoredSide(self.rows, tensors.log_probs, wanted[0])
+        return _StoredSide(self.rows, tensors.log_probs, wanted.log_probs)
 
 
 class HeadRows(NamedTuple):
@@ -196,11 +196,12 @@ class HeadRows(NamedTuple):
         student, teacher = sides_of(tensors)
         if excluded is None:
             return self.teacher.reference_values(self, self.student.reference(student), teacher)
-        # NaN at an excluded position must not reach a gradient.
-        student, teacher = (
-            side.map_rows(lambda x: torch.where(excluded.unsqueeze(-1), 0, x)) for side in (student, teacher)
-        )
-        values = self.teacher.reference_values(self, self.student.reference(student), teacher)
+
+        def without_excluded(rows: Tensor) -> Tensor:  # NaN there must not reach a gradient
+            return torch.where(excluded.unsqueeze(-1), 0, rows)
+
+        logits = self.student.reference(student.map_rows(without_excluded))
+        values = self.teacher.reference_values(self, logits, teacher.map_rows(without_excluded))
         return torch.where(excluded, 0, values)
 
     def entropy(self, logits: Tensor) -> Tensor:

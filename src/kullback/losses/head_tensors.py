@@ -50,9 +50,8 @@ def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
     return HeadTensors(*student), HeadTensors(*teacher) if len(teacher) > 1 else StoredTensors(*teacher)
 
 
-def names_of(side: str) -> HeadTensors:
-    """Return the names of the arguments of one side."""
-    return HeadTensors(side, f"{side}_weight", f"{side}_bias")
+STUDENT_NAMES = HeadTensors("student", "student_weight", "student_bias")
+TEACHER_NAMES = HeadTensors("teacher", "teacher_weight", "teacher_bias")
 
 
 def _is_autocast_on(device: str) -> bool:
@@ -73,16 +72,19 @@ def check_heads(
         stored: the teacher, if it is stored and has no head.
         settings: the settings of the loss.
     """
-    heads = {"student": student} if stored is not None else {"student": student, "teacher": teacher}
-    are_plain = are_logits(*(x for head in heads.values() for x in head if x is not None))
-    for side, head in heads.items():
-        for name, x, ndim in zip(names_of(side), head, (None, 2, 1), strict=True):
+    heads = [(STUDENT_NAMES, student)]
+    if stored is None:
+        heads.append((TEACHER_NAMES, teacher))
+    present = [x for _, head in heads for x in head if x is not None]
+    are_plain = are_logits(*present)
+    for names, head in heads:
+        for name, x, ndim in zip(names, head, (None, 2, 1), strict=True):
             is_absent = x is None and ndim == 1
             if not is_absent and not (are_plain and x is not None and ndim in (None, x.ndim)):
                 _check_tensor(name, x, ndim)
-    for side, head in heads.items():
-        _check_head(side, head)
-    dtypes = [x.dtype for head in heads.values() for x in head if x is not None]
+    for names, head in heads:
+        _check_head(names, head)
+    dtypes = [x.dtype for x in present]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     rows = teacher.hidden
     if stored is not None:
@@ -91,15 +93,15 @@ def check_heads(
         rows, dtype = stored.kept_indices, stored.result_dtype(dtype)
     if student.hidden.shape[:-1] != rows.shape[:-1]:
         check_positions(HEAD_CALL, student.hidden, rows, "", last="hidden size", rows="hidden states")
-    for side, head in (("student", student), ("teacher", teacher._replace(hidden=rows))):
-        for name, x in zip(names_of(side), head, strict=True):
-            if x is not None and x.device != student.hidden.device:
-                raise _on_another_device(name, x, student.hidden.device)
+    names = [*STUDENT_NAMES, *TEACHER_NAMES]
+    for name, x in zip(names, [*student, rows, teacher.weight, teacher.bias], strict=True):
+        if x is not None and x.device != student.hidden.device:
+            raise _on_another_device(name, x, student.hidden.device)
     return dtype
 
 
 def _check_absent(teacher: HeadTensors, stored: PartialTeacher) -> None:
-    for name, x in zip(names_of("teacher")[1:], teacher[1:], strict=True):
+    for name, x in zip(TEACHER_NAMES[1:], teacher[1:], strict=True):
         if x is not None:
             wanted, instead = f"none with a {type(stored).__name__}, which has no head", f"{name}=None"
             raise invalid_value(HEAD_CALL, name, wanted=wanted, got=type(x).__name__, instead=instead)
@@ -143,12 +145,12 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
     )
 
 
-def _check_head(side: str, head: HeadTensors) -> None:
-    hidden, weight, bias = head
+def _check_head(names: HeadTensors, head: HeadTensors) -> None:
+    (hidden, weight, bias), side = head, names.hidden
     if weight.shape[1] != hidden.shape[-1]:
         raise invalid_value(
             HEAD_CALL,
-            f"{side}_weight",
+            names.weight,
             wanted=f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})",
             got=f"shape {tuple(weight.shape)}",
             instead=f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed",
@@ -156,13 +158,13 @@ def _check_head(side: str, head: HeadTensors) -> None:
     if bias is not None and bias.shape != weight.shape[:1]:
         raise invalid_value(
             HEAD_CALL,
-            f"{side}_bias",
+            names.bias,
             wanted=f"a number for each class, shape ({weight.shape[0]},)",
             got=f"shape {tuple(bias.shape)}",
-            instead=f"{side}_bias=None, or the bias that belongs to {side}_weight",
+            instead=f"{names.bias}=None, or the bias that belongs to {names.weight}",
         )
     autocast = _is_autocast_on(hidden.device.type)
-    for name, x in ((f"{side}_weight", weight), (f"{side}_bias", bias)):
+    for name, x in ((names.weight, weight), (names.bias, bias)):
         if x is not None and x.dtype != hidden.dtype and not autocast:
             raise invalid_type(
                 HEAD_CALL,
