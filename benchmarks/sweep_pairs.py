@@ -9,6 +9,7 @@ python benchmarks/sweep_pairs.py --truths N  # first computes mpmath's truths of
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -32,8 +33,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "sweep.md"
 FIRST, PAIRS, SAMPLED = 1000, 2000, 2
 # Numbers of pairs for second derivatives, both of stored pairs and of pairs in extended precision.
 SECOND = 80
-# The number of routes of differentiation of each case.
-ROUTES = 2
 INTRODUCTION = """\
 # A sweep over hard pairs
 
@@ -84,7 +83,7 @@ ROUTES_INTRODUCTION = """\
 A derivative must not depend on how it is asked for. These {pairs} pairs are the pairs of torch's registry that have a
 finite KL and a formula at 90 digits. All parameters depend on one number: each has its own step, or is computed from
 the one before it, or P and Q share tensors, or one tensor is every parameter. That gives {cases} cases. Each is
-differentiated by {count} of the routes, in turn.
+differentiated by all {count} routes.
 
 The truth is a difference of the formula with 90 digits (`tests/oracles/routes.py`). A first derivative is wrong if its
 error exceeds 1e-9 of itself and 1e-11, a second one 1e-7 and 1e-9. “Refused” cases end in an error.
@@ -172,13 +171,9 @@ def routes_of_differentiation() -> str:
     of_torch = {f"{p.__name__}|{q.__name__}" for p, q in _KL_REGISTRY}
     entries = [entry for entry in routes.load() if without_details(entry["name"]) in of_torch]
     cases = [routes.case_of(**entry) for entry in entries]
-    names = list(routes.ROUTES)
-    counts = {name: [0, 0, 0] for name in names}
-    drawn = (
-        (case, names[(ROUTES * i + k) % len(names)]) for i, case in enumerate(cases) for k in range(ROUTES)
-    )
+    counts = {name: [0, 0, 0] for name in routes.ROUTES}
     td.Distribution.set_default_validate_args(False)  # torch's own checks cannot be traced
-    for case, name in drawn:
+    for case, name in itertools.product(cases, routes.ROUTES):
         counts[name][0] += 1
         try:
             wrong = routes.wrong_routes(
@@ -195,7 +190,7 @@ def routes_of_differentiation() -> str:
         f"| `{name}` | {'first' if name in routes.FIRST else 'second'} | {' | '.join(f'{x:,}' for x in count)} |"
         for name, count in counts.items()
     ]
-    introduction = ROUTES_INTRODUCTION.format(pairs=pairs, cases=len(cases), count=ROUTES)
+    introduction = ROUTES_INTRODUCTION.format(pairs=pairs, cases=len(cases), count=len(counts))
     return ROUTES_TITLE + "\n" + introduction + "\n".join(rows) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -440,3 +441,19 @@ def test_a_result_is_of_a_floating_point_dtype(dtype):
     teacher = TopK(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1))
     with refused(errors.KullbackError, call="top_k_divergence", argument="dtype"):
         top_k_divergence(KL(), teacher, torch.zeros(1, 2), dtype=dtype)
+
+
+@pytest.mark.parametrize("label_weight", [0.0, 0.3])
+def test_second_derivatives_do_not_depend_on_the_order_of_forward_and_backward(label_weight: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, 3, 6, generator=generator, dtype=torch.float64)
+    top = teacher.log_softmax(-1).topk(3)
+    labels = None if label_weight == 0 else torch.tensor([1, 2, -100])
+
+    def loss(student: Tensor) -> Tensor:
+        stored = TopK(top.indices, top.values)
+        return distillation_loss(student=student, teacher=stored, labels=labels, label_weight=label_weight)
+
+    expected = torch.autograd.functional.hessian(loss, student)
+    for outer, inner in itertools.product((torch.func.jacrev, torch.func.jacfwd), repeat=2):
+        torch.testing.assert_close(outer(inner(loss))(student), expected, rtol=1e-12, atol=1e-15)

@@ -82,7 +82,7 @@ def transformable(operation: Any, first: Tensor, second: Tensor, third: Tensor |
 
     Tensors that these transform are arguments, not attributes of the operation.
     """
-    if _needs_plain_expression():
+    if _needs_plain_expression() or (not second.is_floating_point() and _is_backward_of_forward()):
         tensors = (first, second) if third is None else (first, second, third)
         value = operation.compute(*(x.detach() for x in tensors))[0]
         return expanded(value, operation.changes, first, second, third).to(value.dtype)
@@ -99,6 +99,17 @@ def _needs_plain_expression() -> bool:
     a function saved there for constants, so that second derivatives would be wrong.
     """
     return is_differentiated_in_graph() if torch.compiler.is_compiling() else open_transforms("Jvp") > 1
+
+
+def _is_backward_of_forward() -> bool:
+    """Return whether torch.func differentiates a forward derivative backward.
+
+    torch then cannot batch the backward pass of a function with outputs that are not differentiable.
+    """
+    if torch.compiler.is_compiling() or not open_transforms("Jvp"):
+        return False
+    names = [level.key().name for level in _functorch.get_interpreter_stack()]
+    return "Grad" in names[: names.index("Jvp")]
 
 
 def is_differentiated_in_graph() -> bool:
