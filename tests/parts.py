@@ -2,7 +2,8 @@
 
 A test is heavy if it is marked so: it builds wheels, compiles, starts a JVM, a server or a browser, trains, runs an
 interpreter of GPU code, or simulates or runs processes for several seconds. A sweep is a test of many cases, or a slow
-test that is marked so. `make test` takes a tenth of the sweeps, always the same, and all other tests that are not heavy.
+test that is marked so. `make test` takes a tenth of the sweeps, always the same, and every other test that is not
+heavy.
 """
 
 from __future__ import annotations
