@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -18,6 +19,7 @@ import kullback.io
 from kullback.errors import (
     ArgumentValueError,
     KullbackError,
+    Name,
     NoRuleError,
     explain,
     invalid_type,
@@ -127,3 +129,17 @@ def test_the_wording_of_each_kind_of_message(tmp_path: Path) -> None:
     }
     for text, call in messages.items():
         assert str(raised(call)) == text
+
+
+def test_what_came_is_escaped_and_cut_also_between_names() -> None:
+    columns = [f"column\x1b {i}" for i in range(1_000)]
+    for got in (f"{columns} in p", (f"{columns} in ", Name("p"), f" and {columns} in ", Name("q"))):
+        text = str(invalid_value("f", "p, q", wanted="equal columns", got=got, instead="x"))
+        assert len(text) < 400
+        assert text.isprintable()
+    frame = pd.DataFrame({f"c{i}": [0.5] for i in range(1_000)})
+    other = frame[frame.columns[::-1]]
+    error = raised(lambda: kullback.kl_estimate(kullback.Samples(frame), kullback.Samples(other)))
+    assert error.got is not None
+    assert len(error.got) < 300
+    assert error.got.endswith(" in q")

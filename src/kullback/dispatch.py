@@ -13,14 +13,7 @@ from torch.distributions import Distribution
 
 from kullback.common.bijective import check_bijective
 from kullback.common.inputs import check_confidence, check_generator, number_from, whole_from
-from kullback.errors import (
-    ArgumentTypeError,
-    NoRuleError,
-    invalid_type,
-    invalid_value,
-    no_rule,
-    safe_repr,
-)
+from kullback.errors import ArgumentTypeError, NoRuleError, invalid_type, invalid_value, no_rule, safe_repr
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence, behaves_as
 from kullback.generators.growth import as_kl
 from kullback.kernels import rounding_error, row_divergence

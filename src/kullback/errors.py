@@ -325,6 +325,14 @@ def _renamed(text: Remedy, names: Mapping[str, str]) -> Remedy:
     return tuple(Name(names.get(piece, piece)) if isinstance(piece, Name) else piece for piece in text)
 
 
+def _cut(got: Text) -> Text:
+    """Return a text without control characters, and not longer than `LONGEST_GOT`; a `Name` stays whole."""
+    if isinstance(got, str):
+        return printable(got, LONGEST_GOT)
+    longest = None if len(_joined(got)) <= LONGEST_GOT else LONGEST_GOT // len(got)
+    return tuple(piece if isinstance(piece, Name) else printable(piece, longest) for piece in got)
+
+
 def _names_of(argument: str) -> tuple[str, ...]:
     return tuple(argument.split(", "))
 
@@ -355,8 +363,7 @@ def explain(
         "Counts(prior=...): wanted a number; got 'half'. Write: prior=0.5"
     """
     remedy = dict(instead) if isinstance(instead, Mapping) else instead
-    got = printable(got, LONGEST_GOT) if isinstance(got, str) else got
-    return Explanation(call, _names_of(argument), wanted, got, remedy, place, wording)
+    return Explanation(call, _names_of(argument), wanted, _cut(got), remedy, place, wording)
 
 
 def explain_place(

@@ -279,12 +279,11 @@ def sweep(
     if operation.shards is None:
         return values, rounded
     # The gradients of hidden states are summed over the ranks, and rounded afterwards.
-    exact = [side.hidden if isinstance(side, HeadTensors) else None for side in sides_of(sums)]
-    sides = [
-        side if x is None else side.map_rows(lambda _, x=x: x)
-        for side, x in zip(sides_of(rounded), exact, strict=True)
-    ]
-    return values, [*sides[0], *sides[1]]
+    (student, teacher), (exact_student, exact_teacher) = sides_of(rounded), sides_of(sums)
+    student = student._replace(hidden=exact_student.hidden)
+    if isinstance(teacher, HeadTensors):
+        teacher = teacher._replace(hidden=exact_teacher.hidden)
+    return values, [*student, *teacher]
 
 
 def _sweep(
