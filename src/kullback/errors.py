@@ -10,8 +10,9 @@ import copy
 from collections.abc import Container, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from string import Formatter
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 __all__ = [
     "ArgumentTypeError",
@@ -69,12 +70,12 @@ class KullbackError(Exception):
     @property
     def wanted(self) -> str | None:
         """The accepted values."""
-        return None if self.explanation is None else _joined(self.explanation.wanted)
+        return None if self.explanation is None else joined(self.explanation.wanted)
 
     @property
     def got(self) -> str | None:
         """The value."""
-        return None if self.explanation is None else _joined(self.explanation.got)
+        return None if self.explanation is None else joined(self.explanation.got)
 
     @property
     def instead(self) -> str | None:
@@ -255,6 +256,7 @@ class Name(str):
 Text = str | tuple[str, ...]
 Remedy = str | tuple[str, ...] | Mapping[str, object]
 P, Q = Name("p"), Name("q")
+SIDES_EXCHANGED = {"p": "q", "q": "p", "P": "Q", "Q": "P"}
 _BY_CALL = "wanted {wanted}; got {got}. Write: {instead}"
 _BY_PLACE = "wanted {wanted}; got {got}; {instead}"
 
@@ -287,17 +289,28 @@ class Explanation:
         return f"{self.call}({arguments})" if self.call else arguments
 
     @property
+    def pieces(self) -> tuple[str, ...]:
+        """The message of a remedy in words, whose pieces that are a `Name` can be renamed."""
+        parts = {"wanted": self.wanted, "got": self.got, "instead": cast("Text", self.instead)}
+        pieces: list[str] = [f"{self.call}("]
+        for name in self.arguments:
+            pieces += [", "] * (len(pieces) > 1) + [Name(name), "=..."]
+        pieces.append("): ")
+        for literal, part, _, _ in Formatter().parse(self.wording):
+            text = parts[part] if part else ""
+            pieces += [literal, *((text,) if isinstance(text, str) else text)]
+        return tuple(pieces)
+
+    @property
     def problem(self) -> str:
         """The message without the call and its arguments."""
-        return self.wording.format(
-            wanted=_joined(self.wanted), got=_joined(self.got), instead=self.remedy_text
-        )
+        return self.wording.format(wanted=joined(self.wanted), got=joined(self.got), instead=self.remedy_text)
 
     @property
     def remedy_text(self) -> str:
         """The remedy, of arguments by name as they are written in a call."""
         if not isinstance(self.instead, Mapping):
-            return _joined(self.instead)
+            return joined(self.instead)
         shown = {name: printable(safe_repr(value), LONGEST_NAME) for name, value in self.instead.items()}
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
@@ -307,16 +320,17 @@ class Explanation:
             names = {self.call: parts["call"], **names}
         if "argument" in parts:
             parts["arguments"] = _names_of(parts.pop("argument"))
-        renamed = {name: _renamed(getattr(self, name), names) for name in ("wanted", "got", "instead")}
+        texts = {name: renamed(getattr(self, name), names) for name in ("wanted", "got", "instead")}
         arguments = tuple(names.get(name, name) for name in self.arguments)
-        return replace(self, **{"arguments": arguments, **renamed, **parts})
+        return replace(self, **{"arguments": arguments, **texts, **parts})
 
 
-def _joined(text: Text) -> str:
+def joined(text: Text) -> str:
+    """Return a text of one or several pieces in one."""
     return text if isinstance(text, str) else "".join(text)
 
 
-def _renamed(text: Remedy, names: Mapping[str, str]) -> Remedy:
+def renamed(text: Remedy, names: Mapping[str, str]) -> Remedy:
     """Return a text in which every `Name` with a new name has it, or arguments with their new names."""
     if isinstance(text, str):
         return text
@@ -329,7 +343,7 @@ def _cut(got: Text) -> Text:
     """Return a text without control characters, and not longer than `LONGEST_GOT`; a `Name` stays whole."""
     if isinstance(got, str):
         return printable(got, LONGEST_GOT)
-    longest = None if len(_joined(got)) <= LONGEST_GOT else LONGEST_GOT // len(got)
+    longest = None if len(joined(got)) <= LONGEST_GOT else LONGEST_GOT // len(got)
     return tuple(piece if isinstance(piece, Name) else printable(piece, longest) for piece in got)
 
 
@@ -410,11 +424,13 @@ def sides_exchanged() -> Generator[None]:
             ...
         kullback.errors.ArgumentValueError: divergence(q=...): wanted a wider q; got this. Write: q.expand(3)
     """
-    names = {"p": "q", "q": "p"}
+    argument = SIDES_EXCHANGED.get
     try:
         yield
     except KullbackError as error:
-        raise error.replace(names, argument=names.get(error.argument or "", error.argument)) from None
+        raise error.replace(
+            SIDES_EXCHANGED, argument=argument(error.argument or "", error.argument)
+        ) from None
 
 
 def invalid_value(
