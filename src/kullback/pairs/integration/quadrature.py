@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kullback.generators.divergence import NEAR, power_series
 from kullback.generators.entropic import KL_SERIES
-from kullback.pairs.densities.bounded_densities import UniformDensity
 from kullback.pairs.densities.density import Density, Points
+from kullback.pairs.families.uniform import UniformDensity
 from kullback.pairs.integration.breaks import corner_terms, find_breaks, moving
 from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
 from kullback.pairs.integration.panels import (
