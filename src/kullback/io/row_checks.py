@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import dtype_name
 from kullback.common.words import REPRESENTATION_NAMES, RepresentationName
 from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
-from kullback.io.source_files import dtype_name
 from kullback.representations import SUM_TOLERANCE
 
 if TYPE_CHECKING:

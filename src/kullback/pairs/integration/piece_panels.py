@@ -58,7 +58,7 @@ def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms
     kept = either_matters(log_size, either)
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
     is_lost = (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1)
-    underflows = is_lost & ~diverges & (not terms.is_own and terms.log_scale is None)
+    underflows = is_lost & ~diverges & (not terms.is_of_ratio and terms.log_scale is None)
     if not (p.is_splittable() and q.is_splittable()):  # their densities are extrapolated far out
         underflows, diverges = underflows | diverges, torch.zeros_like(diverges)
     start, stop = span(v, kept)
