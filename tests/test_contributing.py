@@ -156,7 +156,7 @@ def test_the_command_line_takes_its_name(package: Path) -> None:
 
 def test_a_name_is_given_once() -> None:
     with pytest.raises(ArgumentValueError, match=r"got 'kl', a name of KL. Write: short_name = 'my_kl'"):
-        type("Mine", (kullback.JensenShannon,), {"short_name": "kl"})
+        type("Mine", (kullback.Divergence,), {"short_name": "kl"})
 
 
 # ---- A pair: one decorated function.

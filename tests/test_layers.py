@@ -27,7 +27,7 @@ LAYERS = {
     "kullback": (
         {"errors"},
         {"common"},
-        {"generators", "representations"},
+        {"generators", "partial_rows", "representations"},
         {"io", "kernels", "results", "samples"},
         {"parallel"},
         {"estimators", "pairs"},
@@ -329,6 +329,30 @@ def test_the_late_import_is_in_a_function():
     program = "import sys, kullback.common.display; print('kullback.report' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+# Losses in use: a call may import late, so the program draws, compares and takes a gradient before it looks.
+LOSSES_IN_USE = """
+import sys
+import torch
+of_torch = set(sys.modules)
+import kullback.functional as F, kullback.nn, kullback.policy
+
+logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
+teacher = F.SampledTail.draw(logits, k=2, draws=3, generator=torch.Generator().manual_seed(0))
+student = torch.zeros(1, 4, requires_grad=True)
+kullback.nn.DistillationLoss()(student=student, teacher=teacher).backward()
+F.top_k_divergence_bounds(teacher.top, teacher.top, "js")
+names = set(sys.modules) - of_torch
+readers = {"csv", "h5py", "pandas", "pyarrow", "safetensors", "sqlite3"}
+print(sorted(n for n in names if n.startswith("kullback.io") or n.partition(".")[0] in readers))
+print("kullback.losses.sampled_tail" in names)
+"""
+
+
+def test_the_losses_load_no_file_reader():
+    done = subprocess.run([sys.executable, "-c", LOSSES_IN_USE], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "True"]
 
 
 def test_an_import_of_a_neighbor_is_found(tmp_path):

@@ -14,8 +14,7 @@ from torch.distributions import Distribution
 from kullback.common.bijective import check_bijective
 from kullback.common.inputs import check_confidence, check_generator, number_from, whole_from
 from kullback.errors import ArgumentTypeError, NoRuleError, invalid_type, invalid_value, no_rule, safe_repr
-from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence, behaves_as
-from kullback.generators.growth import as_kl
+from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.kernels import rounding_error, row_divergence
 from kullback.pairs import FEWEST_DRAWS, METHODS, SolveOptions
 from kullback.pairs.clone import with_ordinary_tensors, without_empty_wrapper
@@ -496,15 +495,14 @@ def between_distributions(
     call: str, p: Distribution, q: Distribution, kind: Divergence, options: SolveOptions
 ) -> Estimate:
     """Return the divergence of two torch distributions, with its method and error."""
-    if kind is not _KL:
-        kind = as_kl(kind)
-    if kind is _KL or behaves_as(kind, KL):
+    kind = kind.simplest()
+    if isinstance(kind, KL):
         return estimate_pair(call, p, q, options)
-    if behaves_as(kind, ReverseKL) or behaves_as(kind, Jeffreys):  # before P and Q change places
+    if isinstance(kind, ReverseKL | Jeffreys):  # before P and Q change places
         check_domains(call, p, q)
-    if behaves_as(kind, ReverseKL):
+    if isinstance(kind, ReverseKL):
         return estimate_exchanged(call, p, q, options)
-    if behaves_as(kind, Jeffreys):
+    if isinstance(kind, Jeffreys):
         return _sum(estimate_pair(call, p, q, options), estimate_exchanged(call, p, q, options))
     return estimate_pair(call, p, q, options, kind)
 

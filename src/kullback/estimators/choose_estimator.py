@@ -43,7 +43,7 @@ from kullback.estimators.known_density import from_density
 from kullback.estimators.lattice import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categories
 from kullback.estimators.sample_checks import check_samples, seed_of
 from kullback.estimators.shared_draws import Shared, shared_draws
-from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, behaves_as
+from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.representations import Counts, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
@@ -195,11 +195,11 @@ def _widened(estimate: Estimate, factor: float, largest: float) -> Estimate:
 
 def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Estimate:
     call = settings.call
-    if behaves_as(kind, ReverseKL):
+    if isinstance(kind, ReverseKL):
         return exchanged(lambda: _kl(settings, q, p))
-    if behaves_as(kind, Jeffreys):
+    if isinstance(kind, Jeffreys):
         return added(_kl(settings, p, q), exchanged(lambda: _kl(settings, q, p)))
-    if not behaves_as(kind, KL):
+    if not isinstance(kind, KL):
         if settings.method in ("auto", "bias_corrected") and _is_categorical(p) and _is_categorical(q):
             return bias_corrected(p, q, kind, confidence=settings.confidence)
         if settings.method in ("auto", "histogram") and _is_number(p) and _is_number(q):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import OneOf
+from kullback.common.dtypes import dtype_name
 from kullback.common.words import REPRESENTATION_NAMES, RepresentationName
 from kullback.errors import FileError, invalid_type
-from kullback.io.source_files import dtype_name
 from kullback.representations import SUM_TOLERANCE
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, Whole
+from kullback.common.dtypes import dtype_name
 from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_value
 from kullback.io.arrays import TorchReader, open_npy, open_npz
@@ -32,7 +33,7 @@ from kullback.io.row_checks import (
     pass_representation,
 )
 from kullback.io.safetensors_file import open_safetensors
-from kullback.io.source_files import Closes, FileReference, closed_on_error, dtype_name, find_format
+from kullback.io.source_files import Closes, FileReference, closed_on_error, find_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

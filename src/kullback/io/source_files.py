@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    import torch
 
 EXTENSIONS = {
     ".npy": "npy",
@@ -145,11 +144,6 @@ class FileReference:
         except OSError as error:
             reason = error.strerror or str(error)
             raise self.error(wanted="a readable file", got=reason, instead="check its permissions") from None
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without its module: ``float32``."""
-    return str(dtype).removeprefix("torch.")
 
 
 def find_format(ref: FileReference, known: dict[str, str] = EXTENSIONS) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import tensor_of, upcast
-from kullback.generators import Divergence, FinitePair, TotalVariation, behaves_as
+from kullback.generators import Divergence, FinitePair, TotalVariation
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.row_operation import (
@@ -226,7 +226,7 @@ def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
     Only total variation needs the shift: rounding can change the sign of q - p in its largest classes. If the sum is
     negligible compared to the sum of |q - p|, there is no shift, so that classes with p = q keep a derivative of 0.
     """
-    if not behaves_as(kind, TotalVariation):
+    if not isinstance(kind, TotalVariation):
         return pair
     difference = pair.q_minus_p().detach()
     left = difference.sum(-1, keepdim=True)

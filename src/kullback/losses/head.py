@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kullback.common.dtypes import accurate_dtype, upcast
 from kullback.common.gradients import gradients_of
-from kullback.generators import KL, Divergence
-from kullback.generators.growth import growth_of, is_own
+from kullback.generators import KL, BuiltIn, Divergence
+from kullback.generators.growth import growth_of
 from kullback.kernels import RowDivergence, logit_divergence, value_and_gradient
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.native import library
@@ -238,7 +238,9 @@ class HeadRows(NamedTuple):
 @remembered
 def may_overflow(kind: Divergence) -> bool:
     """Return whether derivatives by logits can be far larger than the position's weight, like powers of p/q."""
-    return is_own(kind) or (kind.additive and max(end.rate for end in growth_of(kind)[:2]) > 0)
+    return not isinstance(kind, BuiltIn) or (
+        kind.additive and max(end.rate for end in growth_of(kind)[:2]) > 0
+    )
 
 
 def sweep(

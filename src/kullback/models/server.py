@@ -16,11 +16,11 @@ from torch import Tensor
 
 from kullback.errors import FileError, ModelError, printable
 from kullback.io import TopKBlock, open_top_k
-from kullback.io.top_k.block import log_tail_mass
 from kullback.io.windows import Windows
 from kullback.models.http import Answer, Endpoint, UnreachableError
 from kullback.models.language_model import LanguageModel, ModelInfo
 from kullback.models.vocabulary import Vocabulary
+from kullback.partial_rows import log_tail_mass
 
 TOP = 20  # what vLLM gives unless it was started with another --max-logprobs
 CONCURRENCY = 4

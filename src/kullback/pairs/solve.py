@@ -24,8 +24,8 @@ from kullback.errors import (
     safe_repr,
     sides_exchanged,
 )
-from kullback.generators import KL, Divergence, Renyi, behaves_as
-from kullback.generators.growth import as_kl, order_of, power_of
+from kullback.generators import KL, Divergence, Renyi
+from kullback.generators.growth import order_of, power_of
 from kullback.pairs.clone import (
     are_valid,
     expanded,
@@ -102,7 +102,7 @@ def estimate(
         kind: the divergence; the default is `KL()`.
     """
     kind = _KL if kind is None else kind
-    is_kl = kind is _KL or behaves_as(kind, KL)
+    is_kl = isinstance(kind, KL)
     plan = plan_for(type(p), type(q))
     own = ([], []) if torch.compiler.is_compiling() else (parameters_of(p), parameters_of(q))
     pair = Pair(call, p, q, plan, *own)
@@ -401,7 +401,7 @@ def _renyi(
     each = _renyi(call, *bases, alpha, rest, options)
     if each is None:
         try:
-            other = estimate(call, *bases, options, as_kl(Renyi(alpha)))
+            other = estimate(call, *bases, options, Renyi(alpha).simplest())
         except NoRuleError:  # its message would name an order and a pair that the user did not pass
             return None
         error = torch.full_like(other.value, math.inf) if other.error is None else other.error
@@ -470,7 +470,7 @@ def _of_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estima
     check_mass(pair.call, "q", q, densities[1])
     shape = batch_shape_of(p, q)
     value, error = divergence_of_densities(*densities, kind, shape, options)
-    value = value.clamp(min=0) if behaves_as(kind, KL) else value
+    value = value.clamp(min=0) if isinstance(kind, KL) else value
     return _finished(pair._replace(p=p, q=q), value, error, method)
 
 
@@ -545,7 +545,7 @@ def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptio
             NoRuleError,
         ):  # the message below names the distributions that the user passed
             pass
-    is_kl = behaves_as(kind, KL)
+    is_kl = isinstance(kind, KL)
     again = (
         f"{pair.call}({'p, q' if is_kl else 'p, q, kind'}, max_evaluations={10 * options.max_evaluations})"
     )
@@ -573,16 +573,16 @@ def _no_rule(pair: Pair, kind: Divergence, options: SolveOptions) -> NoRuleError
     call, p, q, names = pair.call, pair.p, pair.q, pair.names()
     own = next((d for d in parts_of(p, q) if overrides_density(d)), None)
     if own is not None and options.method == "auto":
-        rule = f"@register_kl{names} above a function of p and q, " if behaves_as(kind, KL) else ""
+        rule = f"@register_kl{names} above a function of p and q, " if isinstance(kind, KL) else ""
         return no_rule(
             call,
-            "p, q" if behaves_as(kind, KL) else "p, q, kind",
+            "p, q" if isinstance(kind, KL) else "p, q, kind",
             wanted="the log_prob of the family, or a log_prob of single numbers, continuous or on finitely many "
             "integers from 0 on",
             got=f"{names}, where {type(own).__name__} overrides log_prob",
             instead=f"{rule}the family's own class where log_prob is the same{_by_random_draws(kind)}",
         )
-    if not behaves_as(kind, KL):
+    if not isinstance(kind, KL):
         return no_rule(
             call,
             "p, q, kind",

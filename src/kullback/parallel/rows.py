@@ -243,12 +243,12 @@ def _subtractable(peak: Tensor) -> Tensor:
     return torch.where(peak.isfinite(), peak, 0)
 
 
-def _top(logits: Tensor, is_owner: Tensor) -> Tensor:
+def _top(logits: Tensor, has_largest: Tensor) -> Tensor:
     """Return a mask of each row's largest logit, all False in rows whose largest logit is on another rank."""
     mask = torch.zeros_like(logits, dtype=torch.bool)
     if not logits.shape[-1]:
         return mask
-    return mask.scatter_(-1, logits.argmax(-1, keepdim=True), is_owner.unsqueeze(-1))
+    return mask.scatter_(-1, logits.argmax(-1, keepdim=True), has_largest.unsqueeze(-1))
 
 
 def _normalized(logits: Tensor, norm: Normalizer, temperature: float) -> Normalized:

@@ -445,7 +445,7 @@ def _first_panels(piece: _Piece, breakpoints: list[Tensor], terms: DivergenceTer
     underflows = (
         (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1)
         & ~diverges
-        & (not terms.is_own and terms.log_scale is None)
+        & (not terms.is_of_ratio and terms.log_scale is None)
     )
     if not (p.is_splittable() and q.is_splittable()):  # their densities are extrapolated far out
         underflows, diverges = underflows | diverges, torch.zeros_like(diverges)
