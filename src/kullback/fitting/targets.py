@@ -219,7 +219,7 @@ def _integrated(
     """Return the integral of p times each statistic; NaN if the nodes miss a part of the mass."""
     center, width = p.center_and_width()
     line = Line(p.coordinate(), center.expand(*shape, 1), width.expand(*shape, 1))
-    marks = line.marks((p,), *([parameters.pop()] if has_corner else []))
+    marks = line.marks([(p, line.coordinate)], *([parameters.pop()] if has_corner else []))
 
     def weighed(v: Tensor) -> tuple[Tensor, Tensor]:
         at, log_jacobian = line.points(v)

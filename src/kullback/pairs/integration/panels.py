@@ -48,7 +48,8 @@ class Panels(NamedTuple):
     def split(self, rule: Rule, priorities: Tensor, integrands: Integrands) -> Panels:
         """Halve the panels with the largest priorities of each element: right halves follow all other panels."""
         top = priorities.topk(min(rule.halvings(priorities), priorities.shape[-1]), dim=-1)
-        halves = rule.halves(*(x.gather(-1, top.indices) for x in self.places), top.values)
+        first, second = (x.gather(-1, top.indices) for x in self.places)
+        halves = rule.halves(first, second, top.values)
         both = zip((*self.places, *self.columns), (*halves, *integrands(*halves)), strict=True)
         first, second, *columns = [_with_halves(old, top.indices, new) for old, new in both]
         return Panels((first, second), tuple(columns))
