@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.pairs.densities.bounded_densities import UniformDensity
 from kullback.pairs.densities.density import Coordinate, Density, Points
+from kullback.pairs.families.uniform import UniformDensity
 from kullback.pairs.integration.breaks import corner_terms, find_breaks, moving
 from kullback.pairs.integration.gauss_kronrod import (
     LINE,
