@@ -37,13 +37,14 @@ class ClosedForm(NamedTuple):
     """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
 
     The bound is a function of P, Q and the value. None means the common bound, `kullback.pairs.rounding`. `native`
-    computes the same in C++.
+    computes the same in C++. A form that `yields` is replaced by another one for its types.
     """
 
     function: FormFunction
     method: str
     error: Callable[..., Tensor] | None = None
     native: Shortcut | None = None
+    yields: bool = False
 
 
 class UserRule(NamedTuple):
@@ -71,6 +72,7 @@ def closed_form(
     method: str = "closed_form",
     error: Callable[..., Tensor] | None = None,
     native: Code | Shortcut | None = None,
+    yields: bool = False,
 ) -> Callable[[FormT], FormT]:
     """Register a closed form for a pair of types; it serves their subclasses too, unless those have their own.
 
@@ -80,12 +82,15 @@ def closed_form(
     """
 
     def enter(function: FormT) -> FormT:
-        if (type_p, type_q) in _CLOSED_FORMS:
+        other = _CLOSED_FORMS.get((type_p, type_q))
+        if other is not None and yields:
+            return function
+        if other is not None and not other.yields:
             raise RegistrationError(f"two closed forms for {names_of(type_p, type_q)}")
         kernel = native
         if isinstance(kernel, ElementForm | RowForm):
             kernel = NativeForm(function, kernel, type_p, type_q)
-        _CLOSED_FORMS[type_p, type_q] = ClosedForm(function, method, error, kernel)
+        _CLOSED_FORMS[type_p, type_q] = ClosedForm(function, method, error, kernel, yields)
         forget_plans()
         return function
 
@@ -141,9 +146,8 @@ class Plan:
         shortcut: the closed form in C++, or another function that computes the divergence without further checks. None
             if a subclass changes the support, or if there is a rule of a user, or of another package for a subclass.
         is_plain: whether both are classes of torch that wrap no other distribution. Only then do the types decide the
-            next two.
+            next one.
         is_comparable: whether a pair of these types has passed the check that both are densities over one space.
-        is_finite: whether the divergence is finite for all parameters, as an earlier pair of these types showed.
     """
 
     user_rules: tuple[UserRule, ...]
@@ -154,7 +158,6 @@ class Plan:
     reduction: Reduction | None
     is_plain: bool
     is_comparable: bool = False
-    is_finite: bool = False
 
     def user_rule(self, call: str, types: TypePair) -> UserRule | None:
         """Return the rule of `register_kl`; raise if several are equally specific."""

@@ -40,7 +40,6 @@ from kullback.pairs.closed_forms.reductions import (
     kl_transformed_transformed,
     sum_of_dimensions,
 )
-from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.densities.density import densities_of
 from kullback.pairs.densities.maps import move_apart, same_maps
@@ -59,9 +58,10 @@ from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.plain_form import plain_form, pulled_back
 from kullback.pairs.registry import ClosedForm, Plan, UserRule, names_of, plan_for
+from kullback.pairs.renyi import renyi_in_closed_form
 from kullback.pairs.rounding import rounding_error
 from kullback.pairs.solve_options import SolveOptions
-from kullback.pairs.support import check_comparable, is_infinite
+from kullback.pairs.support import check_comparable, is_always_finite, is_infinite
 from kullback.pairs.torch_registry import ThirdPartyRule
 from kullback.results.estimate import Estimate
 
@@ -241,8 +241,8 @@ def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Esti
     if value is None:
         return None
     value = value.clamp(min=0) + 0.0  # turns -0 into 0
-    if not pair.plan.is_finite:
-        value = _with_infinities(pair.plan, p, q, value)
+    if not is_always_finite(type(p), type(q)):
+        value = _with_infinities(p, q, value)
     value = _without_overflow(form, p, q, value)
     return None if value is None else _with_error(form, pair._replace(p=p, q=q), value, options)
 
@@ -256,17 +256,11 @@ def _with_error(form: ClosedForm, pair: Pair, value: Tensor, options: SolveOptio
     return _finished(pair, value, error, form.method)
 
 
-def _with_infinities(plan: Plan, p: Distribution, q: Distribution, value: Tensor) -> Tensor:
+def _with_infinities(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
     """Set +inf where P has mass but Q has none, or where P's tail falls too slowly for Q."""
     densities = densities_of(p, q)
-    if densities is None:
-        return value
-    infinite = is_infinite(*densities)
-    if infinite is not None:
-        return torch.where(infinite, torch.inf, value)
-    if plan.is_plain and not torch.compiler.is_compiling():
-        plan.is_finite = True
-    return value
+    infinite = None if densities is None else is_infinite(*densities)
+    return value if infinite is None else torch.where(infinite, torch.inf, value)
 
 
 def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
