@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kullback.generators import FinitePair
 from kullback.io import ReferenceBlock
-from kullback.io.reference_writer import summarize_rows
+from kullback.partial_rows import summarize_rows
 from kullback.predictions.drawn_means import drawn_mean, population_mean
 from kullback.predictions.measure import DIVERGENCES
 from kullback.predictions.reference_rows import (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import re
 import subprocess
 import sys
@@ -16,6 +17,11 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributions import Laplace, Normal
+
+import kullback
+from kullback.pairs.torch_registry import PLANS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "kullback"
@@ -27,7 +33,7 @@ LAYERS = {
     "kullback": (
         {"errors"},
         {"common"},
-        {"generators", "representations"},
+        {"generators", "partial_rows", "representations"},
         {"io", "kernels", "results", "samples"},
         {"parallel"},
         {"estimators", "pairs"},
@@ -93,13 +99,16 @@ LAYERS = {
     ),
     "kullback.pairs": (
         {"torch_registry"},
+        {"family"},
         {"overrides"},
         {"clone", "numerics", "solve_options"},
         {"native_forms"},
-        {"registry"},
+        {"registry", "renyi"},
         {"rounding", "sampling"},
         {"densities"},
-        {"closed_forms", "distribution_checks", "other_objects", "plain_form", "scipy_adapter", "support"},
+        {"support"},
+        {"families"},
+        {"closed_forms", "distribution_checks", "other_objects", "plain_form", "scipy_adapter"},
         {"coverage", "integration"},
         {"monte_carlo", "univariate"},
         {"solve"},
@@ -338,6 +347,59 @@ def test_the_late_import_is_in_a_function():
     assert done.stdout.strip() == "False"
 
 
+# Losses in use: a call may import late, so the program draws, compares and takes a gradient before it looks.
+LOSSES_IN_USE = """
+import sys
+import torch
+of_torch = set(sys.modules)
+import kullback.functional as F, kullback.nn, kullback.policy
+
+logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
+teacher = F.SampledTail.draw(logits, k=2, draws=3, generator=torch.Generator().manual_seed(0))
+student = torch.zeros(1, 4, requires_grad=True)
+kullback.nn.DistillationLoss()(student=student, teacher=teacher).backward()
+F.top_k_divergence_bounds(teacher.top, teacher.top, "js")
+names = set(sys.modules) - of_torch
+readers = {"csv", "h5py", "pandas", "pyarrow", "safetensors", "sqlite3"}
+print(sorted(n for n in names if n.startswith("kullback.io") or n.partition(".")[0] in readers))
+print("kullback.losses.sampled_tail" in names)
+"""
+
+
+def caches_of(type_p, type_q):
+    """The dictionaries whose keys contain a pair of types, wherever they are, also inside of `functools.lru_cache`."""
+    keys = [x for x in gc.get_referrers(type_p) if type(x) is tuple and type_q in x]
+    caches = {id(x): x for key in keys for x in gc.get_referrers(key) if isinstance(x, dict) and key in x}
+    return list(caches.values())
+
+
+def test_one_cache_holds_the_plan_of_a_pair():
+    class OwnNormal(Normal):
+        pass
+
+    class OwnLaplace(Laplace):
+        pass
+
+    p, q = OwnNormal(0.0, 1.0), OwnLaplace(0.5, 2.0)
+    with kullback.install():
+        torch.distributions.kl_divergence(p, q)
+        kullback.estimate(p, q)
+        for kind in ("kl", "reverse_kl", "js", "renyi:2"):
+            kullback.divergence(p, q, kind)
+        caches = caches_of(OwnNormal, OwnLaplace)
+        assert [x is PLANS for x in caches] == [True], caches
+    another = {(OwnNormal, OwnLaplace): "a rule"}
+    assert [x is another for x in caches_of(OwnNormal, OwnLaplace)] == [True]
+    remembered = functools.lru_cache(lambda *types: len(types))
+    remembered(OwnNormal, OwnLaplace)
+    assert len(caches_of(OwnNormal, OwnLaplace)) == 2
+
+
+def test_the_losses_load_no_file_reader():
+    done = subprocess.run([sys.executable, "-c", LOSSES_IN_USE], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "True"]
+
+
 def test_an_import_of_a_neighbor_is_found(tmp_path):
     package = write_package(
         tmp_path, {"representations.py": "", "generators.py": "import kullback.representations"}
@@ -352,12 +414,12 @@ def test_an_import_of_the_public_face_from_inside_is_found(tmp_path):
 
 def test_an_inner_folder_that_imports_a_decision_of_its_parent_is_found(tmp_path):
     files = {
-        "pairs/densities/real_densities.py": "from kullback.pairs.solve import estimate",
+        "pairs/densities/location_scale.py": "from kullback.pairs.solve import estimate",
         "pairs/solve.py": "",
     }
     package = write_package(tmp_path, files)
     assert upward_imports(package, "kullback.pairs") == [
-        "kullback.pairs.densities.real_densities -> kullback.pairs.solve"
+        "kullback.pairs.densities.location_scale -> kullback.pairs.solve"
     ]
 
 
@@ -376,3 +438,37 @@ def test_a_circle_inside_one_part_is_found(tmp_path):
 
 def test_a_module_without_a_layer_is_found(tmp_path):
     assert unplaced_parts(write_package(tmp_path, {"errors.py": "", "helpers.py": ""})) == {"helpers"}
+
+
+def makers_of_intervals(package: Path) -> set[str]:
+    """The functions that give an `Estimate` its interval, or make limits from evidence, as 'module.function'."""
+    makers = set()
+    for module, path in module_names(package).items():
+        if not module.startswith(("kullback.dispatch", "kullback.estimators")):
+            continue
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for node in ast.walk(function):
+                names = {keyword.arg for keyword in getattr(node, "keywords", ())}
+                called = called_name(node)
+                made = called == "Estimate" and ("interval" in names or len(node.args) > 3)
+                if made or (called == "replace" and "interval" in names) or called == "_limits":
+                    makers.add(f"{module}.{function.name}")
+    return makers
+
+
+def test_one_function_makes_intervals_from_evidence(tmp_path):
+    """Besides, one turns evidence with its interval into an `Estimate`, and one converts nats to bits."""
+    evidence = "kullback.estimators.evidence"
+    wanted = {f"{evidence}.interval_from", f"{evidence}.estimate_of", "kullback.dispatch._in_units"}
+    assert makers_of_intervals(PACKAGE) == wanted
+    files = {
+        "estimators/a.py": "def f(value, low, high):\n    return Estimate(value, None, 'a', (low, high))",
+        "estimators/b.py": "def f(estimate, low, high):\n    return replace(estimate, interval=(low, high))",
+        "estimators/c.py": "def f(value):\n    return Estimate(value, None, 'summation')",
+    }
+    assert makers_of_intervals(write_package(tmp_path, files)) == {
+        "kullback.estimators.a.f",
+        "kullback.estimators.b.f",
+    }

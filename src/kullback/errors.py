@@ -10,9 +10,8 @@ import copy
 from collections.abc import Container, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from string import Formatter
 from types import MappingProxyType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 __all__ = [
     "ArgumentTypeError",
@@ -28,6 +27,12 @@ __all__ = [
     "RegistrationError",
     "explain",
 ]
+
+
+# The sentence of an error about a call, about a place such as a file, and about an event there.
+BY_CALL = "wanted {wanted}; got {got}. Write: {instead}"
+BY_PLACE = "wanted {wanted}; got {got}; {instead}"
+BY_EVENT = "{got}; {instead}"
 
 
 class KullbackError(Exception):
@@ -70,12 +75,12 @@ class KullbackError(Exception):
     @property
     def wanted(self) -> str | None:
         """The accepted values."""
-        return None if self.explanation is None else joined(self.explanation.wanted)
+        return None if self.explanation is None else _joined(self.explanation.wanted)
 
     @property
     def got(self) -> str | None:
         """The value."""
-        return None if self.explanation is None else joined(self.explanation.got)
+        return None if self.explanation is None else _joined(self.explanation.got)
 
     @property
     def instead(self) -> str | None:
@@ -87,6 +92,25 @@ class KullbackError(Exception):
         """The same as arguments by name."""
         instead = None if self.explanation is None else self.explanation.instead
         return instead if isinstance(instead, Mapping) else MappingProxyType({})
+
+    @classmethod
+    def at(
+        cls,
+        place: str,
+        argument: str = "",
+        *,
+        wanted: Text,
+        got: Text,
+        instead: Text,
+        wording: str = BY_PLACE,
+    ) -> Self:
+        """Return an error about the file, model or option `place`, which `argument` named; else as `explain`.
+
+        Example:
+            >>> print(FileError.at("p = a.npy", "p", wanted="a file", got="a directory", instead="name a file in it"))
+            p = a.npy: wanted a file; got a directory; name a file in it
+        """
+        return cls(Explanation("", _names_of(argument), wanted, got, instead, place, wording))
 
     def replace(self, names: Mapping[str, str] = MappingProxyType({}), **parts: Any) -> Self:
         """Return the error with other parts; its text follows. An error without parts returns itself.
@@ -256,9 +280,8 @@ class Name(str):
 Text = str | tuple[str, ...]
 Remedy = str | tuple[str, ...] | Mapping[str, object]
 P, Q = Name("p"), Name("q")
+# Names of the two sides, where their order changes.
 SIDES_EXCHANGED = {"p": "q", "q": "p", "P": "Q", "Q": "P"}
-_BY_CALL = "wanted {wanted}; got {got}. Write: {instead}"
-_BY_PLACE = "wanted {wanted}; got {got}; {instead}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -271,7 +294,7 @@ class Explanation:
     got: Text
     instead: Remedy
     place: str | None = None
-    wording: str = _BY_CALL
+    wording: str = BY_CALL
 
     def __str__(self) -> str:
         where = self.where
@@ -289,28 +312,17 @@ class Explanation:
         return f"{self.call}({arguments})" if self.call else arguments
 
     @property
-    def pieces(self) -> tuple[str, ...]:
-        """The message of a remedy in words, whose pieces that are a `Name` can be renamed."""
-        parts = {"wanted": self.wanted, "got": self.got, "instead": cast("Text", self.instead)}
-        pieces: list[str] = [f"{self.call}("]
-        for name in self.arguments:
-            pieces += [", "] * (len(pieces) > 1) + [Name(name), "=..."]
-        pieces.append("): ")
-        for literal, part, _, _ in Formatter().parse(self.wording):
-            text = parts[part] if part else ""
-            pieces += [literal, *((text,) if isinstance(text, str) else text)]
-        return tuple(pieces)
-
-    @property
     def problem(self) -> str:
         """The message without the call and its arguments."""
-        return self.wording.format(wanted=joined(self.wanted), got=joined(self.got), instead=self.remedy_text)
+        return self.wording.format(
+            wanted=_joined(self.wanted), got=_joined(self.got), instead=self.remedy_text
+        )
 
     @property
     def remedy_text(self) -> str:
         """The remedy, of arguments by name as they are written in a call."""
         if not isinstance(self.instead, Mapping):
-            return joined(self.instead)
+            return _joined(self.instead)
         shown = {name: printable(safe_repr(value), LONGEST_NAME) for name, value in self.instead.items()}
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
@@ -320,17 +332,16 @@ class Explanation:
             names = {self.call: parts["call"], **names}
         if "argument" in parts:
             parts["arguments"] = _names_of(parts.pop("argument"))
-        texts = {name: renamed(getattr(self, name), names) for name in ("wanted", "got", "instead")}
+        renamed = {name: _renamed(getattr(self, name), names) for name in ("wanted", "got", "instead")}
         arguments = tuple(names.get(name, name) for name in self.arguments)
-        return replace(self, **{"arguments": arguments, **texts, **parts})
+        return replace(self, **{"arguments": arguments, **renamed, **parts})
 
 
-def joined(text: Text) -> str:
-    """Return a text of one or several pieces in one."""
+def _joined(text: Text) -> str:
     return text if isinstance(text, str) else "".join(text)
 
 
-def renamed(text: Remedy, names: Mapping[str, str]) -> Remedy:
+def _renamed(text: Remedy, names: Mapping[str, str]) -> Remedy:
     """Return a text in which every `Name` with a new name has it, or arguments with their new names."""
     if isinstance(text, str):
         return text
@@ -343,7 +354,7 @@ def _cut(got: Text) -> Text:
     """Return a text without control characters, and not longer than `LONGEST_GOT`; a `Name` stays whole."""
     if isinstance(got, str):
         return printable(got, LONGEST_GOT)
-    longest = None if len(joined(got)) <= LONGEST_GOT else LONGEST_GOT // len(got)
+    longest = None if len(_joined(got)) <= LONGEST_GOT else LONGEST_GOT // len(got)
     return tuple(piece if isinstance(piece, Name) else printable(piece, longest) for piece in got)
 
 
@@ -359,7 +370,7 @@ def explain(
     got: Text,
     instead: Remedy,
     place: str | None = None,
-    wording: str = _BY_CALL,
+    wording: str = BY_CALL,
 ) -> Explanation:
     """Return an error message: the call, its argument (or several), the wanted value, the actual one, and a correction.
 
@@ -378,18 +389,6 @@ def explain(
     """
     remedy = dict(instead) if isinstance(instead, Mapping) else instead
     return Explanation(call, _names_of(argument), wanted, _cut(got), remedy, place, wording)
-
-
-def explain_place(
-    place: str, argument: str = "", *, wanted: Text, got: Text, instead: Text, wording: str = _BY_PLACE
-) -> Explanation:
-    """Return an error message about the file, model or option `place`, which `argument` named; else as `explain`.
-
-    Example:
-        >>> print(explain_place("p = a.npy", "p", wanted="a file", got="a directory", instead="name a file inside it"))
-        p = a.npy: wanted a file; got a directory; name a file inside it
-    """
-    return Explanation("", _names_of(argument), wanted, got, instead, place, wording)
 
 
 @contextmanager
@@ -424,13 +423,11 @@ def sides_exchanged() -> Generator[None]:
             ...
         kullback.errors.ArgumentValueError: divergence(q=...): wanted a wider q; got this. Write: q.expand(3)
     """
-    argument = SIDES_EXCHANGED.get
+    names = SIDES_EXCHANGED
     try:
         yield
     except KullbackError as error:
-        raise error.replace(
-            SIDES_EXCHANGED, argument=argument(error.argument or "", error.argument)
-        ) from None
+        raise error.replace(names, argument=names.get(error.argument or "", error.argument)) from None
 
 
 def invalid_value(
@@ -447,7 +444,7 @@ def invalid_type(
     wanted: Text,
     got: Text,
     instead: Remedy,
-    wording: str = _BY_CALL,
+    wording: str = BY_CALL,
 ) -> ArgumentTypeError:
     """Return the error for an argument of the wrong type; the message is from `explain`."""
     return ArgumentTypeError(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
+from torch.distributions import Normal
 
 from kullback import (
     KL,
@@ -30,6 +31,7 @@ from kullback import (
     TotalVariation,
     divergence,
     errors,
+    estimate,
 )
 from kullback.kernels import finite_pair, row_divergence
 from tests.oracles import truth
@@ -566,3 +568,23 @@ def test_a_kind_that_is_always_zero_names_one_that_is_not(kind: Divergence, othe
     assert (divergence(Probs(p), Probs(q), kind) == 0) == (other is not None)
     if other is not None:
         assert divergence(Probs(p), Probs(q), other) > 0.005
+
+
+def test_a_kind_that_is_kl_for_its_settings_is_computed_as_kl_and_keeps_its_name() -> None:
+    p, q = (
+        Normal(torch.tensor(1.0, dtype=torch.float64), 0.9),
+        Normal(torch.tensor(0.0, dtype=torch.float64), 1.0),
+    )
+    alike = [
+        *((kind, KL()) for kind in (Alpha(1.0), Renyi(1.0), SkewKL(0.0), JensenShannon(0.0, scaled=True))),
+        *((kind, ReverseKL()) for kind in (Alpha(0.0), JensenShannon(1.0, scaled=True))),
+        *(
+            (kind, kind)
+            for kind in (Alpha(0.5), Renyi(0.0), SkewKL(1.0), JensenShannon(1.0), JensenShannon())
+        ),
+    ]
+    for kind, simplest in alike:
+        assert kind.simplest() == simplest, kind
+        result, truth_of = estimate(p, q, kind), estimate(p, q, simplest)
+        assert (result.value, result.method) == (truth_of.value, truth_of.method), kind
+        assert result.kind == kind.name, kind

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from torch import Tensor
 
 from kullback import (
     KL,
@@ -34,7 +36,7 @@ from kullback.functional import (
     top_k_divergence,
     top_k_divergence_bounds,
 )
-from kullback.generators import parse
+from kullback.generators import FinitePair, parse
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 from tests.oracles import truth
 from tests.refusals import refused
@@ -90,10 +92,20 @@ def test_names_are_short() -> None:
     assert names == ["js:0.5", "js:0.5:scaled", "renyi:2", "renyi:inf", "skew:1", "reverse_kl"]
 
 
-def test_a_divergence_of_ones_own_has_its_repr_for_a_name() -> None:
-    class Mine(KL):
+def test_a_divergence_of_ones_own_has_its_repr_for_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kullback.generators.divergence.NAMED", {})
+
+    class Named(Divergence):
+        short_name = "named"
+
+        def terms(self, pair: FinitePair) -> Tensor:
+            return (pair.p - pair.q) ** 2 / pair.q
+
+    @dataclass(frozen=True)
+    class Mine(Named):  # which does not inherit the name
         pass
 
+    assert Named().name == "named"
     assert Mine().name == repr(Mine())
 
 

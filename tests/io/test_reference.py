@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError, FileError
 from kullback.io import Reference, ReferenceBlock, ReferenceWriter, Windows
-from kullback.io.reference_writer import summarize_rows
+from kullback.partial_rows import summarize_rows
 from tests import fuzz
 from tests.refusals import refused
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from kullback.cli.commands import kullback
 from kullback.errors import ArgumentValueError, FileError, ModelError
 from kullback.io import Reference, ReferenceBlock, ReferenceWriter, RowSource, open_rows
-from kullback.io.reference_writer import summarize_rows
 from kullback.io.windows import Windows
 from kullback.models import (
     LanguageModel,
@@ -33,6 +32,7 @@ from kullback.models import (
 from kullback.models.pairing import PairingSettings
 from kullback.models.partial import ListedPairing, ReferencePairing
 from kullback.models.side import DenseSide, ReferenceSide
+from kullback.partial_rows import summarize_rows
 from kullback.predictions.sources import Clusters
 from kullback.report import html, json as report, markdown
 from tests.models import folders

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kullback.errors import ArgumentTypeError, ArgumentValueError
 from kullback.io import ReferenceBlock
-from kullback.io.reference_writer import summarize_rows
+from kullback.partial_rows import summarize_rows
 from kullback.predictions.drawn_means import drawn_mean, population_mean, row_estimates
 from kullback.predictions.measure import COLUMNS, LABEL_COLUMNS, measure
 from kullback.predictions.reference_rows import ReferenceRows, join_rows, measure_reference

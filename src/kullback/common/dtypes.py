@@ -13,6 +13,11 @@ def accurate_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without its module: ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def tensor_of(x: Any, dtype: torch.dtype | None = None) -> Tensor:
     """Convert to a tensor and a dtype; a tensor stays on its device, and numbers go to the CPU.
 

@@ -15,7 +15,6 @@ from kullback.common.inputs import check_confidence, first_of, is_integer
 from kullback.common.labels import Labels, same_labels
 from kullback.errors import (
     ArgumentValueError,
-    Explanation,
     NoRuleError,
     explain,
     in_the_name_of,
@@ -38,11 +37,12 @@ from kullback.estimators.draws import Draws, in_usual_units
 from kullback.estimators.evidence import (
     SIDE_P,
     SIDE_Q,
+    SMALL_P,
+    SMALL_Q,
     Evidence,
     added,
     estimate_of,
     exchanged,
-    note_of,
     noted,
     of_two,
     opened,
@@ -57,7 +57,7 @@ from kullback.estimators.lattice import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categ
 from kullback.estimators.registry import CATEGORICAL, CONTINUOUS, METHODS, device_of, enlist, evidence_by
 from kullback.estimators.sample_checks import checked, checked_side, seed_of
 from kullback.estimators.shared_draws import Shared, shared_draws
-from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, behaves_as
+from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.representations import Counts, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
@@ -171,11 +171,11 @@ def _of_groups(
 
 
 def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Evidence:
-    if behaves_as(kind, ReverseKL):
+    if isinstance(kind, ReverseKL):
         return exchanged(lambda: _kl(settings, q, p))
-    if behaves_as(kind, Jeffreys):
+    if isinstance(kind, Jeffreys):
         return added(_kl(settings, p, q), exchanged(lambda: _kl(settings, q, p)))
-    if behaves_as(kind, KL):
+    if isinstance(kind, KL):
         return _kl(settings, p, q)
     if not _is_number(p) or not _is_number(q):
         return evidence_by(bias_corrected, p, q, kind, confidence=settings.confidence)
@@ -187,7 +187,7 @@ def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Evi
 
 def _check_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> None:
     """Refuse kinds other than KL, except from draws of categories or of numbers on both sides."""
-    method, is_kl = settings.method, any(behaves_as(kind, one) for one in (KL, ReverseKL, Jeffreys))
+    method, is_kl = settings.method, isinstance(kind, KL | ReverseKL | Jeffreys)
     by_counts = method in ("auto", "bias_corrected") and _is_categorical(p) and _is_categorical(q)
     if is_kl or by_counts or (method in ("auto", "histogram") and _is_number(p) and _is_number(q)):
         return
@@ -279,8 +279,8 @@ def _between_samples(settings: _Settings, p: Draws, q: Draws) -> Evidence:
         evidence = evidence_by(nearest_neighbors, p, q, **settings.options)
     except RepeatedDrawsError as refusal:
         evidence = evidence_by(density_ratio, p, q, **settings.options)
-        said = note_of(cast("Explanation", refusal.explanation).pieces)
-        return noted(evidence, after=[f"Not by nearest neighbors: {said}"])
+        side = SMALL_P if refusal.argument == "p" else SMALL_Q
+        return noted(evidence, after=[f"Not by nearest neighbors: {refusal.replace(argument=f'{side}')}"])
     is_bounded = evidence.ends is not None and evidence.ends[1] < math.inf
     if min(len(p), len(q)) < FEWEST_FOR_CLASSIFIER or is_bounded or evidence.value == math.inf:
         return evidence

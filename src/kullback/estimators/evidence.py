@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import SIDES_EXCHANGED, Name, joined, renamed, sides_exchanged
+from kullback.errors import SIDES_EXCHANGED, sides_exchanged
 from kullback.estimators.draws import Array, Draws, few_clusters
 from kullback.results.estimate import Estimate
 
 
-class _Side(Name):
-    """A name of one of the two sides, which an f-string marks: an estimate of the other direction exchanges them."""
+class _Side(str):
+    """The name of a side, which an f-string marks: evidence of the other direction exchanges the names."""
+
+    __slots__ = ()
 
     def __format__(self, spec: str) -> str:
         return _MARK + self + _MARK
@@ -88,16 +90,6 @@ class Evidence:
     without_interval: bool = False
     method: str = ""
     n: tuple[int | Tensor, int | Tensor] | None = None
-
-
-def pieces_of(note: str) -> tuple[str, ...]:
-    """Return the pieces of a note, of which each name of a side is one."""
-    return tuple(Name(piece) if i % 2 else piece for i, piece in enumerate(note.split(_MARK)))
-
-
-def note_of(pieces: Iterable[str]) -> str:
-    """Return the note of these pieces."""
-    return "".join(f"{_Side(piece)}" if isinstance(piece, Name) else piece for piece in pieces)
 
 
 def standard_normal_quantile(confidence: float) -> float:
@@ -208,7 +200,7 @@ def estimate_of(evidence: Evidence, device: torch.device) -> Estimate:
         for x in (evidence.value, evidence.error, *(evidence.ends or (None, None)))
     )
     interval = None if low is None or high is None else (low, high)
-    notes = tuple(map(joined, map(pieces_of, evidence.notes)))
+    notes = tuple(note.replace(_MARK, "") for note in evidence.notes)
     return Estimate(cast("Tensor", value), None, evidence.method, interval, evidence.n, notes, error)
 
 
@@ -226,7 +218,11 @@ def exchanged(measure: Callable[[], Evidence]) -> Evidence:
     """Return evidence of KL(Q || P) whose errors and notes name the two sides as the caller does."""
     with sides_exchanged():
         evidence = measure()
-    notes = [note_of(renamed(pieces_of(note), SIDES_EXCHANGED)) for note in evidence.notes]
+    notes: list[str] = []
+    for note in evidence.notes:
+        pieces = note.split(_MARK)
+        pieces[1::2] = [f"{_Side(SIDES_EXCHANGED[name])}" for name in pieces[1::2]]
+        notes.append("".join(pieces))
     return replace(evidence, n=None if evidence.n is None else evidence.n[::-1], notes=notes)
 
 

@@ -39,9 +39,8 @@ from kullback.fitting.objective import DivergenceObjective, ElboObjective, Likel
 from kullback.fitting.optimize import Minimum, lower_of
 from kullback.fitting.starts import other_starts
 from kullback.fitting.stochastic import fit_by_draws
-from kullback.fitting.unconstrained import has_numbers, read_family
-from kullback.generators import KL, Divergence, ReverseKL, as_divergence, behaves_as
-from kullback.generators.growth import as_kl
+from kullback.fitting.unconstrained import read_family
+from kullback.generators import KL, Divergence, ReverseKL, as_divergence
 from kullback.pairs.clone import upcast_copy, with_ordinary_tensors, with_tensors, without_empty_wrapper
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
 from kullback.pairs.support import check_comparable
@@ -134,7 +133,7 @@ def fit(
             if isinstance(side, Distribution):
                 check_bijective("fit", name, side)
         is_function = not isinstance(target, Distribution | Samples)
-        kind = as_kl(kind) if kind is not None else ReverseKL() if is_function else KL()
+        kind = kind.simplest() if kind is not None else ReverseKL() if is_function else KL()
         objective = _objective(target, kind)
         if isinstance(q, torch.nn.Module):
             result = fit_module(q, objective, settings)
@@ -295,7 +294,7 @@ def _objective(target: Any, kind: Divergence) -> Objective:
     if isinstance(target, Distribution):
         return DivergenceObjective(target, kind)
     if isinstance(target, Samples):
-        if not behaves_as(kind, KL):
+        if not isinstance(kind, KL):
             raise invalid_value(
                 "fit",
                 "kind",
@@ -304,7 +303,7 @@ def _objective(target: Any, kind: Divergence) -> Objective:
                 instead="kind=KL(), which is maximum likelihood",
             )
         return LikelihoodObjective(target)
-    if not behaves_as(kind, ReverseKL):
+    if not isinstance(kind, ReverseKL):
         raise invalid_value(
             "fit",
             "kind",
@@ -321,14 +320,15 @@ def _objective(target: Any, kind: Divergence) -> Objective:
 def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
     """Return the fit; `is_nearest` is that of `start_of`, and None if the formula has not been tried."""
     q, target, settings = problem.q, problem.target, problem.settings
-    method, is_kl = settings.method, behaves_as(problem.kind, KL)
+    method, is_kl = settings.method, isinstance(problem.kind, KL)
     count = None if settings.starts is None else settings.starts - 1
     starts = itertools.islice(other_starts(problem), count)
     by_formula = "maximum_likelihood" if isinstance(target, Samples) else "moment_matching"
     if is_kl and method in ("auto", by_formula):
-        distribution = nearest(q, target, problem.family, problem.fixed) if is_nearest is None else q
-        is_new = is_nearest is None and distribution is not None
-        is_finite = is_nearest or (is_new and has_numbers(distribution))
+        is_tried = is_nearest is not None
+        distribution, is_finite = (
+            (q, is_nearest) if is_tried else nearest(q, target, problem.family, problem.fixed)
+        )
         # Without finite means, the other methods find the optimum or report that there is none.
         others = method == "auto" and isinstance(target, Distribution)
         if is_finite or not (distribution is None or others):

@@ -20,7 +20,7 @@ term is 0.
 `parse` converts a name such as ``"js:0.5"`` into a divergence.
 """
 
-from kullback.generators.divergence import Divergence, FinitePair, behaves_as
+from kullback.generators.divergence import BuiltIn, Divergence, FinitePair
 from kullback.generators.entropic import KL, Jeffreys, JensenShannon, ReverseKL, SkewKL, TotalVariation
 from kullback.generators.names import as_divergence, parse
 from kullback.generators.of_ratio import FDivergence
@@ -29,6 +29,7 @@ from kullback.generators.power import Alpha, ChiSquared, Renyi, SquaredHellinger
 __all__ = [
     "KL",
     "Alpha",
+    "BuiltIn",
     "ChiSquared",
     "Divergence",
     "FDivergence",
@@ -41,6 +42,5 @@ __all__ = [
     "SquaredHellinger",
     "TotalVariation",
     "as_divergence",
-    "behaves_as",
     "parse",
 ]

@@ -116,22 +116,17 @@ class Growth(NamedTuple):
 LOGARITHMIC = End(math.inf, power=1.0)
 
 
-def behaves_as(kind: object, family: type[Divergence]) -> bool:
-    """Return whether a divergence is of class `family`, or of a subclass that overrides no computation."""
-    return getattr(type(kind), "family", None) is family
-
-
 # Divergences by their names, without parameters.
 NAMED: dict[str, type[Divergence]] = {}
-_COMPUTATIONS = ("terms", "derivatives", "total", "parts")
 
 
 @dataclass(frozen=True)
 class Divergence(ABC):
-    """The base class of all divergences; a subclass defines `terms` and `derivatives`.
+    """The base class of all divergences; a subclass defines `terms`.
 
-    The docstring of `kullback.generators` defines both. Plain formulas are enough: the tangent of f at 1 is subtracted
-    from the terms of your subclass. Where the terms are NaN at p = 0 or q = 0, limits replace them.
+    The docstring of `kullback.generators` defines them, and `derivatives`, which autograd computes by default. Plain
+    formulas are enough: the tangent of f at 1 is subtracted from the terms of your subclass. Where the terms are NaN at
+    p = 0 or q = 0, limits replace them.
 
     Example:
         >>> from kullback import KL, Counts
@@ -155,17 +150,8 @@ class Divergence(ABC):
     example: ClassVar[str] = ""
     """For error messages, a name with parameters such as ``"js:0.5"``, if `short_name` alone does not do."""
 
-    family: ClassVar[type[Divergence] | None] = None
-    """The class of kullback's whose computations this class has; None for a user's own."""
-
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        parent = next(each for each in cls.__mro__[1:] if issubclass(each, Divergence))
-        if any(getattr(cls, name, None) is not getattr(parent, name, None) for name in _COMPUTATIONS):
-            is_built_in = cls.__module__.startswith("kullback.generators.") and cls.short_name
-            if parent.family is not None and "growth" not in vars(cls):
-                cls.growth = None  # type: ignore[attr-defined]  # it is about the terms of the parent
-            cls.family = cls if is_built_in else None
         if vars(cls).get("short_name"):
             cls._take_names()
 
@@ -220,14 +206,47 @@ class Divergence(ABC):
         """A useful alternative to a divergence that is 0 for all distributions; else None."""
         return None
 
+    def simplest(self) -> Divergence:
+        """Return `KL()` or `ReverseKL()` for a divergence that equals one of them for its settings; else itself."""
+        return self
+
     @abstractmethod
     def terms(self, pair: FinitePair) -> Tensor:
         """Return the non-negative terms whose sum over classes is the divergence."""
 
-    @abstractmethod
     def derivatives(self, pair: FinitePair) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of the total by log p and by log q, without the constraint that p and q sum to 1."""
+        """Return the derivatives of the total by log p and by log q, without the constraint that p and q sum to 1.
+
+        Autograd computes them, unless a subclass does.
+        """
+
+        def moved(a: Tensor, b: Tensor) -> Tensor:  # the total at log p + a and log q + b
+            p, q = pair.p * torch.exp(a), pair.q * torch.exp(b)
+            logs = lambda: (pair.log_p() + a, pair.log_q() + b)  # noqa: E731
+            return self.total(FinitePair(p, q, pair.log_ratio + a - b, logs)).sum()
+
+        by_p, by_q = torch.func.grad(moved, (0, 1))(torch.zeros_like(pair.p), torch.zeros_like(pair.q))
+        return by_p, by_q
 
     def total(self, pair: FinitePair) -> Tensor:
         """Return the divergence, one value for each row of `pair`."""
         return self.terms(pair).sum(-1)
+
+
+class BuiltIn(Divergence):
+    """The base class of kullback's own kinds: their terms are accurate for masses of every size.
+
+    They are final, because the class of a kind decides which formulas compute it.
+    """
+
+    def __init_subclass__(cls) -> None:
+        if not cls.__module__.startswith("kullback.generators."):
+            base = next(base for base in cls.__mro__[1:] if issubclass(base, BuiltIn))
+            raise invalid_type(
+                cls.__name__,
+                "base",
+                wanted="a base class other than kullback's own kinds, which are final",
+                got=base.__name__,
+                instead="FDivergence(f) for the sum of q f(p / q), or a subclass of Divergence with its own terms",
+            )
+        super().__init_subclass__()

@@ -14,6 +14,7 @@ from kullback.generators.divergence import (
     LOGARITHMIC,
     NEAR,
     SERIES_TERMS,
+    BuiltIn,
     Corner,
     Divergence,
     FinitePair,
@@ -34,7 +35,7 @@ def _kl_terms(p: Tensor, x: Tensor, far: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class KL(Divergence):
+class KL(BuiltIn):
     r"""The Kullback-Leibler divergence.
 
     .. math:: KL(P \| Q) = \sum_i p_i \log\frac{p_i}{q_i} = \sum_i p_i\,(e^{-d_i} - 1 + d_i), \quad d = \log p - \log q
@@ -97,7 +98,7 @@ class ReverseKL(WeightedSum):
 
 
 @dataclass(frozen=True)
-class Jeffreys(Divergence):
+class Jeffreys(BuiltIn):
     r"""The symmetric sum of the Kullback-Leibler divergences in both directions.
 
     .. math:: J(P, Q) = KL(P \| Q) + KL(Q \| P) = \sum_i (p_i - q_i) \log\frac{p_i}{q_i}
@@ -178,6 +179,11 @@ class JensenShannon(WeightedSum):
     def instead_of_zero(self) -> Divergence | None:
         return JensenShannon(self.beta, scaled=True) if self.beta in (0, 1) and not self.scaled else None
 
+    def simplest(self) -> Divergence:
+        if not self.scaled or self.beta not in (0, 1):
+            return self
+        return ReverseKL() if self.beta else KL()
+
     def parts(self) -> list[tuple[float, SkewKL, bool]]:
         beta, scale = self.beta, self.beta * (1 - self.beta) if self.scaled else 1.0
         if scale == 0:
@@ -187,7 +193,7 @@ class JensenShannon(WeightedSum):
 
 
 @dataclass(frozen=True)
-class SkewKL(Divergence):
+class SkewKL(BuiltIn):
     r"""The Kullback-Leibler divergence from P to a mixture of P and Q, finite for every Q when alpha > 0.
 
     .. math:: KL(P \| \alpha P + (1 - \alpha) Q)
@@ -226,6 +232,9 @@ class SkewKL(Divergence):
     @property
     def instead_of_zero(self) -> Divergence | None:
         return SkewKL(0.9) if self.alpha == 1 else None
+
+    def simplest(self) -> Divergence:
+        return self if self.alpha else KL()
 
     @property
     def rest(self) -> float:
@@ -279,7 +288,7 @@ class _SkewFrom(SkewKL):
 
 
 @dataclass(frozen=True)
-class TotalVariation(Divergence):
+class TotalVariation(BuiltIn):
     r"""The total variation distance: the largest difference between the probabilities of an event under P and Q.
 
     .. math:: TV(P, Q) = \tfrac12 \sum_i |p_i - q_i|

@@ -10,16 +10,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value
-from kullback.generators.divergence import Corner, Divergence, End, FinitePair, Growth, behaves_as
-from kullback.generators.entropic import KL, JensenShannon, ReverseKL, SkewKL
-from kullback.generators.power import Alpha, Renyi
+from kullback.generators.divergence import Corner, Divergence, End, FinitePair, Growth
+from kullback.generators.power import Alpha, ChiSquared, Renyi, SquaredHellinger
 
 # Logarithms of ratios at which `end_of` measures growth, the farthest first. It also uses a half and a quarter of each.
 _REACHES = (700.0, 500.0, 350.0, 250.0, 170.0, 120.0, 80.0, 56.0, 40.0, 28.0, 20.0, 14.0, 10.0, 7.0, 5.0)
@@ -52,51 +50,29 @@ class _Reading(NamedTuple):
     """Whether all multiples are 0, and the terms and derivatives are numbers where a mass is 0."""
 
 
-def is_own(kind: Divergence) -> bool:
-    """Return whether a kind is a user's own: not one of kullback's, nor a subclass of one without overrides."""
-    return getattr(type(kind), "family", None) is None
-
-
-def without_subclass(kind: Divergence) -> Divergence:
-    """Return kullback's own kind in place of a subclass of it that overrides no computation."""
-    family = type(kind).family
-    if family is None or family is type(kind):
-        return kind
-    return family(**{field.name: getattr(kind, field.name) for field in fields(family)})
-
-
-def as_kl(kind: Divergence) -> Divergence:
-    """Return `KL()` or `ReverseKL()` for a kind that is equal to one of them; otherwise return the kind."""
-    if type(kind) is KL:
-        return kind
-    settings: Any = kind
-    if (behaves_as(kind, Alpha) or behaves_as(kind, Renyi)) and settings.alpha in (0.0, 1.0):
-        return KL() if settings.alpha == 1 else ReverseKL() if behaves_as(kind, Alpha) else kind
-    if behaves_as(kind, SkewKL) and settings.alpha == 0:
-        return KL()
-    if behaves_as(kind, JensenShannon) and settings.scaled and settings.beta in (0.0, 1.0):
-        return ReverseKL() if settings.beta == 1 else KL()
-    return kind
-
-
 def order_of(kind: Divergence) -> float | None:
     """Return the order of a power divergence or of Renyi's divergence; None for other kinds."""
-    return None if is_own(kind) else getattr(kind, "order", None)
+    return kind.order if isinstance(kind, Alpha | ChiSquared | SquaredHellinger | Renyi) else None
 
 
 def power_of(kind: Divergence) -> tuple[float, float] | None:
     """Return the order alpha of a power divergence and its factor relative to Alpha(alpha); None for other kinds."""
-    order = order_of(kind)
-    return None if order is None or not kind.additive else (order, getattr(kind, "factor", 1.0))
+    if isinstance(kind, Alpha):
+        return kind.alpha, 1.0
+    return (kind.order, kind.factor) if isinstance(kind, ChiSquared | SquaredHellinger) else None
 
 
 def growth_of(kind: Divergence) -> Growth:
     """Return the growth of a divergence. If its total is not the sum of its terms, return the growth of its terms."""
+    return _stated_growth(kind) or _read(kind).growth
+
+
+def _stated_growth(kind: Divergence) -> Growth | None:
     order = order_of(kind)
-    if order is not None:
-        return Growth(_of_power(order - 1), _of_power(-order))
-    growth = getattr(kind, "growth", None)
-    return growth if isinstance(growth, Growth) else _read(kind).growth
+    growth = (
+        getattr(kind, "growth", None) if order is None else Growth(_of_power(order - 1), _of_power(-order))
+    )
+    return growth if isinstance(growth, Growth) else None
 
 
 def _of_power(rate: float) -> End:
@@ -116,8 +92,7 @@ def is_normalized(kind: Divergence) -> bool:
         ArgumentValueError: `derivatives` does not return the derivatives of `terms`, or the terms are not terms of a
             divergence, or an overridden `total` is NaN where a probability is 0.
     """
-    is_made = not is_own(kind) or isinstance(getattr(kind, "growth", None), Growth)
-    return is_made or _read(kind).is_normalized
+    return _stated_growth(kind) is not None or _read(kind).is_normalized
 
 
 def own_terms(kind: Divergence, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:

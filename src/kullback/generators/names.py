@@ -9,7 +9,6 @@ from typing import Any
 
 from kullback.errors import KullbackError, invalid_type, invalid_value, printable, safe_repr
 from kullback.generators.divergence import NAMED, Divergence
-from kullback.generators.growth import without_subclass
 from kullback.generators.of_ratio import with_limits
 
 _LARGEST = sys.float_info.max
@@ -61,7 +60,7 @@ def as_divergence(call: str, kind: object) -> Divergence:
     if isinstance(kind, str):
         kind = _parsed(call, "kind", kind)
     if isinstance(kind, Divergence):
-        return with_limits(without_subclass(kind))
+        return with_limits(kind)
     wanted = "a divergence or the name of one"
     instead = "kind=KL(), kind='js:0.5' or another of kullback's kinds"
     raise invalid_type(call, "kind", wanted=wanted, got=safe_repr(kind), instead=instead)

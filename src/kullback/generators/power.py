@@ -9,8 +9,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kullback.generators.divergence import NEAR, SERIES_TERMS, Divergence, FinitePair, finite, power_series
-from kullback.generators.entropic import KL
+from kullback.generators.divergence import (
+    NEAR,
+    SERIES_TERMS,
+    BuiltIn,
+    Divergence,
+    FinitePair,
+    finite,
+    power_series,
+)
+from kullback.generators.entropic import KL, ReverseKL
 from kullback.generators.weighted_sum import WeightedSum
 
 _LARGEST = torch.finfo(torch.float64).max
@@ -22,7 +30,7 @@ _UNDERFLOW = 1e-290
 
 
 @dataclass(frozen=True)
-class Alpha(Divergence):
+class Alpha(BuiltIn):
     r"""The power divergence of order alpha (the family of Cressie, Read and Amari), which contains KL and reverse KL.
 
     .. math:: D_\alpha(P \| Q) = \frac{\sum_i p_i^\alpha q_i^{1-\alpha} - 1}{\alpha (\alpha - 1)}
@@ -62,6 +70,9 @@ class Alpha(Divergence):
     @property
     def order(self) -> float:
         return self.alpha
+
+    def simplest(self) -> Divergence:
+        return KL() if self.alpha == 1 else ReverseKL() if self.alpha == 0 else self
 
     def terms(self, pair: FinitePair) -> Tensor:
         alpha = self.alpha
@@ -175,7 +186,7 @@ class SquaredHellinger(WeightedSum):
 
 
 @dataclass(frozen=True)
-class Renyi(Divergence):
+class Renyi(BuiltIn):
     r"""The Renyi divergence of order alpha, which grows with alpha.
 
     .. math:: R_\alpha(P \| Q) = \frac{1}{\alpha - 1} \log \sum_i p_i^\alpha q_i^{1-\alpha}
@@ -217,6 +228,9 @@ class Renyi(Divergence):
     @property
     def order(self) -> float:
         return self.alpha
+
+    def simplest(self) -> Divergence:
+        return KL() if self.alpha == 1 else self
 
     def terms(self, pair: FinitePair) -> Tensor:
         return Alpha(min(self.alpha, _LARGEST)).terms(pair)

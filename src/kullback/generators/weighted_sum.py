@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kullback.generators.divergence import Divergence, FinitePair
+from kullback.generators.divergence import BuiltIn, Divergence, FinitePair
 
 
-class WeightedSum(Divergence):
+class WeightedSum(BuiltIn):
     """The base class of divergences that are weighted sums of other divergences, of (P, Q) or of (Q, P)."""
 
     @abstractmethod

@@ -32,14 +32,15 @@ found, and the remedy.
 from __future__ import annotations
 
 from kullback.io.llama_cpp_base import write_llama_base
-from kullback.io.reference_file import Reference, ReferenceBlock
+from kullback.io.reference_file import Reference
 from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.row_sources import RowSource, open_rows, paired_blocks
 from kullback.io.tokens import read_tokens
-from kullback.io.top_k import TopKBlock, TopKSource, open_top_k, paired_top_k_blocks
+from kullback.io.top_k import TopKSource, open_top_k, paired_top_k_blocks
 from kullback.io.top_k_reference import write_top_k_reference
 from kullback.io.vectors import read_clusters, read_labels
 from kullback.io.windows import Windows
+from kullback.partial_rows import ReferenceBlock, TopKBlock
 
 __all__ = [
     "Reference",

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import dtype_name
 from kullback.common.inputs import unusual
 from kullback.io.class_columns import NAMES_OF_CLASSES, names_from
 from kullback.io.reader import Reader, flat_shape
-from kullback.io.source_files import FileReference, choose_key, closed_on_error, dtype_name, refuse_key
+from kullback.io.source_files import FileReference, choose_key, closed_on_error, refuse_key
 
 # NumPy's codes without byte order. torch has few operations for uint16 and uint32: they become int64 when read.
 NUMPY_DTYPES = {

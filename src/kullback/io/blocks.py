@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,19 +23,6 @@ class Rows(Protocol):
 _Rows = TypeVar("_Rows", bound=Rows)
 _P = TypeVar("_P", bound=Rows)
 _Q = TypeVar("_Q", bound=Rows)
-
-
-class RowBlock:
-    """A dataclass whose tensors have one row for each position, which a slice or a mask selects from."""
-
-    def __getitem__(self, rows: slice | Tensor) -> Self:
-        tensors = self.tensors()
-        return replace(cast("Any", self), **{name: tensor[rows] for name, tensor in tensors.items()})
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by the names of their fields."""
-        values = {each.name: getattr(self, each.name) for each in fields(cast("Any", self))}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def join_tensors(blocks: list[Tensor]) -> Tensor:

@@ -11,19 +11,18 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_value, printable
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
-from kullback.io.blocks import RowBlock
 from kullback.io.safetensors_file import METADATA, entry_dtype, read_header, tensor_layout
 from kullback.io.source_files import Closes, FileReference, closed_on_error
 from kullback.io.windows import Windows
+from kullback.partial_rows import ReferenceBlock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,56 +48,6 @@ MOST_CLASSES = 2**31 - 1
 BLOCK_ROWS = 4096
 # Rounding to float32 moves a log-probability by 6e-8 of itself, and so the sum of a row by less than this.
 ROUNDING, MASS_TOLERANCE = 6e-8, 1e-5
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ReferenceBlock(RowBlock, ShortRepr):
-    r"""Rows of a reference file: the known part of a model's distributions at some scored tokens.
-
-    Attributes:
-        start: the number of the first row.
-        classes: the number of classes.
-        labels: the scored tokens, int64, shape (rows,).
-        top_indices: the k most probable classes, most probable first, int32, shape (rows, k).
-        top_log_probs: their log-probabilities among all classes, float32, shape (rows, k).
-        tail_indices: m classes drawn from the others, independently and with replacement, each with its probability
-            divided by theirs, int32, shape (rows, m).
-        tail_log_probs: their log-probabilities among all classes, float32, shape (rows, m); -inf where the others have
-            no mass, and nothing was drawn.
-        tail_log_mass: the log of the mass of all classes but the k, float32, shape (rows,); -inf if there is none.
-        label_log_probs: the log-probabilities of the labels, float32, shape (rows,).
-        support_sizes: how many classes have a probability above 0, int32, shape (rows,); 0 where that is not known.
-
-    Example:
-        >>> import pathlib, tempfile, torch
-        >>> from kullback.io import Reference, ReferenceWriter, Windows
-        >>> windows = Windows(torch.tensor([0, 2]), torch.tensor([0, 2]), torch.tensor([False, True]))
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "base.klref"
-        >>> with ReferenceWriter(path, windows, top=2, tail_draws=4) as writer:
-        ...     writer.add(torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log())
-        >>> with Reference(path) as reference:
-        ...     block = reference.read(0, 1)
-        >>> block.top_log_probs.exp(), block.tail_log_mass.exp(), block.label_log_probs.exp()
-        (tensor([[0.5000, 0.2500]]), tensor([0.2500]), tensor([0.1250]))
-    """
-
-    start: int
-    classes: int
-    labels: Tensor
-    top_indices: Tensor
-    top_log_probs: Tensor
-    tail_indices: Tensor
-    tail_log_probs: Tensor
-    tail_log_mass: Tensor
-    label_log_probs: Tensor
-    support_sizes: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, rows: slice | Tensor) -> Self:
-        start = (rows.start or 0) if isinstance(rows, slice) else 0
-        return replace(super().__getitem__(rows), start=self.start + start)
 
 
 @dataclass(frozen=True)

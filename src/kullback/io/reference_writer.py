@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, Constraint, Whole
 from kullback.common.files import open_output
-from kullback.common.inputs import whole_from
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import invalid_type, invalid_value
 from kullback.io.reference_file import (
     DTYPES,
     FORMAT,
@@ -22,12 +22,12 @@ from kullback.io.reference_file import (
     RESERVED,
     ROW_TENSORS,
     VERSION,
-    ReferenceBlock,
     ReferenceLayout,
 )
 from kullback.io.row_checks import check_floating, check_rows
 from kullback.io.safetensors_file import header_bytes
 from kullback.io.source_files import FileReference
+from kullback.partial_rows import ReferenceBlock, summarize_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +45,14 @@ LARGE_PART = 1 << 24
 def rows_in_part(logits: Tensor) -> int:
     """Return the number of rows of logits to read at a time."""
     return max(1, PART.get(logits.device.type, LARGE_PART) // logits.shape[1])
+
+
+STORED: dict[str, Constraint] = {
+    "top": Whole(least=1, example=32),
+    "tail_draws": Whole(least=0, example=32),
+    "seed": Whole(least=0, example=32),
+}
+_ARGUMENTS = Arguments(CALL, **STORED)
 
 
 class ReferenceWriter:
@@ -101,15 +109,7 @@ class ReferenceWriter:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         self._ref = FileReference(Path(path), "path")
-        numbers: list[int] = []
-        for name, value, least in (("top", top, 1), ("tail_draws", tail_draws, 0), ("seed", seed, 0)):
-            number = whole_from(value)
-            if number is None or number < least:
-                wanted = f"a whole number of {least} or more"
-                raise invalid_value(
-                    CALL, name, wanted=wanted, got=safe_repr(value), instead=f"{name}={max(least, 32)}"
-                )
-            numbers.append(number)
+        numbers = _ARGUMENTS.check(top=top, tail_draws=tail_draws, seed=seed).values()
         self._metadata = _check_metadata(metadata or {})
         if windows.rows == 0:
             wanted, instead = "a scored token or more", "windows with scored tokens"
@@ -269,73 +269,6 @@ class ReferenceWriter:
                 got=f"shape {tuple(logits.shape)}",
                 instead="logits.reshape(-1, classes), one row for each scored token, taken at the token before it",
             )
-
-
-def summarize_rows(
-    logits: Tensor, labels: Tensor, *, top: int, uniforms: Tensor, start: int = 0
-) -> ReferenceBlock:
-    """Return the parts of logits that a reference file stores, on the CPU.
-
-    Arguments:
-        logits: float64, shape (rows, classes), without NaN and +inf; they are overwritten.
-        labels: the true classes, shape (rows,).
-        top: how many of the most probable classes to keep.
-        uniforms: numbers from [0, 1) that decide the draws, shape (rows, draws).
-        start: the number of the first row.
-    """
-    rows, classes = logits.shape
-    device = logits.device
-    # To look for a class without mass first is faster than to count.
-    whole = bool((logits.amin(-1) > -torch.inf).all())
-    support = torch.full((rows,), classes, device="cpu") if whole else logits.isfinite().sum(-1)
-    at_label = logits.gather(-1, labels.to(device)[:, None])
-    indices = top_classes(logits, min(top, classes))
-    kept = logits.gather(-1, indices)
-    log_weights = logits.scatter_(-1, indices, -torch.inf)
-    peak = log_weights.amax(-1, keepdim=True)
-    cumulative = (log_weights - peak.nan_to_num(neginf=0.0)).exp_().cumsum_(-1)
-    total = cumulative[:, -1:]
-    tail = peak + total.log()
-    # Below the total, so that a class is found whose weight is above 0.
-    levels = torch.minimum(uniforms.to(device) * total, total.nextafter(torch.zeros_like(total)))
-    drawn = torch.searchsorted(cumulative, levels, right=True).clamp_(max=classes - 1)
-    drawn = torch.where(total > 0, drawn, 0)
-    normalizer = torch.logaddexp(kept.logsumexp(-1, keepdim=True), tail)
-
-    def log_probs(x: Tensor) -> Tensor:
-        return (x - normalizer).clamp_(max=0).float().cpu()
-
-    return ReferenceBlock(
-        start=start,
-        classes=classes,
-        labels=labels.cpu(),
-        top_indices=indices.int().cpu(),
-        top_log_probs=log_probs(kept),
-        tail_indices=drawn.int().cpu(),
-        tail_log_probs=log_probs(torch.where(total > 0, log_weights.gather(-1, drawn), -torch.inf)),
-        tail_log_mass=log_probs(tail)[:, 0],
-        label_log_probs=log_probs(at_label)[:, 0],
-        support_sizes=support.int().cpu(),
-    )
-
-
-def top_classes(x: Tensor, k: int) -> Tensor:
-    """Return the classes of the k largest entries of each row, the largest first; ties are in the order of the
-    classes."""
-    rows = len(x)
-    least = x.topk(k).values[:, -1:]
-    # All that reach the smallest of the k, which may be more, in order of their index.
-    row, index = (x >= least).nonzero().unbind(-1)
-    counts = torch.bincount(row, minlength=rows)
-    place = torch.arange(len(row), device=x.device) - (counts.cumsum(0) - counts)[row]
-    most = int(counts.max()) if rows else k
-    candidates = torch.zeros(rows, most, dtype=torch.int64, device=x.device)
-    candidates[row, place] = index
-    values = torch.full((rows, most), -torch.inf, dtype=x.dtype, device=x.device)
-    values[row, place] = x[row, index]
-    # Empty places are last, also behind the classes of no mass, as sorting is stable.
-    order = values.sort(dim=-1, descending=True, stable=True).indices[:, :k]
-    return candidates.gather(-1, order)
 
 
 def _little_endian(values: Tensor) -> bytes:

@@ -13,7 +13,6 @@ from kullback.errors import (
     LONGEST_NAME,
     FileError,
     KullbackError,
-    explain_place,
     printable,
 )
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    import torch
 
 EXTENSIONS = {
     ".npy": "npy",
@@ -80,9 +78,8 @@ class FileReference:
         """Return the error in one line: the file, the expected content, the content found, and the remedy."""
         wanted, got, instead = (printable(" ".join(text.split())) for text in (wanted, got, instead))
         got = printable(got, max(LONGEST_GOT, LONGEST_MESSAGE - len(wanted) - len(instead)))
-        return FileError(
-            explain_place(f"{self.name} = {self.shown}", self.name, wanted=wanted, got=got, instead=instead)
-        )
+        place = f"{self.name} = {self.shown}"
+        return FileError.at(place, self.name, wanted=wanted, got=got, instead=instead)
 
     @property
     def shown(self) -> str:
@@ -125,7 +122,7 @@ class FileReference:
         """Return the error for two files that do not fit together."""
         place = f"{self.name} = {self.shown} and {other.name} = {other.shown}"
         arguments = f"{self.name}, {other.name}"
-        return FileError(explain_place(place, arguments, wanted=wanted, got=got, instead=instead))
+        return FileError.at(place, arguments, wanted=wanted, got=got, instead=instead)
 
     def truncated(self, *, wanted: str, got: str) -> FileError:
         """Return the error for a file that ends too early or does not decode."""
@@ -145,11 +142,6 @@ class FileReference:
         except OSError as error:
             reason = error.strerror or str(error)
             raise self.error(wanted="a readable file", got=reason, instead="check its permissions") from None
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without its module: ``float32``."""
-    return str(dtype).removeprefix("torch.")
 
 
 def find_format(ref: FileReference, known: dict[str, str] = EXTENSIONS) -> str:

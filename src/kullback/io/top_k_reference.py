@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kullback.io.reference_file import MASS_TOLERANCE, ReferenceBlock
+from kullback.io.reference_file import MASS_TOLERANCE
 from kullback.io.reference_writer import ReferenceWriter
 from kullback.io.windows import Windows
+from kullback.partial_rows import ReferenceBlock, TopKBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from os import PathLike
 
-    from kullback.io.top_k import TopKBlock, TopKSource
+    from kullback.io.top_k import TopKSource
 
 
 def write_top_k_reference(

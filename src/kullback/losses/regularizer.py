@@ -441,8 +441,8 @@ def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Di
         return _without_half(p), _without_half(q)
     q = with_torch_sizes(prior)
     while isinstance(p, Independent) and isinstance(q, Independent):
-        is_own = overrides_density(p) or overrides_density(q)
-        if is_own or p.reinterpreted_batch_ndims != q.reinterpreted_batch_ndims:
+        overrides = overrides_density(p) or overrides_density(q)
+        if overrides or p.reinterpreted_batch_ndims != q.reinterpreted_batch_ndims:
             break
         p, q = p.base_dist, q.base_dist
     return _without_half(p), _without_half(q)

@@ -13,8 +13,6 @@ from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect, check_dense, check_whole, first_of, is_integer
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import KL, Divergence, FinitePair
-from kullback.io import ReferenceBlock
-from kullback.io.reference_writer import summarize_rows
 from kullback.kernels.row_operation import transformable
 from kullback.losses.teachers import (
     PartialRows,
@@ -25,6 +23,7 @@ from kullback.losses.teachers import (
     partial_divergence,
 )
 from kullback.losses.top_k import TopK
+from kullback.partial_rows import ReferenceBlock, summarize_rows
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "sampled_tail_divergence"

@@ -11,10 +11,10 @@ from kullback.common.short_repr import short_repr
 from kullback.common.words import NO_LABEL
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import Divergence
-from kullback.io.top_k.block import TopKBlock, log_tail_mass
 from kullback.kernels.reference import pair_of_logs
 from kullback.losses.settings import check_classes, check_kind
 from kullback.losses.top_k import TopK
+from kullback.partial_rows import TopKBlock, log_tail_mass
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "top_k_divergence_bounds"

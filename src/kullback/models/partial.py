@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from kullback.io import ReferenceBlock, TopKBlock
-from kullback.io.reference_writer import top_classes
 from kullback.losses.top_k import TopK
 from kullback.losses.top_k_bounds import DivergenceBounds, top_k_divergence_bounds
 from kullback.models.model_results import Candidate, Passage, ReadToken
 from kullback.models.pairing import Pairing, PairingSettings, Part
 from kullback.models.side import ModelSide, ReferenceSide
+from kullback.partial_rows import top_classes
 from kullback.predictions.collect import BOUNDS, complement
 from kullback.predictions.drawn_means import DrawnMean, drawn_mean, population_mean, row_estimates
 from kullback.predictions.mean_intervals import RatioOfSums

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.progress import progress_bar
-from kullback.generators import KL, Divergence, Renyi, behaves_as
+from kullback.generators import KL, Divergence, Renyi
 from kullback.generators.growth import growth_of, order_of
 from kullback.pairs.densities.composite import MixtureDensity
 from kullback.pairs.densities.density import Density
@@ -23,7 +23,8 @@ from kullback.pairs.densities.own_scale import (
 )
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.f_divergence import integrate_divergence, sum_divergence
-from kullback.pairs.integration.quadrature import Integral, integrate
+from kullback.pairs.integration.panels import Integral
+from kullback.pairs.integration.quadrature import integrate_kl
 from kullback.pairs.integration.shared_ends import LEAST_VALUE, shared_ends
 from kullback.pairs.integration.summation import sum_terms
 from kullback.pairs.numerics.parameters import is_tracked
@@ -79,7 +80,7 @@ def _finite_elements(
     by_components = partial(_by_components, kind=kind, options=options)
 
     def finite(p: Density, q: Density, shape: torch.Size) -> Integral:
-        is_kl = behaves_as(kind, KL)
+        is_kl = isinstance(kind, KL)
         if (is_kl and not isinstance(p, MixtureDensity)) or not (p.is_splittable() and q.is_splittable()):
             return in_absolute_numbers(p, q, shape)
         of_p = is_far_and_narrow(p)
@@ -137,7 +138,7 @@ def _in_blocks(
     """Sum or integrate block by block over the batch."""
     if shape.numel() == 0:
         return Integral(*(torch.zeros(shape, dtype=torch.float64, device="cpu"),) * 3)
-    is_kl = behaves_as(kind, KL)
+    is_kl = isinstance(kind, KL)
     if not (p.is_splittable() and q.is_splittable()):
         p, q = (density.mapped(lambda x: x.unsqueeze(-1)) for density in (p, q))
         p, q = in_own_scale(p, q, of_p=is_kl)
@@ -211,7 +212,7 @@ def _in_rounds(p: Density, q: Density, kind: Divergence, size: int, options: Sol
 
 def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions) -> Integral:
     result = _of_terms(p, q, DivergenceTerms(kind), shape, options)
-    order = order_of(kind) if behaves_as(kind, Renyi) else None
+    order = order_of(kind) if isinstance(kind, Renyi) else None
     if order is None or order in (0.0, 1.0):
         return result
     exponent = (order - 1) * result.value.detach()
@@ -255,14 +256,14 @@ def _of_terms(
 ) -> Integral:
     kind, target = terms.kind, options.target()
     with torch.set_grad_enabled(torch.is_grad_enabled() and _needs_gradient(p, q)):
-        if p.integer and behaves_as(kind, KL):  # small sums of few terms are as exact as large ones
+        if p.integer and isinstance(kind, KL):  # small sums of few terms are as exact as large ones
             return sum_terms(p, q, shape, target._replace(atol=options.atol))
         if p.integer:
             return sum_divergence(p, q, terms, shape, target)
 
         def integral(p: Density, q: Density, terms: DivergenceTerms) -> Integral:
-            if behaves_as(kind, KL) and (q.is_splittable() or is_far_and_narrow(p) is None):
-                return integrate(p, q, shape, target, q_reaches_out=terms.beyond is not None)
+            if isinstance(kind, KL) and (q.is_splittable() or is_far_and_narrow(p) is None):
+                return integrate_kl(p, q, shape, target, q_reaches_out=terms.beyond is not None)
             # The place of a corner of the terms, as in total variation, has no exact derivative in a share.
             is_whole = is_far_and_narrow(p) is is_far_and_narrow(q) is None or growth_of(kind).corners
             shares = None if is_whole else shares_in_own_scale

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kullback.errors import invalid_value, safe_repr
-from kullback.generators import KL, Alpha, Divergence, FinitePair, Renyi, behaves_as
+from kullback.generators import KL, Alpha, Divergence, FinitePair, Renyi
 from kullback.generators.power import log_affinity, support_of_p
 from kullback.parallel.collectives import stacked
 
@@ -176,8 +176,8 @@ class _LargestRatioRule(CombineRule):
         first, counts = (x.unsqueeze(-1) for x in merged.extra)
         chosen = torch.zeros_like(pair.p)
         if pair.p.shape[-1]:
-            is_owner = (counts & (first == self.rank)).to(pair.p.dtype)
-            chosen.scatter_(-1, pair.log_ratio.argmax(-1, keepdim=True), is_owner)
+            has_largest = (counts & (first == self.rank)).to(pair.p.dtype)
+            chosen.scatter_(-1, pair.log_ratio.argmax(-1, keepdim=True), has_largest)
         return chosen, -chosen
 
 
@@ -225,7 +225,7 @@ def rule_of(call: str, kind: Divergence, classes: int, rank: int) -> CombineRule
     Raises:
         ArgumentValueError: the divergence is neither a sum over classes nor `Renyi`.
     """
-    if isinstance(kind, Renyi) and behaves_as(kind, Renyi):
+    if isinstance(kind, Renyi):
         if kind.alpha == 1:
             return CombineRule(KL(), classes)
         if kind.alpha == 0:

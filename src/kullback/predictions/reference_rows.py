@@ -13,9 +13,10 @@ from torch import Tensor
 from kullback.errors import invalid_value
 from kullback.generators import FinitePair
 from kullback.io import ReferenceBlock
-from kullback.io.reference_writer import rows_in_part, top_classes
+from kullback.io.reference_writer import rows_in_part
 from kullback.io.row_checks import check_floating
 from kullback.kernels.reference import pair_from_weights
+from kullback.partial_rows import top_classes
 from kullback.predictions.measure import DIVERGENCES
 
 CALL = "measure_reference"
@@ -137,7 +138,7 @@ def measure_reference(block: ReferenceBlock, logits: Tensor) -> ReferenceRows:
 
     Example:
         >>> import torch
-        >>> from kullback.io.reference_writer import summarize_rows
+        >>> from kullback.partial_rows import summarize_rows
         >>> base = torch.tensor([[3.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
         >>> candidate = torch.tensor([[3.0, 1.5, 0.0, -0.5]])
         >>> uniforms = torch.tensor([[0.1, 0.9]], dtype=torch.float64)

@@ -20,6 +20,7 @@ from kullback.estimators.registry import from_draws
 from kullback.generators import (
     KL,
     Alpha,
+    BuiltIn,
     Divergence,
     Jeffreys,
     Renyi,
@@ -27,7 +28,6 @@ from kullback.generators import (
     TotalVariation,
     as_divergence,
 )
-from kullback.generators.growth import as_kl, is_own
 from kullback.representations import Counts
 from kullback.samples import Samples
 
@@ -124,7 +124,7 @@ class DebiasedEstimate(NamedTuple):
 def estimable(call: str, kind: Divergence) -> Divergence:
     """Return a kind, as `KL` or `ReverseKL` where it is one of these; raise if draws do not determine it."""
     is_limit = isinstance(kind, Renyi) and kind.alpha in (0, math.inf)
-    if is_own(kind) or is_limit:
+    if is_limit or not isinstance(kind, BuiltIn):
         wanted = "a divergence of kullback's that draws determine"
         if is_limit:
             got = f"{kind!r}, which depends on events that have no draws"
@@ -133,7 +133,7 @@ def estimable(call: str, kind: Divergence) -> Divergence:
             got = f"{kind!r}, a kind without a known interval"
             instead = "divergence(Counts(histogram_of_p), Counts(histogram_of_q), kind), without an interval"
         raise NoRuleError(explain(call, "kind", wanted=wanted, got=got, instead=instead))
-    return as_kl(kind)
+    return kind.simplest()
 
 
 def measured(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from kullback.errors import ArgumentValueError, Name, P, Q, explain, invalid_type, invalid_value
+from kullback.errors import ArgumentValueError, P, Q, explain, invalid_type, invalid_value
 from kullback.estimators.draws import Array, Draws
 from kullback.estimators.evidence import SMALL_P, SMALL_Q
 from kullback.estimators.knn.search import spatial_order
@@ -177,7 +177,7 @@ def _sorted_keys(x: Array) -> Array:
     return np.sort(key)
 
 
-def _check_atoms(name: str, side: Name, key: Array, notes: list[str]) -> None:
+def _check_atoms(name: str, side: str, key: Array, notes: list[str]) -> None:
     equal = np.diff(key) == 0
     tied = int((np.concatenate([[False], equal]) | np.concatenate([equal, [False]])).sum())
     if tied > _MOST_TIED * len(key) and tied > 2:

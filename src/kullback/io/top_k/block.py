@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kullback.common.dtypes import dtype_name
 from kullback.common.words import NO_LABEL
-from kullback.io.blocks import RowBlock
 from kullback.io.row_checks import tolerance
-from kullback.io.source_files import dtype_name
+from kullback.partial_rows import TopKBlock, log_tail_mass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,56 +24,6 @@ _NOT_LOG_PROBS = (
     "these may be logits or processed scores: store the raw ones (vLLM: --logprobs-mode raw_logprobs)"
 )
 SAME = 1e-2  # largest relative difference between two computations of one token's log-probability
-
-
-@dataclass(frozen=True, eq=False)
-class TopKBlock(RowBlock):
-    r"""Consecutive positions of an open `TopKSource`; ``TopK(block.indices, block.log_probs)`` is a teacher.
-
-    Every tensor has one row for each position, and the caller may modify it.
-
-    Attributes:
-        sequences: the number of the text, request or row of the file that a position belongs to, int64, shape (n,).
-        positions: the position of the predicted token in its sequence, as far as the format stores it, int64, shape
-            (n,).
-        indices: the classes that are known, int64, shape (n, k), in the order of the file. The true token's stands
-            behind the others where the file has its log-probability but does not list it.
-        log_probs: their natural log-probabilities, shape (n, k); -inf is padding of positions with fewer classes.
-        labels: the true token, int64, shape (n,); -100 where it is not known.
-        label_log_probs: its log-probability, shape (n,); NaN where it is not known.
-        log_tail: the log of the mass outside the known classes, float64, shape (n,); -inf where no mass is left, NaN
-            where it is unknown because the file has only the logits of the known classes.
-        classes: the number of all classes, or None if that is not known.
-
-    Example:
-        >>> import kullback.io
-        >>> response = {"choices": [{"prompt_logprobs": [None, {"5": {"logprob": -0.5, "rank": 1}}]}]}
-        >>> with kullback.io.open_top_k(response) as source:
-        ...     block = next(source.blocks())
-        >>> block.indices, block.log_probs, block.labels, block.log_tail.exp()
-        (tensor([[5]]), tensor([[-0.5000]]), tensor([5]), tensor([0.3935], dtype=torch.float64))
-    """
-
-    sequences: Tensor
-    positions: Tensor
-    indices: Tensor
-    log_probs: Tensor
-    labels: Tensor
-    label_log_probs: Tensor
-    log_tail: Tensor
-    classes: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def __repr__(self) -> str:
-        k, dtype = self.indices.shape[-1], dtype_name(self.log_probs.dtype)
-        return f"TopKBlock(positions={len(self)}, k={k}, classes={self.classes}, dtype={dtype})"
-
-    @property
-    def counts(self) -> Tensor:
-        """How many classes each position lists, int64, shape (n,)."""
-        return (self.log_probs != -torch.inf).sum(-1)
 
 
 class Positions(NamedTuple):
@@ -100,13 +50,6 @@ class Positions(NamedTuple):
     log_tail: Tensor | None = None
     skipped: int = 0
     tokens: Tensor | None = None
-
-
-def log_tail_mass(log_probs: Tensor) -> Tensor:
-    """Return log(1 - the sum of the probabilities), float64; -inf where that is not positive."""
-    kept = torch.logsumexp(log_probs.double(), -1)
-    some = kept < 0
-    return torch.where(some, torch.log(-torch.expm1(torch.where(some, kept, -1.0))), -torch.inf)
 
 
 def to_block(found: Positions, classes: int | None) -> TopKBlock:

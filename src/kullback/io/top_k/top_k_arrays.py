@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.dtypes import dtype_name
 from kullback.common.words import NO_LABEL
 from kullback.io.arrays import BytesReader, is_dense, load_tensors
 from kullback.io.safetensors_file import METADATA, safetensors_header, tensor_layout
-from kullback.io.source_files import FileReference, closed_on_error, dtype_name
+from kullback.io.source_files import FileReference, closed_on_error
 from kullback.io.top_k.block import Positions
 from kullback.io.top_k.source import TopKReader
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from kullback.generators import Divergence, Renyi, TotalVariation, behaves_as
+from kullback.generators import BuiltIn, Divergence, Renyi, TotalVariation
 from kullback.generators.divergence import Corner, Growth
-from kullback.generators.growth import growth_of, is_own, order_of, power_of
+from kullback.generators.growth import growth_of, order_of, power_of
 from kullback.generators.of_ratio import OfRatio, OwnTerms
 from kullback.kernels.reference import pair_of_logs
 from kullback.kernels.row_operation import differentiable_backward, expanded
@@ -59,16 +59,15 @@ class DivergenceTerms(NamedTuple):
         return self.growth.corners
 
     @property
-    def is_own(self) -> bool:
+    def is_of_ratio(self) -> bool:
         """Whether the terms are known only as a function of p / q, like the terms of a user's own kind."""
         return isinstance(self._additive(), OfRatio)
 
     def _additive(self) -> Divergence:
         """Return a kind with the terms to integrate; Renyi's divergence of order 0 has none and uses its masses."""
-        if is_own(self.kind):
-            return self.kind if isinstance(self.kind, OfRatio) else OwnTerms(self.kind)
-        is_renyi_0 = behaves_as(self.kind, Renyi) and self.order == 0
-        return TotalVariation() if is_renyi_0 else self.kind
+        if isinstance(self.kind, Renyi) and self.order == 0:
+            return TotalVariation()
+        return self.kind if isinstance(self.kind, BuiltIn | OfRatio) else OwnTerms(self.kind)
 
     def _whole(self) -> Divergence:
         """Return the kind that computes the total and its derivatives; plain sums of terms do not overflow."""
@@ -125,9 +124,7 @@ class DivergenceTerms(NamedTuple):
         return sides[0], sides[1]
 
     def _derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        if behaves_as(
-            self.kind, Renyi
-        ):  # of order 0, which depends on the masses that are 0, or of order inf
+        if isinstance(self.kind, Renyi):  # order 0 depends on the masses that are 0, order inf on one class
             return self.kind.derivatives(pair_of_logs(log_p, log_q))
         # A mass of 0 is replaced by a negligible one, which has a derivative.
         logs = (torch.where(log == -torch.inf, _NO_MASS, log) for log in (log_p, log_q))
@@ -178,7 +175,7 @@ class DivergenceTerms(NamedTuple):
             return alpha / (alpha - 1) * shares, -shares
         there = log_power > -torch.inf
         a, b = torch.where(there, log_p, 0), torch.where(there, log_q, 0)
-        if behaves_as(self.kind, Renyi):  # alpha / sum A times the derivatives of Alpha
+        if isinstance(self.kind, Renyi):  # alpha / sum A times the derivatives of Alpha
             log_scale = math.log(alpha) - log_power.logsumexp(-1, keepdim=True)
         else:
             power = power_of(self.kind)
@@ -207,7 +204,7 @@ class DivergenceTerms(NamedTuple):
         """Turn the error of the sum of terms into the error of the divergence, which may be a function of the sum."""
         if self.kind.additive:
             return error
-        if not behaves_as(self.kind, Renyi):
+        if not isinstance(self.kind, Renyi):
             return error * self._change_by_terms(log_p, log_q)
         alpha = self.order
         if self.log_scale is not None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from torch.distributions.constraints import Constraint, MixtureSameFamilyConstra
 from kullback.common.control_variate import coefficient, ratio_minus_one, tail_index
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.errors import NoRuleError, no_rule
-from kullback.generators import KL, Alpha, Divergence, Renyi, behaves_as
+from kullback.generators import KL, Alpha, Divergence, Renyi
 from kullback.generators.growth import growth_of, order_of
 from kullback.generators.of_ratio import with_limits
 from kullback.generators.power import log_affinity
@@ -60,7 +60,7 @@ _LIBRARIES = ("torch.", "kullback.")
 
 def serves(kind: Divergence) -> bool:
     """Return whether draws can estimate a kind: a mean of terms, or Renyi's function of it."""
-    return kind.additive or (behaves_as(kind, Renyi) and 0 < cast("Renyi", kind).alpha < math.inf)
+    return kind.additive or (isinstance(kind, Renyi) and 0 < kind.alpha < math.inf)
 
 
 def estimate(
@@ -75,7 +75,7 @@ def estimate(
     """
     if not serves(kind):
         return None
-    is_kl = behaves_as(kind, KL)
+    is_kl = isinstance(kind, KL)
     for d in (p,) if is_kl else (p, q):
         _check_draws(call, d)
     if not p.event_shape:
@@ -263,7 +263,7 @@ def _other(
 
     The gradient is that of the terms at fixed draws, because the density of the draws is constant in it.
     """
-    alpha = order_of(kind) if behaves_as(kind, Renyi) else None
+    alpha = order_of(kind) if isinstance(kind, Renyi) else None
     additive = with_limits(kind if alpha is None else Alpha(alpha))
     halves: list[_Half] = []
     for first, other in ((p, q), (q, p)):

@@ -1,0 +1,202 @@
+"""Rows of which a part is known: the most probable classes, and of the others their mass or draws.
+
+Files of `kullback.io` store such rows, and the losses take them as teachers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
+
+from kullback.common.dtypes import dtype_name
+from kullback.common.short_repr import ShortRepr
+
+
+class RowBlock:
+    """A dataclass whose tensors have one row for each position, which a slice or a mask selects from."""
+
+    def __getitem__(self, rows: slice | Tensor) -> Self:
+        tensors = self.tensors()
+        return replace(cast("Any", self), **{name: tensor[rows] for name, tensor in tensors.items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by the names of their fields."""
+        values = {each.name: getattr(self, each.name) for each in fields(cast("Any", self))}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ReferenceBlock(RowBlock, ShortRepr):
+    r"""Rows of a reference file: the known part of a model's distributions at some scored tokens.
+
+    Attributes:
+        start: the number of the first row.
+        classes: the number of classes.
+        labels: the scored tokens, int64, shape (rows,).
+        top_indices: the k most probable classes, most probable first, int32, shape (rows, k).
+        top_log_probs: their log-probabilities among all classes, float32, shape (rows, k).
+        tail_indices: m classes drawn from the others, independently and with replacement, each with its probability
+            divided by theirs, int32, shape (rows, m).
+        tail_log_probs: their log-probabilities among all classes, float32, shape (rows, m); -inf where the others have
+            no mass, and nothing was drawn.
+        tail_log_mass: the log of the mass of all classes but the k, float32, shape (rows,); -inf if there is none.
+        label_log_probs: the log-probabilities of the labels, float32, shape (rows,).
+        support_sizes: how many classes have a probability above 0, int32, shape (rows,); 0 where that is not known.
+
+    Example:
+        >>> import pathlib, tempfile, torch
+        >>> from kullback.io import Reference, ReferenceWriter, Windows
+        >>> windows = Windows(torch.tensor([0, 2]), torch.tensor([0, 2]), torch.tensor([False, True]))
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "base.klref"
+        >>> with ReferenceWriter(path, windows, top=2, tail_draws=4) as writer:
+        ...     writer.add(torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log())
+        >>> with Reference(path) as reference:
+        ...     block = reference.read(0, 1)
+        >>> block.top_log_probs.exp(), block.tail_log_mass.exp(), block.label_log_probs.exp()
+        (tensor([[0.5000, 0.2500]]), tensor([0.2500]), tensor([0.1250]))
+    """
+
+    start: int
+    classes: int
+    labels: Tensor
+    top_indices: Tensor
+    top_log_probs: Tensor
+    tail_indices: Tensor
+    tail_log_probs: Tensor
+    tail_log_mass: Tensor
+    label_log_probs: Tensor
+    support_sizes: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, rows: slice | Tensor) -> Self:
+        start = (rows.start or 0) if isinstance(rows, slice) else 0
+        return replace(super().__getitem__(rows), start=self.start + start)
+
+
+@dataclass(frozen=True, eq=False)
+class TopKBlock(RowBlock):
+    r"""Consecutive positions of an open `TopKSource`; ``TopK(block.indices, block.log_probs)`` is a teacher.
+
+    Every tensor has one row for each position, and the caller may modify it.
+
+    Attributes:
+        sequences: the number of the text, request or row of the file that a position belongs to, int64, shape (n,).
+        positions: the position of the predicted token in its sequence, as far as the format stores it, int64, shape
+            (n,).
+        indices: the classes that are known, int64, shape (n, k), in the order of the file. The true token's stands
+            behind the others where the file has its log-probability but does not list it.
+        log_probs: their natural log-probabilities, shape (n, k); -inf is padding of positions with fewer classes.
+        labels: the true token, int64, shape (n,); -100 where it is not known.
+        label_log_probs: its log-probability, shape (n,); NaN where it is not known.
+        log_tail: the log of the mass outside the known classes, float64, shape (n,); -inf where no mass is left, NaN
+            where it is unknown because the file has only the logits of the known classes.
+        classes: the number of all classes, or None if that is not known.
+
+    Example:
+        >>> import kullback.io
+        >>> response = {"choices": [{"prompt_logprobs": [None, {"5": {"logprob": -0.5, "rank": 1}}]}]}
+        >>> with kullback.io.open_top_k(response) as source:
+        ...     block = next(source.blocks())
+        >>> block.indices, block.log_probs, block.labels, block.log_tail.exp()
+        (tensor([[5]]), tensor([[-0.5000]]), tensor([5]), tensor([0.3935], dtype=torch.float64))
+    """
+
+    sequences: Tensor
+    positions: Tensor
+    indices: Tensor
+    log_probs: Tensor
+    labels: Tensor
+    label_log_probs: Tensor
+    log_tail: Tensor
+    classes: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __repr__(self) -> str:
+        k, dtype = self.indices.shape[-1], dtype_name(self.log_probs.dtype)
+        return f"TopKBlock(positions={len(self)}, k={k}, classes={self.classes}, dtype={dtype})"
+
+    @property
+    def counts(self) -> Tensor:
+        """How many classes each position lists, int64, shape (n,)."""
+        return (self.log_probs != -torch.inf).sum(-1)
+
+
+def summarize_rows(
+    logits: Tensor, labels: Tensor, *, top: int, uniforms: Tensor, start: int = 0
+) -> ReferenceBlock:
+    """Return the parts of logits that a reference file stores, on the CPU.
+
+    Arguments:
+        logits: float64, shape (rows, classes), without NaN and +inf; they are overwritten.
+        labels: the true classes, shape (rows,).
+        top: how many of the most probable classes to keep.
+        uniforms: numbers from [0, 1) that decide the draws, shape (rows, draws).
+        start: the number of the first row.
+    """
+    rows, classes = logits.shape
+    device = logits.device
+    # To look for a class without mass first is faster than to count.
+    whole = bool((logits.amin(-1) > -torch.inf).all())
+    support = torch.full((rows,), classes, device="cpu") if whole else logits.isfinite().sum(-1)
+    at_label = logits.gather(-1, labels.to(device)[:, None])
+    indices = top_classes(logits, min(top, classes))
+    kept = logits.gather(-1, indices)
+    log_weights = logits.scatter_(-1, indices, -torch.inf)
+    peak = log_weights.amax(-1, keepdim=True)
+    cumulative = (log_weights - peak.nan_to_num(neginf=0.0)).exp_().cumsum_(-1)
+    total = cumulative[:, -1:]
+    tail = peak + total.log()
+    # Below the total, so that a class is found whose weight is above 0.
+    levels = torch.minimum(uniforms.to(device) * total, total.nextafter(torch.zeros_like(total)))
+    drawn = torch.searchsorted(cumulative, levels, right=True).clamp_(max=classes - 1)
+    drawn = torch.where(total > 0, drawn, 0)
+    normalizer = torch.logaddexp(kept.logsumexp(-1, keepdim=True), tail)
+
+    def log_probs(x: Tensor) -> Tensor:
+        return (x - normalizer).clamp_(max=0).float().cpu()
+
+    return ReferenceBlock(
+        start=start,
+        classes=classes,
+        labels=labels.cpu(),
+        top_indices=indices.int().cpu(),
+        top_log_probs=log_probs(kept),
+        tail_indices=drawn.int().cpu(),
+        tail_log_probs=log_probs(torch.where(total > 0, log_weights.gather(-1, drawn), -torch.inf)),
+        tail_log_mass=log_probs(tail)[:, 0],
+        label_log_probs=log_probs(at_label)[:, 0],
+        support_sizes=support.int().cpu(),
+    )
+
+
+def top_classes(x: Tensor, k: int) -> Tensor:
+    """Return the classes of the k largest entries of each row, the largest first; ties are in the order of the
+    classes."""
+    rows = len(x)
+    least = x.topk(k).values[:, -1:]
+    # All that reach the smallest of the k, which may be more, in order of their index.
+    row, index = (x >= least).nonzero().unbind(-1)
+    counts = torch.bincount(row, minlength=rows)
+    place = torch.arange(len(row), device=x.device) - (counts.cumsum(0) - counts)[row]
+    most = int(counts.max()) if rows else k
+    candidates = torch.zeros(rows, most, dtype=torch.int64, device=x.device)
+    candidates[row, place] = index
+    values = torch.full((rows, most), -torch.inf, dtype=x.dtype, device=x.device)
+    values[row, place] = x[row, index]
+    # Empty places are last, also behind the classes of no mass, as sorting is stable.
+    order = values.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    return candidates.gather(-1, order)
+
+
+def log_tail_mass(log_probs: Tensor) -> Tensor:
+    """Return log(1 - the sum of the probabilities), float64; -inf where that is not positive."""
+    kept = torch.logsumexp(log_probs.double(), -1)
+    some = kept < 0
+    return torch.where(some, torch.log(-torch.expm1(torch.where(some, kept, -1.0))), -torch.inf)
