@@ -56,11 +56,9 @@ def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribu
 
     Shapes that the distribution, or one inside it, keeps as a tuple or a list become a `torch.Size` in the copy.
     """
-    if torch.compiler.is_compiling():
+    if have_ordinary_tensors(d):
         return d
     d = with_torch_sizes(d)
-    if are_ordinary(_tensors_in(d)):
-        return d
 
     def checked(_owner: Any, name: str, x: Tensor) -> Tensor:
         if x.is_complex():
@@ -82,6 +80,16 @@ def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribu
         return dense(call, f"{argument}.{name}", x)
 
     return with_tensors(d, checked)
+
+
+def have_ordinary_tensors(*distributions: Distribution) -> bool:
+    """Return whether `with_ordinary_tensors` returns all of these distributions unchanged."""
+    if torch.compiler.is_compiling():
+        return True
+    for part in parts_of(*distributions):
+        if type(part.batch_shape) is not torch.Size or type(part.event_shape) is not torch.Size:
+            return False
+    return are_ordinary(_tensors_in(*distributions))
 
 
 def without_empty_wrapper(d: Distribution) -> Distribution:
