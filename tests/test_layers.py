@@ -93,12 +93,15 @@ LAYERS = {
     "kullback.pairs": (
         {"torch_registry"},
         {"overrides"},
+        {"family"},
         {"clone", "numerics", "solve_options"},
         {"native_forms"},
-        {"registry"},
+        {"registry", "renyi"},
         {"rounding", "sampling"},
         {"densities"},
-        {"closed_forms", "distribution_checks", "other_objects", "plain_form", "scipy_adapter", "support"},
+        {"support"},
+        {"families"},
+        {"closed_forms", "distribution_checks", "other_objects", "plain_form", "scipy_adapter"},
         {"coverage", "integration"},
         {"monte_carlo", "univariate"},
         {"solve"},
@@ -404,12 +407,12 @@ def test_an_import_of_the_public_face_from_inside_is_found(tmp_path):
 
 def test_an_inner_folder_that_imports_a_decision_of_its_parent_is_found(tmp_path):
     files = {
-        "pairs/densities/real_densities.py": "from kullback.pairs.solve import estimate",
+        "pairs/densities/location_scale.py": "from kullback.pairs.solve import estimate",
         "pairs/solve.py": "",
     }
     package = write_package(tmp_path, files)
     assert upward_imports(package, "kullback.pairs") == [
-        "kullback.pairs.densities.real_densities -> kullback.pairs.solve"
+        "kullback.pairs.densities.location_scale -> kullback.pairs.solve"
     ]
 
 

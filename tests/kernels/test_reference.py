@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import mpmath
 import pytest
@@ -169,7 +170,7 @@ def test_no_rows_have_gradients_without_rows() -> None:
 def test_row_divergence_transforms(inputs) -> None:
     p, q, _, _ = inputs
     rows = RowDivergence(KIND, temperature=2.5)
-    narrow_rows = rows._replace(dtype=torch.float32)
+    narrow_rows = replace(rows, dtype=torch.float32)
 
     def values(a: Tensor, b: Tensor) -> Tensor:
         return reference.row_divergence(rows, a, b)

@@ -11,6 +11,7 @@ from kullback.common.dtypes import upcast
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.row_operation import (
     Gradients,
+    RowOperation,
     Wanted,
     Weights,
     transformable,
@@ -97,7 +98,7 @@ def cross_entropy_gradient(logits: Tensor, classes: Tensor, grad: Tensor) -> Ten
     return weighted_rows(by, grad, spoilt)
 
 
-class _CrossEntropy:
+class _CrossEntropy(RowOperation):
     """`cross_entropy` as a row operation; its gradient is in the dtype of the logits."""
 
     def compute(self, logits: Tensor, classes: Tensor) -> tuple[Tensor]:

@@ -6,6 +6,7 @@ temporaries stay small for any number of rows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.row_operation import (
     Evaluation,
     Gradients,
+    RowOperation,
     Wanted,
     Weights,
     transformable,
@@ -118,7 +120,8 @@ def pair_of_sides(p: Normalized, q: Normalized, log_ratio: Tensor | None = None)
     return FinitePair(mass_p, mass_q, ratio, lambda: (p.log_mass(), q.log_mass()))
 
 
-class RowDivergence(NamedTuple):
+@dataclass(slots=True, eq=False)
+class RowDivergence(RowOperation):
     """The divergence of each row of P and Q, a row operation (`kernels.row_operation`).
 
     Attributes:
@@ -144,7 +147,7 @@ class RowDivergence(NamedTuple):
 
     def of_rows(self, rows: slice) -> RowDivergence:
         """Return the operation for some rows."""
-        return self if self.labels is None else self._replace(labels=self.labels.of_rows(rows))
+        return self if self.labels is None else replace(self, labels=self.labels.of_rows(rows))
 
     def values(self, p: Tensor, q: Tensor) -> Tensor:
         """Return the value of each row."""
@@ -236,7 +239,7 @@ def _balanced(kind: Divergence, pair: FinitePair) -> FinitePair:
 
 def row_divergence(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
     """Return the value of each pair of rows of two (n, classes) tensors, differentiable in every way."""
-    labels, rows = rows.labels, rows._replace(labels=None)  # the labels' tensors may be transformed too
+    labels, rows = rows.labels, replace(rows, labels=None)  # the labels' tensors may be transformed too
     values = transformable(rows, p, q)
     return values if labels is None else labels.mixed(values, q)
 

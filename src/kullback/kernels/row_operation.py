@@ -1,4 +1,4 @@
-"""Operations on rows for automatic differentiation: one protocol, applied per row or as a weighted total.
+"""Operations on rows for automatic differentiation: one base class, applied per row or as a weighted total.
 
 A row operation computes values from tensors, and the gradients of a weighted sum of these values. Backends, teachers
 and placements are operations; the functions below are the only ones that torch's autograd sees.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,12 +29,23 @@ Evaluation = tuple[Tensor, Tensor | None, Tensor | None]
 """The values of rows, and the gradients of their weighted sum by P and by Q."""
 
 
-class RowOperation(Protocol):
-    """How rows become values and gradients."""
+class RowOperation:
+    """How rows become values and gradients.
 
-    def compute(self, *tensors: Any) -> tuple[Any, ...]:
+    Every operation defines `compute` and `gradients`. `total` and its weights are for operations that `RowTotal`
+    applies; `changes` and `complete` have defaults.
+    """
+
+    __slots__ = ()
+
+    weights: Weights
+    """The weights of a total, which are constants; None means 1. A row of weight 0 contributes 0."""
+    scale: float
+    """The factor of a total."""
+
+    def compute(self, *tensors: Any, **_: Any) -> tuple[Any, ...]:
         """Return a tuple of the values, and of everything else that the gradients need."""
-        ...
+        raise NotImplementedError
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the wanted gradients of the sum of `grad` times the values.
@@ -47,37 +58,30 @@ class RowOperation(Protocol):
             is_plain: whether the backward pass is neither differentiated nor batched. Otherwise, the gradients are
                 computed by differentiable operations.
         """
-        ...
+        raise NotImplementedError
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
-        """Return the directional derivative of the values. Operations without forward mode do not define it."""
-        ...
-
-
-class TotalOperation(RowOperation, Protocol):
-    """A row operation that also computes the sum of its values times `weights` and `scale`.
-
-    The weights are constants. A row of weight 0 contributes 0.
-    """
-
-    @property
-    def weights(self) -> Tensor | None: ...
-    @property
-    def scale(self) -> float: ...
+        """Return the directional derivative of the values. By default, there is no forward mode."""
+        raise invalid_value(
+            "forward_ad.make_dual",
+            "tangent",
+            wanted="none for a loss without forward mode, such as one of sharded classes",
+            got="one",
+            instead="loss.backward() or torch.autograd.grad(loss, inputs)",
+        )
 
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Tensor, Gradients]:
-        """Return the total and its wanted gradients."""
-        ...
+        """Return the sum of the values times `weights` and `scale`, and its wanted gradients."""
+        raise NotImplementedError
 
-    def complete(self, gradients: list[Tensor | None]) -> Gradients:
-        """Complete gradients of `total` in the backward pass, after they were multiplied by the gradient.
-
-        Only operations with an attribute `shards` define it.
-        """
-        ...
+    def complete(self, gradients: Gradients) -> Gradients:
+        """Complete the gradients of `total` in the backward pass, after they were multiplied by the gradient."""
+        return gradients
 
 
-def transformable(operation: Any, first: Tensor, second: Tensor, third: Tensor | None = None) -> Tensor:
+def transformable(
+    operation: RowOperation, first: Tensor, second: Tensor, third: Tensor | None = None
+) -> Tensor:
     """Return the values by a function that torch.func, torch.compile and forward mode support.
 
     Tensors that these transform are arguments, not attributes of the operation.
@@ -87,8 +91,7 @@ def transformable(operation: Any, first: Tensor, second: Tensor, third: Tensor |
         value = operation.compute(*(x.detach() for x in tensors))[0]
         return expanded(value, operation.changes, first, second, third).to(value.dtype)
     # torch.compile does not support a custom function with forward-mode derivatives.
-    has_forward_mode = hasattr(operation, "changes") and not torch.compiler.is_compiling()
-    function = _ForwardTransformable if has_forward_mode else _Transformable
+    function = _Transformable if torch.compiler.is_compiling() else _ForwardTransformable
     return function.apply(operation, first, second, third)[0]
 
 
@@ -255,7 +258,7 @@ class RowTotal(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, operation: TotalOperation, is_early: bool, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, operation: RowOperation, is_early: bool, *tensors: Tensor | None) -> Tensor:
         ctx.operation = operation
         # Autograd cannot save tensors of torch.inference_mode. The gradient computed below does not need them.
         ctx.save_for_backward(*[None if x is None or x.is_inference() else x for x in tensors])
@@ -272,10 +275,7 @@ class RowTotal(torch.autograd.Function):
         is_plain = not torch.is_grad_enabled() and can_inspect(grad)
         if ready is not None and is_plain:
             ctx.gradients = None
-            gradients = _scaled(ready, grad)
-            if getattr(operation, "shards", None) is not None:
-                gradients = operation.complete(gradients)
-            return None, None, *gradients
+            return None, None, *operation.complete(_scaled(ready, grad))
         tensors = ctx.saved_tensors
         if tensors[0] is None or tensors[1] is None:
             raise invalid_value(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from kullback.kernels.label_terms import cross_entropy_gradient, cross_entropy_o
 from kullback.kernels.native import library
 from kullback.kernels.native.native_rows import DTYPES
 from kullback.kernels.reference import origin_of
-from kullback.kernels.row_operation import Gradients, Wanted, transformable, without_spoilt_rows
+from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, transformable, without_spoilt_rows
 
 
 def serves(logits: Tensor) -> bool:
@@ -22,7 +23,8 @@ def serves(logits: Tensor) -> bool:
     return logits.is_cpu and logits.dtype in DTYPES and library.is_available()
 
 
-class SelectedClasses(NamedTuple):
+@dataclass(slots=True, eq=False)
+class SelectedClasses(RowOperation):
     """The classes to read from rows of logits: ``indices[n]`` for row n. A negative index is padding.
 
     `of` and `read` return these float64 columns for each row:
@@ -42,17 +44,17 @@ class SelectedClasses(NamedTuple):
 
     def of(self, logits: Tensor) -> Tensor:
         """Read the logits, differentiably."""
-        settings = self._replace(indices=None, labels=None)  # torch.func may transform these tensors too
+        settings = replace(self, indices=None, labels=None)  # torch.func may transform these tensors too
         return transformable(settings, logits, self.indices, self.labels)
 
     def compute(self, logits: Tensor, indices: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the results of `read`, as a row operation."""
-        return self._replace(indices=indices, labels=labels).read(logits)
+        return replace(self, indices=indices, labels=labels).read(logits)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the gradient by the logits."""
         (logits, indices, labels), (result, sums) = tensors, kept
-        classes = self._replace(indices=indices, labels=labels)
+        classes = replace(self, indices=indices, labels=labels)
         if not is_plain:
             return classes.gradient_of_block(logits, result, grad).to(logits.dtype), None
         gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
@@ -158,4 +160,4 @@ class SelectedClasses(NamedTuple):
 
     def _of_rows(self, block: slice) -> SelectedClasses:
         labels = None if self.labels is None else self.labels[block]
-        return self._replace(indices=self.indices[block], labels=labels)
+        return replace(self, indices=self.indices[block], labels=labels)

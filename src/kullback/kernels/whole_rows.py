@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import (
     Evaluation,
     Gradients,
+    RowOperation,
     RowTotal,
     RowValueFunction,
     Wanted,
@@ -31,7 +33,8 @@ from kullback.representations import Representation
 _NO_GRADIENTS = (False, False)
 
 
-class FastRows(NamedTuple):
+@dataclass(slots=True, eq=False)
+class FastRows(RowOperation):
     """A row operation by a backend's kernels; differentiated gradients and forward mode are the reference's.
 
     Attributes:

@@ -438,7 +438,7 @@ def _loss_of_heads(
     if return_entropy and is_chunked:
         n = positions.shape.numel()
         entropies = torch.zeros(n, dtype=positions.dtype, device=positions.device)
-        operation = operation._replace(entropies=entropies)
+        operation = replace(operation, entropies=entropies)
     elif return_entropy:
         entropies = operation.reference_entropies(tensors, excluded)
     if is_chunked:
@@ -457,7 +457,7 @@ def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions)
         shares, scale = positions.shares()
         if shares is None or not shares.requires_grad:
             shares = None if shares is None else shares.reshape(-1)
-            operation = operation._replace(weights=shares, scale=scale)
+            operation = replace(operation, weights=shares, scale=scale)
             return RowTotal.apply(operation, torch.is_grad_enabled() and not is_half, *tensors)
     return positions.reduce(RowValueFunction.apply(operation, *tensors).reshape(positions.shape))
 
@@ -502,7 +502,7 @@ def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is
     needed = requires_gradient(*teacher) > 0, requires_gradient(*student) > 0
     kind, temperature = operation.kind, float(operation.temperature)
     rows = ShardedRows(sides.ranks, kind, temperature, sides.classes, needed, sides.own[0])
-    return operation._replace(shards=rows, widest=max(stop - start for start, stop in sides.meeting))
+    return replace(operation, shards=rows, widest=max(stop - start for start, stop in sides.meeting))
 
 
 def _counted(weights: Tensor) -> Tensor | None:

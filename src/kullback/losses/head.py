@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from kullback.generators.growth import growth_of
 from kullback.kernels import RowDivergence, logit_divergence, value_and_gradient
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.native import library
-from kullback.kernels.row_operation import Evaluation, Gradients, Wanted, Weights, row_weights
+from kullback.kernels.row_operation import Evaluation, Gradients, RowOperation, Wanted, Weights, row_weights
 from kullback.losses.head_tensors import HeadTensors, StoredTensors, sides_of
 from kullback.losses.settings import remembered
 from kullback.losses.teachers import PartialRows
@@ -113,7 +114,8 @@ class StoredTeacher(NamedTuple):
         return _StoredSide(self.rows, tensors.log_probs, wanted.log_probs)
 
 
-class HeadRows(NamedTuple):
+@dataclass(slots=True, eq=False)
+class HeadRows(RowOperation):
     """A row operation over two heads, or over one head and a stored teacher.
 
     Its tensors are those of two sides (`sides_of`), in one sequence.
@@ -169,7 +171,7 @@ class HeadRows(NamedTuple):
             check_first_derivative(self.shards.ranks, grad)
         if not is_plain:
             return self._through_whole_logits(tensors, grad, wanted)
-        return self.complete(sweep(self._replace(entropies=None), tensors, upcast(grad), wanted)[1])
+        return self.complete(sweep(replace(self, entropies=None), tensors, upcast(grad), wanted)[1])
 
     def complete(self, gradients: Gradients) -> Gradients:
         """Sum the gradients of hidden states over the ranks. Autograd casts the sums to their dtypes."""
@@ -270,10 +272,10 @@ def sweep(
     is_far = (weights * values).abs() > min(ranges) / _MAX_DERIVATIVE_PER_VALUE
     if not bool(is_far.any()):
         return values, gradients
-    operation, counts = operation._replace(entropies=None), ~is_far
+    operation, counts = replace(operation, entropies=None), ~is_far
     if operation.counted is not None:
         counts &= torch.zeros_like(is_far).index_fill(0, operation.counted, True)
-    near, far = (operation._replace(counted=x.nonzero().squeeze(-1)) for x in (counts, is_far))
+    near, far = (replace(operation, counted=x.nonzero().squeeze(-1)) for x in (counts, is_far))
     _, gradients = _sweep(near, tensors, weights, wanted)
     _, added = _sweep(far, [x if x is None else x.to(accurate) for x in tensors], weights, wanted)
     sums = [x if x is None or y is None else x + y for x, y in zip(gradients, added, strict=True)]

@@ -20,7 +20,7 @@ from kullback.generators import Divergence
 from kullback.kernels import RowDivergence, logit_divergence, weighted_total
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.reference import pair_of_logs
-from kullback.kernels.row_operation import Gradients, RowValueFunction, Wanted
+from kullback.kernels.row_operation import Gradients, RowOperation, RowValueFunction, Wanted
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.losses.positions import Positions
 from kullback.losses.settings import (
@@ -292,7 +292,8 @@ class PartialTeacher(ShortRepr, ABC):
         return rows.of_student(student, positions.labels, shard, excluded)
 
 
-class WeightedTerms(NamedTuple):
+@dataclass(slots=True, eq=False)
+class WeightedTerms(RowOperation):
     """The weighted sum of each row's terms of some classes, as a row operation. Rows are not normalized.
 
     The gradients by log p and log q use the kind's derivatives. Terms of weight 0 have no effect, even if they are NaN.

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Constraint, OneOf, Whole
 from kullback.common.files import check_input
 from kullback.errors import FileError, ModelError, invalid_type, invalid_value
 from kullback.io.windows import Windows
@@ -27,6 +28,11 @@ from kullback.models.language_model import LanguageModel
 
 Score = Literal["second-half", "all", "assistant"]
 FEWEST_TOKENS = 3  # in a window: one before the first scored token, whose half is cut
+CUTTING: dict[str, Constraint] = {
+    "context": Whole(least=FEWEST_TOKENS, example=512),
+    "score": OneOf(get_args(Score), example="all"),
+    "most_windows": Whole(least=1, example=100, optional=True),
+}
 LONGEST_LINE = 64 * 1024 * 1024  # bytes of a line of JSON
 
 
@@ -162,23 +168,10 @@ def make_windows(
         the windows, and the document of each.
 
     Raises:
-        ArgumentValueError: `score` does not go with the text, or `context` is too small.
+        ArgumentValueError: `score` does not go with the text.
         ModelError: the text is shorter than a window, a conversation is longer, or its replies are not in the tokens
             as they are in the record.
     """
-    if score not in get_args(Score):
-        names = ", ".join(map(repr, get_args(Score)))
-        raise invalid_value(
-            "make_windows", "score", wanted=f"one of {names}", got=repr(score), instead="score='all'"
-        )
-    if context < FEWEST_TOKENS:
-        raise invalid_value(
-            "make_windows",
-            "context",
-            wanted=f"{FEWEST_TOKENS} or more",
-            got=str(context),
-            instead="context=512",
-        )
     if text.are_conversations != (score == "assistant"):
         wanted = "conversations with score='assistant', and no other text" if score == "assistant" else "text"
         got = "conversations" if text.are_conversations else "text"

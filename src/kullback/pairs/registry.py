@@ -49,13 +49,14 @@ class ClosedForm(NamedTuple):
     """A closed form, its method (``"closed_form"`` or ``"series"``) and a bound on its rounding error.
 
     The bound is a function of P, Q and the value. None means the common bound, `kullback.pairs.rounding`. `native`
-    computes the same in C++.
+    computes the same in C++. A form that `yields` is replaced by another one for its types.
     """
 
     function: FormFunction
     method: str
     error: Callable[..., Tensor] | None = None
     native: Shortcut | None = None
+    yields: bool = False
 
 
 class UserRule(NamedTuple):
@@ -86,6 +87,7 @@ def closed_form(
     method: str = "closed_form",
     error: Callable[..., Tensor] | None = None,
     native: Code | Shortcut | None = None,
+    yields: bool = False,
 ) -> Callable[[FormT], FormT]:
     """Register a closed form for a pair of types; it serves their subclasses too, unless those have their own.
 
@@ -95,12 +97,15 @@ def closed_form(
     """
 
     def enter(function: FormT) -> FormT:
-        if (type_p, type_q) in _RULES["closed_form"]:
+        other = _RULES["closed_form"].get((type_p, type_q))
+        if other is not None and yields:
+            return function
+        if other is not None and not other.yields:
             raise RegistrationError(f"two closed forms for {names_of(type_p, type_q)}")
         kernel = native
         if isinstance(kernel, ElementForm | RowForm):
             kernel = NativeForm(function, kernel, type_p, type_q)
-        _register("closed_form", (type_p, type_q), ClosedForm(function, method, error, kernel))
+        _register("closed_form", (type_p, type_q), ClosedForm(function, method, error, kernel, yields))
         return function
 
     return enter

@@ -45,7 +45,6 @@ from kullback.pairs.closed_forms.reductions import (
     kl_transformed_transformed,
     sum_of_dimensions,
 )
-from kullback.pairs.closed_forms.renyi import renyi_in_closed_form
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.densities.density import densities_of
 from kullback.pairs.densities.maps import move_apart, same_maps
@@ -73,9 +72,10 @@ from kullback.pairs.registry import (
     plan_for,
     set_order,
 )
+from kullback.pairs.renyi import renyi_in_closed_form
 from kullback.pairs.rounding import rounding_error
 from kullback.pairs.solve_options import METHODS, SolveOptions
-from kullback.pairs.support import check_comparable, is_infinite
+from kullback.pairs.support import check_comparable, is_always_finite, is_infinite
 from kullback.pairs.torch_registry import ThirdPartyRule
 from kullback.results.estimate import Estimate
 
@@ -253,7 +253,8 @@ def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Esti
     if value is None:
         return None
     value = value.clamp(min=0) + 0.0  # turns -0 into 0
-    value = _with_infinities(p, q, value)
+    if not is_always_finite(type(p), type(q)):
+        value = _with_infinities(p, q, value)
     value = _without_overflow(form, p, q, value)
     return None if value is None else _with_error(form, pair._replace(p=p, q=q), value, options)
 

@@ -7,6 +7,7 @@ Each rank computes the masses of its own classes. The ranks exchange a few numbe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,7 +19,7 @@ from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
-from kullback.kernels.row_operation import Evaluation, Gradients, Wanted, Weights, overwritten
+from kullback.kernels.row_operation import Evaluation, Gradients, RowOperation, Wanted, Weights, overwritten
 from kullback.parallel import native_shards
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.combine import CombineRule, Merged, first_rank, rule_of
@@ -39,7 +40,8 @@ class SweepResults(NamedTuple):
         return self.merged.values if self.labels is None else self.labels.values(self.merged.values)
 
 
-class ShardedRows(NamedTuple):
+@dataclass(slots=True, eq=False)
+class ShardedRows(RowOperation):
     """Divergences of rows whose classes are sharded; all ranks call its methods with the same rows in the same order.
 
     Attributes:
@@ -91,7 +93,7 @@ class ShardedRows(NamedTuple):
         inplace: bool = False,
     ) -> Evaluation:
         """Return the results of `kernels.value_and_gradient`, with the gradients by this rank's logits."""
-        sharded = self._replace(kind=rows.kind)
+        sharded = replace(self, kind=rows.kind)
         state = sharded.sweep(p, q, self.needed if any(wanted) else (False, False), rows.labels)
         by_p, by_q = sharded.side_gradients(p, q, state, weights, wanted, (inplace, inplace))
         return state.values(), by_p, by_q

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from kullback.common.dtypes import upcast
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.reference import origin_of
-from kullback.kernels.row_operation import Gradients, RowValueFunction, Wanted
+from kullback.kernels.row_operation import Gradients, RowOperation, RowValueFunction, Wanted
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.parallel.collectives import Ranks, check_first_derivative
 from kullback.parallel.rows import log_sums, merged_log_sums
@@ -31,7 +32,8 @@ class Shard(NamedTuple):
     classes: int
 
 
-class ShardedClasses(NamedTuple):
+@dataclass(slots=True, eq=False)
+class ShardedClasses(RowOperation):
     """Read `SelectedClasses` of rows whose classes are sharded; the result is the same on every rank.
 
     The forward pass makes two collectives: an all-reduce of k numbers per row (k + 1 with labels), and an all-gather of

@@ -15,21 +15,31 @@ from torch.distributions import (
     ContinuousBernoulli,
     Distribution,
     Exponential,
+    FisherSnedecor,
     Gamma,
+    GeneralizedPareto,
     Gumbel,
     HalfCauchy,
     HalfNormal,
+    InverseGamma,
+    Kumaraswamy,
     Laplace,
+    LogNormal,
     Normal,
     Pareto,
     Poisson,
+    StudentT,
     Uniform,
+    VonMises,
+    Weibull,
 )
 
 from kullback import kl_divergence, kl_estimate, register_kl
 from kullback.errors import ArgumentValueError
-from kullback.pairs.closed_forms.infinite import ALWAYS_INFINITE
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
+from kullback.pairs.densities.density import densities_of
+from kullback.pairs.families.infinite import ALWAYS_INFINITE
+from kullback.pairs.support import is_infinite
 from tests.refusals import refused
 
 Make = Callable[[Tensor, Tensor], Distribution]
@@ -49,23 +59,39 @@ MADE: dict[type, Make] = {
     Poisson: lambda a, _: Poisson(a),
     Bernoulli: lambda a, _: Bernoulli(logits=a),
     Binomial: lambda a, _: Binomial(7, logits=a),
+    FisherSnedecor: FisherSnedecor,
+    GeneralizedPareto: lambda a, b: GeneralizedPareto(a, b, (a - b) / (a + b)),
+    InverseGamma: InverseGamma,
+    Kumaraswamy: Kumaraswamy,
+    LogNormal: LogNormal,
+    StudentT: lambda a, b: StudentT(a, b, b),
+    VonMises: VonMises,
+    Weibull: Weibull,
 }
 
 
-@pytest.mark.parametrize("types", ALWAYS_INFINITE, ids=lambda x: " || ".join(t.__name__ for t in x))
-def test_they_are_infinite_by_the_other_rules_too_and_have_no_gradient(types: tuple[type, type]) -> None:
+def test_they_are_infinite_by_the_other_rules_too_and_have_no_gradient() -> None:
     generator = torch.Generator().manual_seed(0)
     numbers = (4 * torch.randn(4, 50, generator=generator)).exp().double().requires_grad_()
-    p, q = MADE[types[0]](numbers[0], numbers[1]), MADE[types[1]](numbers[2], numbers[3])
-    value = fused_divergence(p, q)
-    assert value is not None
-    assert (value.shape, value.dtype) == ((50,), torch.float64)
-    assert bool(value.isposinf().all())
-    assert bool(kl_estimate(p, q).value.isposinf().all())
-    (gradient,) = torch.autograd.grad(kl_divergence(p, q).sum(), numbers)
-    assert not bool(gradient.any())
-    with torch.no_grad():
-        assert not kl_divergence(p, q).requires_grad
+    made = [(kind_p, kind_q) for kind_p in MADE for kind_q in MADE if (kind_p, kind_q) in ALWAYS_INFINITE]
+    assert set(made) == ALWAYS_INFINITE
+    for kind_p, kind_q in made:
+        pair = f"{kind_p.__name__} || {kind_q.__name__}"
+        p, q = MADE[kind_p](numbers[0], numbers[1]), MADE[kind_q](numbers[2], numbers[3])
+        value = fused_divergence(p, q)
+        assert value is not None, pair
+        assert (value.shape, value.dtype) == ((50,), torch.float64), pair
+        assert bool(value.isposinf().all()), pair
+        assert bool(kl_estimate(p, q).value.isposinf().all()), pair
+        densities = densities_of(p, q)
+        assert densities is not None, pair
+        infinite = is_infinite(*densities)
+        assert infinite is not None, pair
+        assert bool(infinite.all()), pair
+        (gradient,) = torch.autograd.grad(kl_divergence(p, q).sum(), numbers)
+        assert not bool(gradient.any()), pair
+        with torch.no_grad():
+            assert not kl_divergence(p, q).requires_grad, pair
 
 
 def test_a_poisson_of_rate_0_is_finite() -> None:

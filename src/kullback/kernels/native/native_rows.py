@@ -79,13 +79,13 @@ def _run(
     rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, scale: float, *results: Tensor | None
 ) -> None:
     """Call the operator, which writes the values, the total and the gradients by both sides to `results`."""
-    kind, temperature, _, labels, *_ = rows
-    code, numbers, swapped = cast(Arguments, arguments_of(kind))
+    labels = rows.labels
+    code, numbers, swapped = cast(Arguments, arguments_of(rows.kind))
     if swapped:
         p, q, results = q, p, (*results[:2], *results[:1:-1])
     if weights is not None:
         weights = weights.to(torch.float64).contiguous()
     classes, soft, hard = (None, 1.0, 0.0) if labels is None else (labels.classes.contiguous(), *labels[1:])
     torch.ops.kullback.value_and_gradient.default(
-        p, q, weights, code, *numbers, temperature, scale, classes, swapped, soft, hard, *results
+        p, q, weights, code, *numbers, rows.temperature, scale, classes, swapped, soft, hard, *results
     )

@@ -8,6 +8,7 @@ interpreter runs the same kernel on the CPU, slowly, for tests.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import cast
@@ -112,7 +113,7 @@ def _run(
     (rows, classes), labels = p.shape, divergence.labels
     if labels is not None:
         before = q.clone() if gradients[1] is q else q
-        values = _run(divergence._replace(labels=None), p, q, weights, scale * labels.soft, gradients)
+        values = _run(replace(divergence, labels=None), p, q, weights, scale * labels.soft, gradients)
         return labels.add(values, before, weights, scale, gradients[1])
     values = torch.empty(rows, dtype=torch.float64, device=p.device)
     if rows == 0:
