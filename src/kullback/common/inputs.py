@@ -360,7 +360,7 @@ def can_inspect(x: Tensor) -> bool:
 
 def can_inspect_all(tensors: Iterable[Tensor]) -> bool:
     """Return whether Python can read the values of all tensors."""
-    if torch.compiler.is_compiling() or is_traced():
+    if torch.compiler.is_compiling() or _dispatch_mode(_PROXY) is not None:  # as `is_traced`
         return False
     for x in tensors:
         if x.is_meta or (type(x) is not Tensor and is_fake(x)) or _is_wrapped(x) or _is_legacy_batch(x):
