@@ -92,8 +92,8 @@ LAYERS = {
     ),
     "kullback.pairs": (
         {"torch_registry"},
-        {"overrides"},
         {"family"},
+        {"overrides"},
         {"clone", "numerics", "solve_options"},
         {"native_forms"},
         {"registry", "renyi"},

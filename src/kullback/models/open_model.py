@@ -129,9 +129,11 @@ class OpenOptions:
         found = (
             ("a folder without config.json" if path.is_dir() else "another file") if path.exists() else None
         )
-        raise ModelError(
-            f"{argument} = {printable(name)}: wanted a folder of a Hugging Face model, a .gguf file or a server; got "
-            f"{found or 'nothing there'}; check the path, or add --hub (hub=True) for a name on the Hugging Face hub"
+        raise ModelError.at(
+            f"{argument} = {printable(name)}",
+            wanted="a folder of a Hugging Face model, a .gguf file or a server",
+            got=f"{found or 'nothing there'}",
+            instead="check the path, or add --hub (hub=True) for a name on the Hugging Face hub",
         )
 
 

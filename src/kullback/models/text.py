@@ -68,17 +68,28 @@ def read_texts(path: Path) -> Text:
     try:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise FileError(
-            f"text = {path}: wanted UTF-8; got the byte {error.object[error.start]:#04x} at byte {error.start}; "
-            "convert the file to UTF-8"
+        raise FileError.at(
+            f"text = {path}",
+            "text",
+            wanted="UTF-8",
+            got=f"the byte {error.object[error.start]:#04x} at byte {error.start}",
+            instead="convert the file to UTF-8",
         ) from None
     except (OSError, IsADirectoryError) as error:
-        raise FileError(
-            f"text = {path}: wanted a readable file; got {error.strerror or error}; check the path"
+        raise FileError.at(
+            f"text = {path}",
+            "text",
+            wanted="a readable file",
+            got=f"{error.strerror or error}",
+            instead="check the path",
         ) from None
     if not content.strip():
-        raise FileError(
-            f"text = {path}: wanted text; got an empty file; name a file with some thousand words"
+        raise FileError.at(
+            f"text = {path}",
+            "text",
+            wanted="text",
+            got="an empty file",
+            instead="name a file with some thousand words",
         )
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
         return Text([content], running=True)
@@ -86,17 +97,24 @@ def read_texts(path: Path) -> Text:
         _document(path, number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()
     ]
     if len({isinstance(each, str) for each in documents}) > 1:
-        raise FileError(
-            f'text = {path}: wanted "text" in every line, or "messages" or a "prompt" and "completion" in every line; '
-            "got both; write two files"
+        raise FileError.at(
+            f"text = {path}",
+            "text",
+            wanted='"text" in every line, or "messages" or a "prompt" and "completion" in every line',
+            got="both",
+            instead="write two files",
         )
     return Text(documents, running=False)
 
 
 def _document(path: Path, number: int, line: str) -> Document:
     def wrong(got: str) -> FileError:
-        return FileError(
-            f"text = {path}: wanted {WANTED} in every line; got {got} in line {number}; correct that line"
+        return FileError.at(
+            f"text = {path}",
+            "text",
+            wanted=f"{WANTED} in every line",
+            got=f"{got} in line {number}",
+            instead="correct that line",
         )
 
     if len(line) > LONGEST_LINE:
@@ -189,9 +207,14 @@ def make_windows(
             break
     found = [window for window in found if any(window[2])]
     if not found:
-        raise ModelError(
-            f"text: wanted at least one window of {context} tokens; got fewer tokens in all; give a longer text or a "
-            f"smaller context (--context {max(FEWEST_TOKENS, context // 4)})"
+        raise ModelError.at(
+            "text",
+            "text",
+            wanted=f"at least one window of {context} tokens",
+            got="fewer tokens in all",
+            instead=(
+                f"give a longer text or a smaller context (--context {max(FEWEST_TOKENS, context // 4)})"
+            ),
         )
     lengths = torch.tensor([0, *(len(tokens) for _, tokens, _ in found)])
     windows = Windows(
@@ -225,8 +248,11 @@ def _replies(
     """Return the tokens of a conversation or completion, and which belong to the assistant's replies."""
     tokens, scored = reply_tokens(model, document, number)
     if len(tokens) > context:
-        raise ModelError(
-            f"text: wanted conversations of at most {context} tokens; got {len(tokens)} in conversation {number}; "
-            f"allow more (--context {len(tokens)}), or leave that conversation out"
+        raise ModelError.at(
+            "text",
+            "text",
+            wanted=f"conversations of at most {context} tokens",
+            got=f"{len(tokens)} in conversation {number}",
+            instead=f"allow more (--context {len(tokens)}), or leave that conversation out",
         )
     return tokens, scored

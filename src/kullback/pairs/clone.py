@@ -21,6 +21,9 @@ from kullback.pairs.overrides import overrides_density
 Change = Callable[[Any, str, Tensor], Tensor]
 
 
+_CONTAINERS = (Distribution, Transform, list, tuple)
+
+
 def with_tensors(thing: Any, change: Change) -> Any:
     """Return a copy of a distribution or transform with `change` applied once to every tensor in it."""
     return _copied(thing, change, {})
@@ -36,10 +39,15 @@ def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
     # Before the copy of its contents: a transform and its inverse refer to each other.
     new = copies[id(thing)] = copy.copy(thing)
     for name, value in vars(thing).items():
-        if isinstance(value, Tensor) and id(value) not in copies:
-            copies[id(value)] = change(thing, name, value)
-        # A weak reference points to the inverse of the original transform; torch makes a new inverse on demand.
-        new.__dict__[name] = None if isinstance(value, weakref.ref) else _copied(value, change, copies)
+        if isinstance(value, Tensor):
+            if id(value) not in copies:
+                copies[id(value)] = change(thing, name, value)
+            new.__dict__[name] = copies[id(value)]
+        elif isinstance(value, weakref.ref):
+            # It points to the inverse of the original transform; torch makes a new inverse on demand.
+            new.__dict__[name] = None
+        elif isinstance(value, _CONTAINERS) and type(value) is not torch.Size:
+            new.__dict__[name] = _copied(value, change, copies)
     return new
 
 

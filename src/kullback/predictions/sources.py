@@ -254,9 +254,12 @@ def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]
         return None, []
     labels = cast("Tensor", held[0].labels)
     if len(held) == 2 and not torch.equal(labels, cast("Tensor", held[1].labels)):
-        raise FileError(
-            f"p = {p.ref.shown} and q = {q.ref.shown}: wanted the same tokens in both; got different ones; "
-            "compare files written from the same text with the same tokenizer and n_ctx"
+        raise FileError.at(
+            f"p = {p.ref.shown} and q = {q.ref.shown}",
+            "p",
+            wanted="the same tokens in both",
+            got="different ones",
+            instead="compare files written from the same text with the same tokenizer and n_ctx",
         )
     require_values("labels", len(labels), p.rows or q.rows)
     return labels, [f"The labels are the next tokens that {held[0].path.name} holds."]

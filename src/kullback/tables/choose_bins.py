@@ -30,9 +30,7 @@ from kullback.tables.columns.log_grid import bucket_ends
 ROWS_OF_AN_ATOM = 3
 
 _ARGUMENTS = Arguments(
-    "choose_bins",
-    number=Whole(least=1, example=20),
-    row_weight=Number(above=0, below=math.inf, example=1.0),
+    "choose_bins", number=Whole(least=1, example=20), row_weight=Number(above=0, below=math.inf, example=1.0)
 )
 
 
