@@ -82,15 +82,15 @@ PARTS = {
     "entropic": ("generators/entropic.py", GENERATORS),
     "power": ("generators/power.py", POWER),
     "reference": ("kernels/reference.py", KERNELS),
-    "real": ("pairs/closed_forms/real.py", REAL),
-    "discrete": ("pairs/closed_forms/discrete.py", DISCRETE),
-    "positive": (
-        "pairs/closed_forms/positive.py",
-        [*ALONE, "-k", f"positive: or positive_ or ends_of and ({POSITIVE})"],
+    "gumbel": ("pairs/families/gumbel.py", REAL),
+    "trials": ("pairs/families/trials.py", DISCRETE),
+    "gamma": (
+        "pairs/families/gamma.py",
+        [*ALONE, "-k", f"gamma: or positive_ or ends_of and ({POSITIVE})"],
     ),
-    "bounded": (
-        "pairs/closed_forms/bounded.py",
-        [*ALONE, "-k", "bounded: or bounded_ or ends_of and (Uniform or ContinuousBernoulli or VonMises)"],
+    "von_mises": (
+        "pairs/families/von_mises.py",
+        [*ALONE, "-k", "von_mises: or bounded_ or ends_of and VonMises"],
     ),
     "intervals of counts": ("estimators/discrete/count_intervals.py", COUNTS),
     "intervals of predictions": ("predictions/mean_intervals.py", MEANS),

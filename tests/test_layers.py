@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import re
 import subprocess
 import sys
@@ -16,6 +17,11 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributions import Laplace, Normal
+
+import kullback
+from kullback.pairs.torch_registry import PLANS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "kullback"
@@ -86,13 +92,16 @@ LAYERS = {
     ),
     "kullback.pairs": (
         {"torch_registry"},
+        {"family"},
         {"overrides"},
         {"clone", "numerics", "solve_options"},
         {"native_forms"},
-        {"registry"},
+        {"registry", "renyi"},
         {"rounding", "sampling"},
         {"densities"},
-        {"closed_forms", "distribution_checks", "other_objects", "plain_form", "scipy_adapter", "support"},
+        {"support"},
+        {"families"},
+        {"closed_forms", "distribution_checks", "other_objects", "plain_form", "scipy_adapter"},
         {"coverage", "integration"},
         {"monte_carlo", "univariate"},
         {"solve"},
@@ -350,6 +359,35 @@ print("kullback.losses.sampled_tail" in names)
 """
 
 
+def caches_of(type_p, type_q):
+    """The dictionaries whose keys contain a pair of types, wherever they are, also inside of `functools.lru_cache`."""
+    keys = [x for x in gc.get_referrers(type_p) if type(x) is tuple and type_q in x]
+    caches = {id(x): x for key in keys for x in gc.get_referrers(key) if isinstance(x, dict) and key in x}
+    return list(caches.values())
+
+
+def test_one_cache_holds_the_plan_of_a_pair():
+    class OwnNormal(Normal):
+        pass
+
+    class OwnLaplace(Laplace):
+        pass
+
+    p, q = OwnNormal(0.0, 1.0), OwnLaplace(0.5, 2.0)
+    with kullback.install():
+        torch.distributions.kl_divergence(p, q)
+        kullback.estimate(p, q)
+        for kind in ("kl", "reverse_kl", "js", "renyi:2"):
+            kullback.divergence(p, q, kind)
+        caches = caches_of(OwnNormal, OwnLaplace)
+        assert [x is PLANS for x in caches] == [True], caches
+    another = {(OwnNormal, OwnLaplace): "a rule"}
+    assert [x is another for x in caches_of(OwnNormal, OwnLaplace)] == [True]
+    remembered = functools.lru_cache(lambda *types: len(types))
+    remembered(OwnNormal, OwnLaplace)
+    assert len(caches_of(OwnNormal, OwnLaplace)) == 2
+
+
 def test_the_losses_load_no_file_reader():
     done = subprocess.run([sys.executable, "-c", LOSSES_IN_USE], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "True"]
@@ -369,12 +407,12 @@ def test_an_import_of_the_public_face_from_inside_is_found(tmp_path):
 
 def test_an_inner_folder_that_imports_a_decision_of_its_parent_is_found(tmp_path):
     files = {
-        "pairs/densities/real_densities.py": "from kullback.pairs.solve import estimate",
+        "pairs/densities/location_scale.py": "from kullback.pairs.solve import estimate",
         "pairs/solve.py": "",
     }
     package = write_package(tmp_path, files)
     assert upward_imports(package, "kullback.pairs") == [
-        "kullback.pairs.densities.real_densities -> kullback.pairs.solve"
+        "kullback.pairs.densities.location_scale -> kullback.pairs.solve"
     ]
 
 

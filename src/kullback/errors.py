@@ -29,6 +29,12 @@ __all__ = [
 ]
 
 
+# The sentence of an error about a call, about a place such as a file, and about an event there.
+BY_CALL = "wanted {wanted}; got {got}. Write: {instead}"
+BY_PLACE = "wanted {wanted}; got {got}; {instead}"
+BY_EVENT = "{got}; {instead}"
+
+
 class KullbackError(Exception):
     """Base class of all errors that kullback raises on purpose.
 
@@ -86,6 +92,25 @@ class KullbackError(Exception):
         """The same as arguments by name."""
         instead = None if self.explanation is None else self.explanation.instead
         return instead if isinstance(instead, Mapping) else MappingProxyType({})
+
+    @classmethod
+    def at(
+        cls,
+        place: str,
+        argument: str = "",
+        *,
+        wanted: Text,
+        got: Text,
+        instead: Text,
+        wording: str = BY_PLACE,
+    ) -> Self:
+        """Return an error about the file, model or option `place`, which `argument` named; else as `explain`.
+
+        Example:
+            >>> print(FileError.at("p = a.npy", "p", wanted="a file", got="a directory", instead="name a file in it"))
+            p = a.npy: wanted a file; got a directory; name a file in it
+        """
+        return cls(Explanation("", _names_of(argument), wanted, got, instead, place, wording))
 
     def replace(self, names: Mapping[str, str] = MappingProxyType({}), **parts: Any) -> Self:
         """Return the error with other parts; its text follows. An error without parts returns itself.
@@ -255,8 +280,6 @@ class Name(str):
 Text = str | tuple[str, ...]
 Remedy = str | tuple[str, ...] | Mapping[str, object]
 P, Q = Name("p"), Name("q")
-_BY_CALL = "wanted {wanted}; got {got}. Write: {instead}"
-_BY_PLACE = "wanted {wanted}; got {got}; {instead}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -269,7 +292,7 @@ class Explanation:
     got: Text
     instead: Remedy
     place: str | None = None
-    wording: str = _BY_CALL
+    wording: str = BY_CALL
 
     def __str__(self) -> str:
         where = self.where
@@ -345,7 +368,7 @@ def explain(
     got: Text,
     instead: Remedy,
     place: str | None = None,
-    wording: str = _BY_CALL,
+    wording: str = BY_CALL,
 ) -> Explanation:
     """Return an error message: the call, its argument (or several), the wanted value, the actual one, and a correction.
 
@@ -364,18 +387,6 @@ def explain(
     """
     remedy = dict(instead) if isinstance(instead, Mapping) else instead
     return Explanation(call, _names_of(argument), wanted, _cut(got), remedy, place, wording)
-
-
-def explain_place(
-    place: str, argument: str = "", *, wanted: Text, got: Text, instead: Text, wording: str = _BY_PLACE
-) -> Explanation:
-    """Return an error message about the file, model or option `place`, which `argument` named; else as `explain`.
-
-    Example:
-        >>> print(explain_place("p = a.npy", "p", wanted="a file", got="a directory", instead="name a file inside it"))
-        p = a.npy: wanted a file; got a directory; name a file inside it
-    """
-    return Explanation("", _names_of(argument), wanted, got, instead, place, wording)
 
 
 @contextmanager
@@ -431,7 +442,7 @@ def invalid_type(
     wanted: Text,
     got: Text,
     instead: Remedy,
-    wording: str = _BY_CALL,
+    wording: str = BY_CALL,
 ) -> ArgumentTypeError:
     """Return the error for an argument of the wrong type; the message is from `explain`."""
     return ArgumentTypeError(

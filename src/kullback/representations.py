@@ -15,13 +15,12 @@ from typing import ClassVar, Self, cast
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import FLAG, Arguments, Number
 from kullback.common.dtypes import accurate_dtype, upcast
 from kullback.common.inputs import (
     as_tensor,
     can_inspect,
-    check_flag,
     first_of,
-    number_from,
     whole_from,
 )
 from kullback.common.labels import Labeled, Labels, check_one_type, labeled, labels_from, same_labels
@@ -31,6 +30,9 @@ from kullback.errors import ArgumentValueError, Name, Text, invalid_type, invali
 # The tolerance for the sum of a row: the rounding error of a softmax over a large vocabulary in each dtype.
 SUM_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 _WIDE = (torch.float32, torch.float64)
+
+
+_ARGUMENTS = Arguments("Logits", "LogProbs", "Probs", "Counts", validate=FLAG)
 
 
 class Representation(ABC):
@@ -74,7 +76,8 @@ class Representation(ABC):
             self._take_labels(named, dims)
         if self.labels is not None:
             self._check_labels()
-        check_flag(self._call, "validate", validate)
+        if validate is not True:
+            _ARGUMENTS.check(self._call, validate=validate)
         if validate and can_inspect(self.tensor):
             self._check(self.tensor)
 
@@ -456,6 +459,9 @@ class Probs(Representation):
         self._sums_to_one(sums, "Counts(x) if these are weights to be normalized")
 
 
+_PRIOR = Arguments("Counts", prior=Number(least=0, below=math.inf, example=0.5))
+
+
 class Counts(Representation):
     r"""Counts, or other non-negative weights: :math:`p_i = (x_i + \text{prior}) / \sum_j (x_j + \text{prior})`.
 
@@ -507,15 +513,7 @@ class Counts(Representation):
         labels: Iterable[Hashable] | None = None,
         validate: bool = True,
     ) -> None:
-        self.prior = number_from(prior)
-        if not 0 <= self.prior < float("inf"):
-            raise invalid_value(
-                "Counts",
-                "prior",
-                wanted="a finite non-negative number",
-                got=safe_repr(prior),
-                instead="prior=0.5",
-            )
+        self.prior = _PRIOR.check(prior=prior)["prior"]
         super().__init__(x, dim, labels=labels, validate=validate)
 
     def weights(self) -> Tensor:

@@ -8,11 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import array_of, as_tensor, can_inspect, check_independent, first_of, is_fake
+from kullback.common.constraints import FLAG, Arguments, refuse_both
+from kullback.common.inputs import array_of, as_tensor, can_inspect, first_of, is_fake
 from kullback.common.labels import is_missing
 from kullback.errors import ArgumentTypeError, ArgumentValueError, invalid_type, invalid_value
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+_ARGUMENTS = Arguments("Samples", independent=FLAG, validate=FLAG)
 
 
 class Samples:
@@ -60,6 +64,8 @@ class Samples:
         independent: bool = False,
         validate: bool = True,
     ) -> None:
+        _ARGUMENTS.check(independent=independent, validate=validate)
+        refuse_both("Samples", independent, cluster)
         _check_indices(x, weights=weights, cluster=cluster)
         self.columns = _column_names(x) if dim != 0 else None
         x, weights, cluster = _without_masked(x, dim, weights, cluster)
@@ -71,7 +77,7 @@ class Samples:
         self.dim = -1
         self.weights = None if weights is None else _checked_weights(weights, len(self))
         self.cluster = None if cluster is None else _cluster_codes(cluster, len(self))
-        self.independent = check_independent("Samples", independent, cluster)
+        self.independent = independent
         if validate and draws.is_floating_point() and can_inspect(draws) and bool(draws.isnan().any()):
             raise invalid_value(
                 "Samples",

@@ -8,12 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import number_from
+from kullback.common.constraints import Arguments, Number
 from kullback.dispatch import estimate
-from kullback.errors import invalid_value, safe_repr
 from kullback.results.estimate import Estimate
 
 __all__ = ["assert_close_distributions"]
+
+_ARGUMENTS = Arguments(
+    "assert_close_distributions",
+    below=Number(above=0, example=0.01, instead="below=0.01, the largest divergence in nats that you accept"),
+)
 
 
 def assert_close_distributions(p: Any, q: Any, *, below: float, **options: Any) -> None:
@@ -54,15 +58,7 @@ def assert_close_distributions(p: Any, q: Any, *, below: float, **options: Any) 
         Testing Statistical Hypotheses of Equivalence and Noninferiority (Wellek, 2010)
     """
     __tracebackhide__ = True  # pytest shows the line of the test
-    limit = number_from(below)
-    if not limit > 0:
-        raise invalid_value(
-            "assert_close_distributions",
-            "below",
-            wanted="a positive number",
-            got=safe_repr(below),
-            instead="below=0.01, the largest divergence in nats that you accept",
-        )
+    limit = _ARGUMENTS.check(below=below)["below"]
     result = estimate(p, q, **options)
     lower, upper = _bounds(result)
     is_above, is_below = lower >= limit, upper < limit

@@ -12,14 +12,13 @@ from mpmath import mp, mpf
 from torch import Tensor
 
 from kullback.common import special
-from kullback.pairs.closed_forms.bounded import (
+from kullback.common.special import log_mean_decay
+from kullback.pairs.families.continuous_bernoulli import (
     continuous_bernoulli_divergence,
     continuous_bernoulli_variance,
-    log_i0_bregman,
-    log_mean_decay,
-    mean_cosine,
     mean_from_end,
 )
+from kullback.pairs.families.von_mises import log_i0_bregman, mean_cosine
 
 SMALL = (1e-8, 3e-5, 2e-3, 0.0039, 0.0041, 0.019, 0.021, 0.1, 0.3)
 SIGNED = tuple(sign * x for sign in (1, -1) for x in (*SMALL, 0.45, 0.51, 0.69, 0.71, 1.0, 5.0, 30.0, 300.0))

@@ -210,12 +210,12 @@ def test_a_block_of_nothing_is_refused(options: dict[str, int], tmp_path: Path) 
     path = written(tmp_path, "npy", logits())
     with (
         open_rows(path, representation="logits") as p,
-        refused(ArgumentValueError, wanted="positive number"),
+        refused(ArgumentValueError, argument=next(iter(options)), wanted="^an integer of 1 or more"),
     ):
         next(p.blocks(**options))
     with (
         open_rows(path, representation="logits") as p,
-        refused(ArgumentValueError, wanted="positive number"),
+        refused(ArgumentValueError, argument=next(iter(options)), wanted="^an integer of 1 or more"),
     ):
         paired_blocks(p, p, **options)
 
@@ -420,7 +420,9 @@ def test_integers_of_another_kind_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_kind_is_refused(tmp_path: Path) -> None:
-    with refused(ArgumentValueError, wanted="logits, log-probs, probs, counts$", got="^'logit'"):
+    with refused(
+        ArgumentValueError, wanted="^one of 'logits', 'log-probs', 'probs', 'counts'", got="^'logit'"
+    ):
         open_rows(written(tmp_path, "npy", logits()), representation="logit")
 
 

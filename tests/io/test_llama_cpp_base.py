@@ -229,7 +229,7 @@ BAD_WRITES = {
         ROWS,
         {"n_ctx": 2},
         ArgumentValueError,
-        r"n_ctx=...\): wanted 3 or more",
+        r"n_ctx=...\): wanted an integer of 3 or more",
     ),
     "no floor": (TOKENS, ROWS, {"floor": 0.0}, ArgumentValueError, r"floor=...\): wanted a positive number"),
     "a NaN floor": (

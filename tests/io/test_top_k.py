@@ -688,7 +688,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_arguments_are_checked() -> None:
     with refused(
-        ArgumentValueError, call="open_top_k", argument="format", wanted="^one of vllm, ", got="^'gguf'"
+        ArgumentValueError, call="open_top_k", argument="format", wanted="^one of 'vllm', ", got="^'gguf'"
     ):
         open_top_k({}, "gguf")
     with refused(ArgumentValueError, call="open_top_k", argument="classes"):

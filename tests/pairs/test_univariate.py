@@ -40,7 +40,7 @@ from torch.distributions import (
 
 from kullback import kl_divergence, kl_estimate
 from kullback.pairs.densities.density import density_of
-from kullback.pairs.integration.quadrature import integrate
+from kullback.pairs.integration.quadrature import integrate_kl
 from kullback.pairs.registry import plan_for
 from kullback.pairs.solve_options import Tolerance
 from kullback.pairs.support import is_infinite
@@ -99,7 +99,7 @@ def test_a_closed_form_is_what_quadrature_gives_and_so_is_its_gradient(pair: tup
     infinite = is_infinite(density_p, density_q)
     finite = torch.ones(BATCH, dtype=torch.bool) if infinite is None else ~infinite.expand(BATCH)
     assert finite.sum() >= 2, "a draw that tests something"
-    integral = integrate(
+    integral = integrate_kl(
         density_p.mapped(lambda x: x.unsqueeze(-1)),
         density_q.mapped(lambda x: x.unsqueeze(-1)),
         torch.Size([BATCH]),

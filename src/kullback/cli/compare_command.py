@@ -317,9 +317,12 @@ def refuse_workers(what: str) -> None:
 def _only(others: tuple[str, ...]) -> str:
     """Return the one file Q; several are for models."""
     if len(others) != 1:
-        raise ArgumentValueError(
-            f"Q: wanted one file; got {len(others)}. Several models are compared on a text: --text FILE; files with "
-            "one command each"
+        raise ArgumentValueError.at(
+            "Q",
+            "Q",
+            wanted="one file",
+            got=f"{len(others)}. Several models are compared on a text: --text FILE",
+            instead="files with one command each",
         )
     return others[0]
 

@@ -14,7 +14,7 @@ from kullback.cli.options import FILE, NO_PROGRESS, REPRESENTATIONS, FiniteRange
 from kullback.cli.outputs import check_files
 from kullback.cli.streams import print_error
 from kullback.common.progress import progress_bar
-from kullback.errors import LONGEST_NAME, ArgumentValueError, printable
+from kullback.errors import BY_CALL, LONGEST_NAME, ArgumentValueError, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,15 +122,23 @@ def convert(
     ):
         held = read_labels(tokens, key=tokens_key, classes=rows.classes, name="tokens", key_name="tokens_key")
         if len(held) % n_ctx:
-            raise ArgumentValueError(
-                f"--tokens: wanted whole windows of --n-ctx {n_ctx}; got {len(held)} tokens. "
-                "Write: --n-ctx N with an N that divides their number"
+            raise ArgumentValueError.at(
+                "--tokens",
+                "--tokens",
+                wanted=f"whole windows of --n-ctx {n_ctx}",
+                got=f"{len(held)} tokens",
+                instead="--n-ctx N with an N that divides their number",
+                wording=BY_CALL,
             )
         expected = len(held) if all_positions else None
         if expected is not None and rows.rows not in (None, expected):
-            raise ArgumentValueError(
-                f"--all-positions: wanted a row for each of {expected} tokens; got {rows.rows} rows. "
-                "Write: the command without it if the rows are those that llama.cpp scores"
+            raise ArgumentValueError.at(
+                "--all-positions",
+                "--all-positions",
+                wanted=f"a row for each of {expected} tokens",
+                got=f"{rows.rows} rows",
+                instead="the command without it if the rows are those that llama.cpp scores",
+                wording=BY_CALL,
             )
         blocks = _log_weights(rows, n_ctx if all_positions else None, progress)
         may_hold_all = not all_positions and rows.rows in (None, len(held))

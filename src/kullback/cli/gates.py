@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from kullback.common.words import DIVERGENCE_NAMES, TABLE_DIVERGENCE_NAMES
-from kullback.errors import ArgumentValueError, quoted
+from kullback.errors import BY_CALL, ArgumentValueError, quoted
 from kullback.results.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -151,9 +151,13 @@ def _parse(
     except ValueError:
         limit = math.nan
     if not math.isfinite(limit):  # no number is above infinity: such a gate could not fail
-        raise ArgumentValueError(
-            f"--fail-{side} {text}: wanted a finite number after '='; got {number!r}. Write: "
-            f"--fail-{side} {name}={example}"
+        raise ArgumentValueError.at(
+            f"--fail-{side} {text}",
+            "--fail-",
+            wanted="a finite number after '='",
+            got=f"{number!r}",
+            instead=f"--fail-{side} {name}={example}",
+            wording=BY_CALL,
         )
     return Limit(metric, column[:-1] if bracket else None, limit, side)
 

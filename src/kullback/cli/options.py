@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kullback.common.words import REPRESENTATION_NAMES
-from kullback.errors import LONGEST_NAME, ArgumentValueError, printable, quoted
+from kullback.errors import BY_CALL, LONGEST_NAME, ArgumentValueError, printable, quoted
 
 
 class FiniteRange(click.FloatRange):
@@ -49,9 +49,12 @@ def _split_groups(ctx: click.Context, param: click.Parameter, value: Sequence[st
 
 
 def _wrong_names(option: str, given: str, wanted: str, got: str) -> ArgumentValueError:
-    return ArgumentValueError(
-        f"{option} {printable(shlex.quote(given), LONGEST_NAME)}: wanted {wanted}, separated by commas; got {got}. "
-        f"Write: {option} A,B"
+    return ArgumentValueError.at(
+        f"{option} {printable(shlex.quote(given), LONGEST_NAME)}",
+        wanted=f"{wanted}, separated by commas",
+        got=got,
+        instead=f"{option} A,B",
+        wording=BY_CALL,
     )
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kullback.common.display import open_console
-from kullback.errors import ArgumentValueError
+from kullback.errors import BY_CALL, ArgumentValueError
 from kullback.pairs.coverage import MEANING, Entry, families, is_univariate, matrix
 from kullback.pairs.registry import WRAPPERS
 from kullback.report.formats import counted
@@ -43,8 +43,12 @@ def show_pairs(names: tuple[str, ...], style: str | None, *, full: bool) -> None
     known = [kind.__name__ for kind in families()]
     for name in names:
         if name not in known:
-            raise ArgumentValueError(
-                f"kullback pairs FAMILY: wanted one of {', '.join(known)}; got {name!r}. Write: kullback pairs Gamma"
+            raise ArgumentValueError.at(
+                "kullback pairs FAMILY",
+                wanted=f"one of {', '.join(known)}",
+                got=f"{name!r}",
+                instead="kullback pairs Gamma",
+                wording=BY_CALL,
             )
     wanted, is_pair = set(names), len(names) == 2
     entries = [

@@ -14,7 +14,7 @@ from kullback.cli.option_errors import in_options
 from kullback.cli.outputs import Outputs, check_outputs, finish, write_reports
 from kullback.common.files import check_writable, refuse_overwriting
 from kullback.common.progress import progress_text
-from kullback.errors import ArgumentValueError, printable
+from kullback.errors import BY_CALL, ArgumentValueError, printable
 
 
 @click.command(
@@ -83,8 +83,13 @@ def watch(
     if not batches:
         _refuse_reports(outputs, gates, save_batch)
     elif len(batches) > 1 and save_batch is not None and not merge:
-        raise ArgumentValueError(
-            f"--save-batch: wanted one batch; got {len(batches)}. Write: --merge to take them as one"
+        raise ArgumentValueError.at(
+            "--save-batch",
+            "--save-batch",
+            wanted="one batch",
+            got=str(len(batches)),
+            instead="--merge to take them as one",
+            wording=BY_CALL,
         )
     import torch
 
@@ -141,9 +146,13 @@ def _refuse_reports(outputs: Outputs, gates: Sequence[TableGate], save_batch: Pa
     """Refuse limits on a batch, and reports on it, where there is none."""
     if gates:
         limit = gates[0].limit
-        raise ArgumentValueError(
-            f"--fail-{limit.side}: wanted a batch to check; got none. Write: kullback watch P Q --fail-{limit.side} "
-            f"{limit.metric}={limit.limit:g}"
+        raise ArgumentValueError.at(
+            f"--fail-{limit.side}",
+            "--fail-",
+            wanted="a batch to check",
+            got="none",
+            instead=f"kullback watch P Q --fail-{limit.side} {limit.metric}={limit.limit:g}",
+            wording=BY_CALL,
         )
     reports = {
         "--json": outputs.json,
@@ -152,6 +161,6 @@ def _refuse_reports(outputs: Outputs, gates: Sequence[TableGate], save_batch: Pa
         "--save-batch": save_batch,
     }
     for option in (option for option, value in reports.items() if value is not None):
-        raise ArgumentValueError(
-            f"{option}: wanted a batch to report on; got none. Write: kullback watch P Q"
+        raise ArgumentValueError.at(
+            option, wanted="a batch to report on", got="none", instead="kullback watch P Q", wording=BY_CALL
         )

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from kullback.errors import FileError, printable
+from kullback.errors import BY_EVENT, FileError, printable
 
 PathLike = str | os.PathLike[str]
 
@@ -37,13 +37,20 @@ def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | 
     for path in outputs:
         for folder in folders:
             if _lies_in(path, folder):
-                raise FileError(
-                    f"cannot write {printable(path)}: it is in {printable(folder)}, a folder to read; name a file in "
-                    "another folder"
+                raise FileError.at(
+                    f"cannot write {printable(path)}",
+                    wanted="a file outside of the folders to read",
+                    got=f"it is in {printable(folder)}, a folder to read",
+                    instead="name a file in another folder",
+                    wording=BY_EVENT,
                 )
         if any(same_file(path, other) for other in taken):
-            raise FileError(
-                f"cannot write {printable(path)}: it is one of the other files to read or to write; name another one"
+            raise FileError.at(
+                f"cannot write {printable(path)}",
+                wanted="a file of its own to write to",
+                got="it is one of the other files to read or to write",
+                instead="name another one",
+                wording=BY_EVENT,
             )
         taken.append(path)
 
@@ -63,12 +70,16 @@ def check_input(path: PathLike, name: str) -> None:
         return
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise FileError(f"{name} = {printable(path)}: wanted a file; got {reason}; check the path") from None
+        raise FileError.at(
+            f"{name} = {printable(path)}", wanted="a file", got=reason, instead="check the path"
+        ) from None
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
-        raise FileError(
-            f"{name} = {printable(path)}: wanted a file, which can be read more than once; got {kind}; write its "
-            "content to a file first"
+        raise FileError.at(
+            f"{name} = {printable(path)}",
+            wanted="a file, which can be read more than once",
+            got=kind,
+            instead="write its content to a file first",
         )
 
 
@@ -322,8 +333,12 @@ def _open_pipe(path: PathLike) -> int:
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
-        raise FileError(
-            f"cannot write {printable(path)}: it is a pipe that nobody reads; start its reader first, or name a file"
+        raise FileError.at(
+            f"cannot write {printable(path)}",
+            wanted="a pipe with a reader",
+            got="it is a pipe that nobody reads",
+            instead="start its reader first, or name a file",
+            wording=BY_EVENT,
         ) from None
     os.set_blocking(number, True)
     return number
@@ -340,7 +355,10 @@ def write_errors(path: PathLike, more: str = "") -> Generator[None]:
         yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise FileError(
-            f"cannot write {printable(path)}: {reason}; name a file in an existing directory that you may write "
-            f"to{more}"
+        raise FileError.at(
+            f"cannot write {printable(path)}",
+            wanted="a file that can be written",
+            got=reason,
+            instead=f"name a file in an existing directory that you may write to{more}",
+            wording=BY_EVENT,
         ) from None

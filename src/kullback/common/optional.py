@@ -30,7 +30,10 @@ def load(module: str, feature: str) -> Any:
         why = (
             "which is not installed" if find_spec(package) is None else f"which cannot be imported ({error})"
         )
-        raise OptionalDependencyError(f"{feature} needs {name}, {why}. Run: pip install {name}") from None
+        wording = feature + " needs {wanted}, {got}. Run: {instead}"
+        raise OptionalDependencyError.at(
+            "", wanted=name, got=why, instead=f"pip install {name}", wording=wording
+        ) from None
 
 
 def is_installed(*packages: str) -> bool:

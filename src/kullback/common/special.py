@@ -336,3 +336,11 @@ def scaled_e1_from_2(y: Tensor) -> Tensor:
     for k in range(_E1_DEPTH, 0, -1):
         tail = y + (2 * k - 1) - k * k / tail
     return 1 / tail
+
+
+def log_mean_decay(x: Tensor) -> Tensor:
+    """Return log((1 - e^-x) / x) for x >= 0: the logarithm of the mean of e^-xt over t in [0, 1]."""
+    tiny = x < 1e-4
+    safe = torch.where(tiny, 1, x)
+    small = torch.where(tiny, x, 0)
+    return torch.where(tiny, small * (small / 24 - 0.5), torch.log(-torch.expm1(-safe) / safe))

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import FLAG, Arguments
 from kullback.common.inputs import as_tensor, can_inspect, whole_from
 from kullback.diagnosis.call_checks import findings_of
 from kullback.diagnosis.case import Case
@@ -18,6 +19,8 @@ from kullback.losses.reduction import check_reduction
 from kullback.results.finding import Finding
 
 __all__ = ["Diagnosis", "Finding", "RowValues", "Suggestion", "TensorSummary", "diagnose"]
+
+_ARGUMENTS = Arguments("diagnose", log_target=FLAG)
 
 
 def diagnose(
@@ -72,9 +75,7 @@ def diagnose(
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
     word = check_reduction("diagnose", reduction)
-    if not isinstance(log_target, bool):
-        got, instead = safe_repr(log_target), "log_target=True"
-        raise invalid_type("diagnose", "log_target", wanted="True or False", got=got, instead=instead)
+    _ARGUMENTS.check(log_target=log_target)
     a, b = _readable("input", input), _readable("target", target)
     dims = _checked_dim(dim, a, b)
     with torch.no_grad():

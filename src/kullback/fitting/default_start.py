@@ -6,12 +6,13 @@ import inspect
 from typing import Any
 
 import torch
-from torch.distributions import Distribution, Uniform, constraints
+from torch.distributions import Distribution, constraints
 
 from kullback.errors import invalid_type, invalid_value
 from kullback.fitting.exact_fit import nearest
-from kullback.fitting.unconstrained import has_numbers, read_family
+from kullback.fitting.unconstrained import read_family
 from kullback.pairs.clone import upcast_copy
+from kullback.pairs.family import FAMILIES
 from kullback.samples import Samples
 
 
@@ -31,9 +32,9 @@ def start_of(family: Any, to: Any) -> tuple[Distribution, bool | None]:
         )
     start = _standard(family, to)
     if isinstance(to, Distribution | Samples):
-        member = nearest(start, to, read_family(start, frozenset()), frozenset())
+        member, is_inside = nearest(start, to, read_family(start, frozenset()), frozenset())
         if member is not None:
-            return (upcast_copy(member), True) if has_numbers(member) else (start, False)
+            return (upcast_copy(member), True) if is_inside else (start, False)
     return start, None
 
 
@@ -41,15 +42,20 @@ def _standard(family: Any, to: Any) -> Distribution:
     """Return the member with parameters 0, 1 or 1/2."""
     accepted = inspect.signature(family.__init__).parameters
     ranges: Any = family.arg_constraints if isinstance(family.arg_constraints, dict) else {}
-    if family is Uniform:
-        ranges = {"low": constraints.real, "high": constraints.positive}
+    own = FAMILIES[family].start if family in FAMILIES else {}
     names = [
-        name for name in accepted if name in ranges and accepted[name].default is inspect.Parameter.empty
+        name
+        for name in accepted
+        if (name in ranges or name in own) and accepted[name].default is inspect.Parameter.empty
     ]
     names = names or [name for name in ("logits",) if name in ranges and ranges[name].event_dim == 0]
     shape = to.batch_shape if isinstance(to, Distribution) else torch.Size()
     vector = isinstance(to, Distribution) and bool(to.event_shape)
-    if not names or vector or any(ranges[name].is_discrete or ranges[name].event_dim for name in names):
+    if (
+        not names
+        or vector
+        or any(ranges[name].is_discrete or ranges[name].event_dim for name in names if name in ranges)
+    ):
         raise invalid_value(
             "fit",
             "q",
@@ -58,7 +64,7 @@ def _standard(family: Any, to: Any) -> Distribution:
             instead=f"q={family.__name__}(...) with the parameters to start from",
         )
     standard = {constraints.positive: 1.0, constraints.nonnegative: 1.0, constraints.unit_interval: 0.5}
-    numbers = {name: standard.get(ranges[name], 0.0) for name in names}
+    numbers = {name: own[name] if name in own else standard.get(ranges[name], 0.0) for name in names}
     parameters = {
         name: torch.full(shape, x, dtype=torch.float64, device="cpu") for name, x in numbers.items()
     }

@@ -19,19 +19,20 @@ from torch.distributions import (
     MultivariateNormal,
     Normal,
     OneHotCategorical,
-    Pareto,
-    Uniform,
     Wishart,
 )
 
 from kullback.common.dtypes import tensor_of, upcast
+from kullback.common.roots import bisect
 from kullback.common.special import digamma, safe_log
 from kullback.estimators.draws import shares_of
-from kullback.fitting.moments import bisect, dirichlet_from_mean_logs, matched
+from kullback.fitting.moments import matched
 from kullback.fitting.targets import DrawsTarget, MeanTarget, target_of
 from kullback.fitting.unconstrained import Family
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.composite import log_weights_of
+from kullback.pairs.families.beta import dirichlet_from_mean_logs
+from kullback.pairs.family import family_of
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.pairs.overrides import overrides_density
 from kullback.samples import Samples
@@ -39,8 +40,12 @@ from kullback.samples import Samples
 Parameters = dict[str, Tensor]
 
 
-def nearest(q: Distribution, to: Distribution | Samples, family: Family, fixed: frozenset[str]) -> Any:
-    """Return the member of q's family with the smallest KL(to || q); None if there is no formula.
+def nearest(
+    q: Distribution, to: Distribution | Samples, family: Family, fixed: frozenset[str]
+) -> tuple[Any, bool]:
+    """Return the member of q's family with the smallest KL(to || q), and whether its parameters are in their ranges.
+
+    The member is None if there is no formula.
 
     Arguments:
         q: the start, of the batch's shape, in float64.
@@ -49,31 +54,33 @@ def nearest(q: Distribution, to: Distribution | Samples, family: Family, fixed: 
         fixed: the names of fixed parameters.
     """
     parameters = _parameters(q, to, fixed)
-    if parameters is None:
-        return None
+    if parameters is None or not family.free.keys() <= parameters.keys():
+        return None, False
     values: Parameters = {}
     for name, leaf in family.free.items():
-        if name not in parameters:
-            return None
         values[name] = parameters[name].expand(leaf.value.shape)
-    if isinstance(q, Uniform | Pareto):
-        values = {name: _outwards(x, name, family.dtype) for name, x in values.items()}
-    return family.finished(values)
+    record = family_of(type(q))
+    ends = () if record is None else record.support
+    values = {
+        name: _outwards(x, 2 * ends.index(name) - 1, family.dtype) if name in ends else x
+        for name, x in values.items()
+    }
+    return family.finished(values), isinstance(q, Categorical | OneHotCategorical) or family.are_inside(
+        values
+    )
 
 
-def _outwards(x: Tensor, name: str, dtype: torch.dtype) -> Tensor:
-    """Round an end of a support away from it, so that the target stays inside."""
-    side = {"low": -1, "scale": -1, "high": 1}.get(name)
+def _outwards(x: Tensor, side: int, dtype: torch.dtype) -> Tensor:
+    """Round the lower (-1) or upper end of a support away from it, so that the target stays inside."""
     rounded = x.to(dtype)
-    if side is None:
-        return x
     further = torch.nextafter(rounded, torch.full_like(rounded, side * torch.inf))
     return torch.where(side * (rounded.to(x.dtype) - x) < 0, further, rounded).to(x.dtype)
 
 
 def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
-    if isinstance(to, Distribution) and any(d.event_shape and overrides_density(d) for d in parts_of(to)):
-        return None  # the formulas below are those of the family
+    for part in parts_of(to) if isinstance(to, Distribution) else ():
+        if part.event_shape and overrides_density(part):
+            return None  # the formulas below are those of the family
     for families, rule in _RULES:
         if isinstance(q, families):
             return rule(q, to, fixed)

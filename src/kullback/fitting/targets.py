@@ -15,21 +15,15 @@ from kullback.common.dtypes import upcast
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import Density, Points, density_of
-from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
-from kullback.pairs.integration.panels import (
-    OUTERMOST,
+from kullback.pairs.integration.gauss_kronrod import (
+    LINE,
     SAFETY,
-    Line,
-    Panels,
-    breakpoints_on,
-    first_edges,
+    WEIGHTS_KRONROD,
     integrate_panels,
-    matters,
     panel_nodes,
-    refine,
-    scan_points,
-    span,
 )
+from kullback.pairs.integration.line import Line, first_edges, matters, scan_points, span
+from kullback.pairs.integration.panels import Panels, integrate
 from kullback.pairs.overrides import overrides_density
 
 # The relative error of quadrature, and the largest number of nodes of an element of the batch.
@@ -225,9 +219,7 @@ def _integrated(
     """Return the integral of p times each statistic; NaN if the nodes miss a part of the mass."""
     center, width = p.center_and_width()
     line = Line(p.coordinate(), center.expand(*shape, 1), width.expand(*shape, 1))
-    corners = [parameters.pop()] if has_corner else []
-    points = [*breakpoints_on(line.coordinate, (p,), line.center.shape), *map(line.coordinate.of, corners)]
-    marks = [line.v(x).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for x in points]
+    marks = line.marks([(p, line.coordinate)], *([parameters.pop()] if has_corner else []))
 
     def weighed(v: Tensor) -> tuple[Tensor, Tensor]:
         at, log_jacobian = line.points(v)
@@ -238,17 +230,16 @@ def _integrated(
         f = f if f.ndim > log_p.ndim else f.unsqueeze(0)
         return log_p, torch.where(log_p > _UNDERFLOW, f, 0)
 
-    def measure(lower: Tensor, upper: Tensor) -> Panels:
+    def integrands(lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
         v, half = panel_nodes(lower, upper)
         log_p, f = weighed(v.flatten(-2))
         mass = torch.exp(log_p).expand_as(v.flatten(-2))
         terms = torch.cat([mass * f, mass * f.abs(), mass.unsqueeze(0)]).unflatten(-1, v.shape[-2:])
         integrals, errors = integrate_panels(terms, half)
         count = len(f)
-        columns = integrals[:count], errors[:count], integrals[count:-1], integrals[-1], errors[-1]
-        return Panels(lower, upper, columns)
+        return integrals[:count], errors[:count], integrals[count:-1], integrals[-1], errors[-1]
 
-    def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
+    def judge(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
         _, errors, sizes, _, mass_errors = parts[0].columns
         size = sizes.sum(-1)
         least = size.clamp(min=1e-300)
@@ -261,15 +252,16 @@ def _integrated(
     log_size = log_p + torch.log1p(f.abs().nan_to_num(nan=0.0, posinf=1e300))
     kept = matters(log_size).any(0) | matters(log_p)
     is_heavy = _is_heavy(log_p, f)
-    parts = [measure(*first_edges(*span(v, kept), marks, _FIRST_PANELS))]
-    refine(parts, [measure], assess, _MOST_NODES)
+    edges = first_edges(*span(v, kept), marks, _FIRST_PANELS)
+    (panels,) = integrate(LINE, [(edges, integrands)], judge, _MOST_NODES)
     if nodes is not None:
-        v, half = panel_nodes(parts[0].lower, parts[0].upper)
+        v, half = panel_nodes(*panels.places)
         log_p, _ = weighed(v.flatten(-2))
         nodes += [line.points(v.flatten(-2))[0].x, torch.exp(log_p) * (WEIGHTS_KRONROD * half).flatten(-2)]
-    values, _, _, mass, mass_errors = (x.sum(-1) for x in parts[0].columns)
-    lost = ((mass - 1).abs() > _MASS_ERROR + SAFETY * mass_errors) | is_heavy
-    values = torch.where(lost, torch.nan, values / mass)
+    values, _, _, mass, mass_errors = panels.columns
+    mass = mass.sum(-1)
+    lost = ((mass - 1).abs() > _MASS_ERROR + SAFETY * mass_errors.sum(-1)) | is_heavy
+    values = torch.where(lost, torch.nan, values.sum(-1) / mass)
     return values[0] if len(f) == 1 else values
 
 

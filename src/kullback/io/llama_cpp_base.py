@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, Number, Whole
 from kullback.common.files import open_output
-from kullback.common.inputs import number_from, whole_from
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import invalid_type, invalid_value
 from kullback.io.arrays import BIG_ENDIAN, ArrayLayout, BytesReader
 from kullback.io.reader import Reader, StoredMass
 from kullback.io.row_checks import PART, check_floating, check_rows
@@ -229,6 +229,19 @@ class LlamaBaseFile(Reader):
         self._codes.close()
 
 
+_ARGUMENTS = Arguments(
+    CALL,
+    n_ctx=Whole(least=3, example=512, note=", so that a window has a scored position"),
+    floor=Number(
+        above=0,
+        most=MOST_FLOOR,
+        wanted=f"a positive number of nats, at most {MOST_FLOOR}: the codes are 65535ths of it",
+        example=16.0,
+        instead="floor=16.0, as llama.cpp",
+    ),
+)
+
+
 def write_llama_base(
     path: str | PathLike[str],
     tokens: object,
@@ -276,15 +289,8 @@ def write_llama_base(
         llama.cpp, tools/perplexity (Gerganov and others, 2023)
     """
     ref = FileReference(Path(path), "path")
-    numbers, n_ctx = _check_tokens(tokens, n_ctx)
-    if not 0 < number_from(floor) <= MOST_FLOOR:
-        raise invalid_value(
-            CALL,
-            "floor",
-            wanted=f"a positive number of nats, at most {MOST_FLOOR}: the codes are 65535ths of it",
-            got=safe_repr(floor),
-            instead="floor=16.0, as llama.cpp",
-        )
+    n_ctx, floor = _ARGUMENTS.check(n_ctx=n_ctx, floor=floor).values()
+    numbers = _check_tokens(tokens, n_ctx)
     if isinstance(rows, np.ndarray) or not isinstance(rows, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise invalid_type(
             CALL,
@@ -320,7 +326,7 @@ def write_llama_base(
         _write_rows(file, ref, layout, chain([first], blocks), floor)
 
 
-def _check_tokens(tokens: object, n_ctx: int) -> tuple[Tensor, int]:
+def _check_tokens(tokens: object, n_ctx: int) -> Tensor:
     try:
         numbers = torch.as_tensor(tokens)
     except (TypeError, ValueError, RuntimeError):
@@ -328,19 +334,15 @@ def _check_tokens(tokens: object, n_ctx: int) -> tuple[Tensor, int]:
     if numbers is None or numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool:
         got = type(tokens).__name__ if numbers is None else str(numbers.dtype)
         raise invalid_type(CALL, "tokens", wanted="integers", got=got, instead="tokens=ids.long()")
-    length = whole_from(n_ctx)
-    if length is None or length < 3:
-        wanted = "3 or more, a whole number, so that a window has a scored position"
-        raise invalid_value(CALL, "n_ctx", wanted=wanted, got=safe_repr(n_ctx), instead="n_ctx=512")
-    if numbers.numel() == 0 or numbers.numel() % length:
+    if numbers.numel() == 0 or numbers.numel() % n_ctx:
         raise invalid_value(
             CALL,
             "tokens",
-            wanted=f"whole windows of n_ctx={length}",
+            wanted=f"whole windows of n_ctx={n_ctx}",
             got=f"{numbers.numel()} tokens",
             instead="tokens=ids[: len(ids) // n_ctx * n_ctx]",
         )
-    return numbers.reshape(-1), length
+    return numbers.reshape(-1)
 
 
 def _check_block(block: Tensor, classes: int | None) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, Constraint, Whole
 from kullback.common.files import open_output
-from kullback.common.inputs import whole_from
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import invalid_type, invalid_value
 from kullback.io.reference_file import (
     DTYPES,
     FORMAT,
@@ -45,6 +45,14 @@ LARGE_PART = 1 << 24
 def rows_in_part(logits: Tensor) -> int:
     """Return the number of rows of logits to read at a time."""
     return max(1, PART.get(logits.device.type, LARGE_PART) // logits.shape[1])
+
+
+STORED: dict[str, Constraint] = {
+    "top": Whole(least=1, example=32),
+    "tail_draws": Whole(least=0, example=32),
+    "seed": Whole(least=0, example=32),
+}
+_ARGUMENTS = Arguments(CALL, **STORED)
 
 
 class ReferenceWriter:
@@ -101,15 +109,7 @@ class ReferenceWriter:
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         self._ref = FileReference(Path(path), "path")
-        numbers: list[int] = []
-        for name, value, least in (("top", top, 1), ("tail_draws", tail_draws, 0), ("seed", seed, 0)):
-            number = whole_from(value)
-            if number is None or number < least:
-                wanted = f"a whole number of {least} or more"
-                raise invalid_value(
-                    CALL, name, wanted=wanted, got=safe_repr(value), instead=f"{name}={max(least, 32)}"
-                )
-            numbers.append(number)
+        numbers = _ARGUMENTS.check(top=top, tail_draws=tail_draws, seed=seed).values()
         self._metadata = _check_metadata(metadata or {})
         if windows.rows == 0:
             wanted, instead = "a scored token or more", "windows with scored tokens"

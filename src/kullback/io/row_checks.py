@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import OneOf
 from kullback.common.dtypes import dtype_name
 from kullback.common.words import REPRESENTATION_NAMES, RepresentationName
-from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
+from kullback.errors import FileError, invalid_type
 from kullback.representations import SUM_TOLERANCE
 
 if TYPE_CHECKING:
@@ -19,17 +20,12 @@ if TYPE_CHECKING:
 PART = 1 << 18
 
 
-def check_representation(representation: str | None) -> RepresentationName | None:
-    """Return the name of a representation, or raise if it is not one."""
-    if representation is None or representation in REPRESENTATION_NAMES:
-        return representation
-    raise invalid_value(
-        "open_rows",
-        "representation",
-        wanted=f"one of {', '.join(REPRESENTATION_NAMES)}",
-        got=safe_repr(representation),
-        instead="representation='logits' for a network's scores",
-    )
+REPRESENTATION = OneOf(
+    REPRESENTATION_NAMES,
+    example="logits",
+    instead="representation='logits' for a network's scores",
+    optional=True,
+)
 
 
 def check_floating(call: str, argument: str, logits: object, instead: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, Whole
 from kullback.common.dtypes import dtype_name
 from kullback.common.words import RepresentationName
 from kullback.errors import FileError, invalid_value
@@ -25,7 +26,7 @@ from kullback.io.csv_text import CsvReader
 from kullback.io.llama_cpp_base import LlamaBaseFile
 from kullback.io.parquet import ParquetReader
 from kullback.io.row_checks import (
-    check_representation,
+    REPRESENTATION,
     check_rows,
     describe,
     looks_like,
@@ -50,6 +51,14 @@ READERS: dict[str, Callable[[FileReference, str | None], Reader]] = {
     "pt": TorchReader,
     "llama.cpp": LlamaBaseFile,
 }
+
+_OPENING = Arguments("open_rows", representation=REPRESENTATION)
+_BLOCKS = Arguments(
+    "RowSource.blocks",
+    "paired_blocks",
+    max_bytes=Whole(least=1, example=BLOCK_BYTES),
+    rows=Whole(least=1, example=1024, optional=True),
+)
 
 
 def open_rows(
@@ -95,7 +104,7 @@ def open_rows(
         tensor([[1., 1., 1.]], dtype=torch.float64)
     """
     ref = FileReference(Path(path), name)
-    wanted = check_representation(representation)
+    wanted = _OPENING.check(representation=representation)["representation"]
     format_ = find_format(ref)
     with ref.decoding(f"a {format_} file"):
         # Text does not distinguish integers from floats: whole numbers are read as counts only if no other
@@ -388,14 +397,8 @@ class RowSource(Closes):
 
 def _rows_in_block(call: str, max_bytes: int, rows: int | None, sources: list[RowSource]) -> int:
     """Return how many rows of each of these sources fit `max_bytes`."""
-    if rows is None and max_bytes > 0:
-        return max(1, max_bytes // max(source.classes * source.dtype.itemsize for source in sources))
-    if rows is not None and rows > 0:
-        return rows
-    argument, value = ("max_bytes", max_bytes) if rows is None else ("rows", rows)
-    raise invalid_value(
-        call, argument, wanted="a positive number", got=str(value), instead=f"{call}({argument}=...) above 0"
-    )
+    max_bytes, rows = _BLOCKS.check(call, max_bytes=max_bytes, rows=rows).values()
+    return rows or max(1, max_bytes // max(source.classes * source.dtype.itemsize for source in sources))
 
 
 def paired_blocks(

@@ -13,7 +13,6 @@ from kullback.errors import (
     LONGEST_NAME,
     FileError,
     KullbackError,
-    explain_place,
     printable,
 )
 
@@ -79,9 +78,8 @@ class FileReference:
         """Return the error in one line: the file, the expected content, the content found, and the remedy."""
         wanted, got, instead = (printable(" ".join(text.split())) for text in (wanted, got, instead))
         got = printable(got, max(LONGEST_GOT, LONGEST_MESSAGE - len(wanted) - len(instead)))
-        return FileError(
-            explain_place(f"{self.name} = {self.shown}", self.name, wanted=wanted, got=got, instead=instead)
-        )
+        place = f"{self.name} = {self.shown}"
+        return FileError.at(place, self.name, wanted=wanted, got=got, instead=instead)
 
     @property
     def shown(self) -> str:
@@ -124,7 +122,7 @@ class FileReference:
         """Return the error for two files that do not fit together."""
         place = f"{self.name} = {self.shown} and {other.name} = {other.shown}"
         arguments = f"{self.name}, {other.name}"
-        return FileError(explain_place(place, arguments, wanted=wanted, got=got, instead=instead))
+        return FileError.at(place, arguments, wanted=wanted, got=got, instead=instead)
 
     def truncated(self, *, wanted: str, got: str) -> FileError:
         """Return the error for a file that ends too early or does not decode."""

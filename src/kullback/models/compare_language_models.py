@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import NoneType
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import check_flag
+from kullback.common.constraints import FLAG, Arguments, OfType, Whole
 from kullback.common.words import RepresentationName
 from kullback.errors import ModelError, invalid_type, invalid_value, safe_repr
 from kullback.io.windows import Windows
@@ -23,14 +24,15 @@ from kullback.models.language_model import LanguageModel
 from kullback.models.match import Cut, Matched, match_sides, require_classes, shared_classes
 from kullback.models.model_results import Candidate, ModelComparison
 from kullback.models.noise import NoisyModel
-from kullback.models.open_model import Opened, OpenOptions, Progress, is_reference, opened_in
+from kullback.models.open_model import OPENING, Opened, OpenOptions, Progress, is_reference, opened_in
 from kullback.models.pairing import DensePairing, Pairing, PairingSettings
 from kullback.models.partial import ListedPairing, ReferencePairing
 from kullback.models.recording import BLOCK_BYTES, record
 from kullback.models.run import Run, differences
 from kullback.models.side import DenseSide, ModelSide, ReferenceSide
-from kullback.models.text import Score, Text, take_texts
+from kullback.models.text import CUTTING, Score, Text, take_texts
 from kullback.predictions.checkpoint import checkpoint_of, fingerprint, require_state, weights_stamp
+from kullback.predictions.compare_two_predictions import ARGUMENTS
 from kullback.predictions.llama_cpp_statistics import LlamaCppRows
 from kullback.predictions.sources import Clusters
 
@@ -39,6 +41,16 @@ FLOOR_SHARE = 32  # of so many windows one is read for a noise floor that was no
 FEWEST_DOCUMENTS = 10  # to be the clusters; of fewer, the windows are
 # Classes kept for each token of the base where only one model is in memory: more than in a file that is shared.
 RECORDED = {"top": 256, "tail_draws": 64}
+
+_ARGUMENTS = Arguments(
+    CALL,
+    **ARGUMENTS.constraints,
+    **CUTTING,
+    **OPENING,
+    server_top=Whole(least=1, example=20),
+    noise_floor=OfType((bool, NoneType), wanted="True, False or None", example=True),
+    one_at_a_time=FLAG,
+)
 
 
 def compare_models(
@@ -147,6 +159,7 @@ def compare_models(
     References:
         llama.cpp, tools/perplexity (Gerganov and others, 2023)
     """
+    worst, bootstrap, block_bytes, *_ = _ARGUMENTS.check_in(locals()).values()
     named = _named(candidates)
     several = named.values() if named is not None else candidates
     given = list(several) if isinstance(several, list | tuple | ValuesView) else [several]
@@ -158,7 +171,6 @@ def compare_models(
             got="none",
             instead="candidates=['folder/of/model']",
         )
-    check_flag(CALL, "independent", independent)
     require_state(CALL, resume)
     if one_at_a_time and resume is not None:
         raise invalid_value(

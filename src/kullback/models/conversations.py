@@ -181,10 +181,15 @@ def reply_tokens(
         after = model.chat_text(messages[: place + 1], tools=tools, reply_follows=False)
         ends = [model.chat_encode(before) if before else [], model.chat_encode(after)]
         if any(tokens[: len(end)] != end for end in ends) or not after.startswith(before):
-            raise ModelError(
-                "text: wanted a chat template that only adds to a conversation; got one that rewrites earlier messages "
-                f"of conversation {number}; templates that drop <think> from earlier replies do. Score the last reply "
-                'alone, as the "completion" of a "prompt" of messages'
+            raise ModelError.at(
+                "text",
+                "text",
+                wanted="a chat template that only adds to a conversation",
+                got=f"one that rewrites earlier messages of conversation {number}",
+                instead=(
+                    "templates that drop <think> from earlier replies do. Score the last reply alone, as "
+                    'the "completion" of a "prompt" of messages'
+                ),
             )
         _require_reply(message, before, after[len(before) :], place, number)
         scored[len(ends[0]) : len(ends[1])] = [True] * (len(ends[1]) - len(ends[0]))
@@ -200,9 +205,12 @@ def _completion_tokens(
     prompt = start + model.encode(document.prompt)
     tokens = start + model.encode(document.prompt + document.completion)
     if tokens[: len(prompt)] != prompt:
-        raise ModelError(
-            f"text: wanted a completion that begins with a token of its own; got one that begins within a token in "
-            f"record {number}; move the space at the end of the prompt to the beginning of the completion"
+        raise ModelError.at(
+            "text",
+            "text",
+            wanted="a completion that begins with a token of its own",
+            got=f"one that begins within a token in record {number}",
+            instead="move the space at the end of the prompt to the beginning of the completion",
         )
     return tokens, [0 < place >= len(prompt) for place in range(len(tokens))]
 
@@ -216,9 +224,12 @@ def _require_all(model: LanguageModel, document: Conversation, text: str, number
     if any(message["content"] is None for message in messages):
         empty = [{**message, "content": message["content"] or ""} for message in messages]
         if model.chat_text(empty, tools=tools, reply_follows=False).count("None") < text.count("None"):
-            raise ModelError(
-                f"text: wanted a chat template that takes a content of null; got one that writes None in {where}; "
-                'write "content": "" there'
+            raise ModelError.at(
+                "text",
+                "text",
+                wanted="a chat template that takes a content of null",
+                got=f"one that writes None in {where}",
+                instead='write "content": "" there',
             )
     for place, message in enumerate(messages, 1):
         what = f"message {place} of {where}"
@@ -230,9 +241,12 @@ def _require_all(model: LanguageModel, document: Conversation, text: str, number
 
 
 def _left_out(what: str, where: str) -> ModelError:
-    return ModelError(
-        f"text: wanted a chat template that writes {what}; got one that leaves them out or changes them in {where}; "
-        "use a model with such a template, or leave that out"
+    return ModelError.at(
+        "text",
+        "text",
+        wanted=f"a chat template that writes {what}",
+        got=f"one that leaves them out or changes them in {where}",
+        instead="use a model with such a template, or leave that out",
     )
 
 
@@ -268,9 +282,16 @@ def _require_reply(message: Message, before: str, text: str, place: int, number:
         fault = "adds to the beginning of"
     else:
         return
-    raise ModelError(
-        f"text: wanted a chat template that writes replies unchanged; got one that {fault} the reply in message "
-        f"{place + 1} of conversation {number}, like templates with <think>: {printable(text.strip(), 80)!r}; "
-        "change the reply to the template's form, or apply the template yourself and score the whole text (--score "
-        "all)"
+    raise ModelError.at(
+        "text",
+        "text",
+        wanted="a chat template that writes replies unchanged",
+        got=(
+            f"one that {fault} the reply in message {place + 1} of conversation {number}, like "
+            f"templates with <think>: {printable(text.strip(), 80)!r}"
+        ),
+        instead=(
+            "change the reply to the template's form, or apply the template yourself and score the "
+            "whole text (--score all)"
+        ),
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.optional import load
-from kullback.errors import ModelError, printable
+from kullback.errors import BY_EVENT, ModelError, printable
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
 from kullback.models.vocabulary import Token, Vocabulary
@@ -55,17 +55,23 @@ class GGUFModel(LanguageModel):
         with _log_of(llama) as log:
             self._model = llama.llama_model_load_from_file(str(path).encode(), settings)
         if not self._model:
-            raise ModelError(
-                f"model = {shown}: wanted a GGUF file of a language model that llama.cpp knows; got {_last(log)}; "
-                "fetch or convert the file again, or install a newer llama-cpp-python"
+            raise ModelError.at(
+                f"model = {shown}",
+                "model",
+                wanted="a GGUF file of a language model that llama.cpp knows",
+                got=_last(log),
+                instead="fetch or convert the file again, or install a newer llama-cpp-python",
             )
         try:
             self._require_causal(shown)
             self._vocab = llama.llama_model_get_vocab(self._model)
             if llama.llama_vocab_type(self._vocab) == _NO_TOKENIZER:
-                raise ModelError(
-                    f"model = {shown}: wanted a GGUF file with a tokenizer; got none in it; convert the model again, "
-                    "together with its tokenizer"
+                raise ModelError.at(
+                    f"model = {shown}",
+                    "model",
+                    wanted="a GGUF file with a tokenizer",
+                    got="none in it",
+                    instead="convert the model again, together with its tokenizer",
                 )
             self.info = ModelInfo(
                 str(path),
@@ -90,16 +96,19 @@ class GGUFModel(LanguageModel):
     ) -> str:
         shown = printable(self.name)
         if tools or any(message.get("tool_calls") for message in messages):
-            raise ModelError(
-                f"{shown}: wanted the folder of a Hugging Face model, whose template writes tools as in its training; "
-                "got a GGUF file, for which llama-cpp-python writes their JSON in another way; name the folder as P, "
-                "or leave the tools out"
+            raise ModelError.at(
+                shown,
+                wanted="the folder of a Hugging Face model, whose template writes tools as in its training",
+                got="a GGUF file, for which llama-cpp-python writes their JSON in another way",
+                instead="name the folder as P, or leave the tools out",
             )
         template = self._llama.llama_model_chat_template(self._model, None)
         if not template:
-            raise ModelError(
-                f"{shown}: wanted a GGUF file with a chat template; got none in it; score the whole text "
-                "(--score all), or convert the model again with its template"
+            raise ModelError.at(
+                shown,
+                wanted="a GGUF file with a chat template",
+                got="none in it",
+                instead="score the whole text (--score all), or convert the model again with its template",
             )
         formats = load("llama_cpp.llama_chat_format", "a GGUF model")
         special = {
@@ -165,9 +174,12 @@ class GGUFModel(LanguageModel):
         with _log_of(self._llama) as log:
             code = self._llama.llama_decode(context, batch)
         if code:
-            raise ModelError(
-                f"{printable(self.name)}: llama.cpp could not evaluate a window ({_last(log)}, code {code}); try a "
-                "smaller --context, or run the models one after the other (--one-at-a-time)"
+            raise ModelError.at(
+                printable(self.name),
+                wanted="a window that llama.cpp can evaluate",
+                got=f"llama.cpp could not evaluate a window ({_last(log)}, code {code})",
+                instead="try a smaller --context, or run the models one after the other (--one-at-a-time)",
+                wording=BY_EVENT,
             )
         return sum(wanted[place] for place in places)
 
@@ -188,27 +200,36 @@ class GGUFModel(LanguageModel):
         with _log_of(llama) as log:
             context = llama.llama_init_from_model(self._model, settings)
         if not context:
-            raise ModelError(
-                f"{printable(self.name)}: llama.cpp cannot read windows of {tokens:,} tokens ({_last(log)}); if "
-                "memory ran out, take a smaller --context or run the models one after the other (--one-at-a-time)"
+            raise ModelError.at(
+                printable(self.name),
+                wanted="windows that llama.cpp can read",
+                got=f"llama.cpp cannot read windows of {tokens:,} tokens ({_last(log)})",
+                instead="if memory ran out, take a smaller --context or run the models one after the other "
+                "(--one-at-a-time)",
+                wording=BY_EVENT,
             )
         return context
 
     def _check_tokens(self, tokens: Tensor) -> None:
         low, high = (int(bound) for bound in tokens.aminmax())
         if low < 0 or high >= self.classes:
-            raise ModelError(
-                f"{printable(self.name)}: wanted tokens from 0 to {self.classes - 1}; got {low if low < 0 else high}; "
-                "cut the windows with a tokenizer of the same vocabulary"
+            raise ModelError.at(
+                printable(self.name),
+                wanted=f"tokens from 0 to {self.classes - 1}",
+                got=f"{(low if low < 0 else high)}",
+                instead="cut the windows with a tokenizer of the same vocabulary",
             )
 
     def _require_causal(self, shown: str) -> None:
         architecture = self._metadata("general.architecture")
         encoder = self._llama.llama_model_has_encoder(self._model)
         if encoder or self._metadata(f"{architecture}.attention.causal") == "false":
-            raise ModelError(
-                f"model = {shown}: wanted a causal language model; got one of kind {printable(architecture)!r}; only "
-                "models that predict the next token can be compared on a text"
+            raise ModelError.at(
+                f"model = {shown}",
+                "model",
+                wanted="a causal language model",
+                got=f"one of kind {printable(architecture)!r}",
+                instead="only models that predict the next token can be compared on a text",
             )
 
     def _metadata(self, key: str) -> str:
@@ -227,9 +248,12 @@ class GGUFModel(LanguageModel):
             if found >= 0:
                 return list(buffer[:found])
             size = -found
-        raise ModelError(
-            f"{printable(self.name)}: llama.cpp cannot cut a text of {len(content):,} bytes into tokens; "
-            "give a shorter one"
+        raise ModelError.at(
+            printable(self.name),
+            wanted="a text that llama.cpp can cut into tokens",
+            got=f"llama.cpp cannot cut a text of {len(content):,} bytes into tokens",
+            instead="give a shorter one",
+            wording=BY_EVENT,
         )
 
     def _token(self, number: int) -> Token | None:
@@ -271,13 +295,20 @@ def _check_header(path: Path, shown: str) -> None:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
-        raise ModelError(
-            f"model = {shown}: wanted a readable GGUF file; got {error.strerror or error}; check the path"
+        raise ModelError.at(
+            f"model = {shown}",
+            "model",
+            wanted="a readable GGUF file",
+            got=f"{error.strerror or error}",
+            instead="check the path",
         ) from None
     if magic != b"GGUF":
-        raise ModelError(
-            f"model = {shown}: wanted a GGUF file, which begins with 'GGUF'; got one that begins with {magic!r}; "
-            "convert the model with llama.cpp's convert_hf_to_gguf.py"
+        raise ModelError.at(
+            f"model = {shown}",
+            "model",
+            wanted="a GGUF file, which begins with 'GGUF'",
+            got=f"one that begins with {magic!r}",
+            instead="convert the model with llama.cpp's convert_hf_to_gguf.py",
         )
 
 

@@ -12,7 +12,7 @@ from threading import Event, Timer
 from typing import Any, NamedTuple, Self
 
 from kullback.common.optional import load
-from kullback.errors import ModelError, printable
+from kullback.errors import BY_EVENT, ModelError, printable
 
 ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds; each wait is twice the one before
@@ -81,9 +81,12 @@ class Endpoint:
         if api_key_env is not None:
             self._key = os.environ.get(api_key_env, "").strip()
             if not self._key:
-                raise ModelError(
-                    f"model = {self.address}: wanted the key in the environment variable {printable(api_key_env)}; got "
-                    f"none; set it: export {printable(api_key_env)}=..."
+                raise ModelError.at(
+                    f"model = {self.address}",
+                    "model",
+                    wanted=f"the key in the environment variable {printable(api_key_env)}",
+                    got="none",
+                    instead=f"set it: export {printable(api_key_env)}=...",
                 )
         self._longest = LONGEST_IN_TIMEOUTS * timeout
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -176,9 +179,11 @@ class Endpoint:
         """Read an answer, and decompress it piece by piece, until it is longer than allowed."""
         coding = response.headers.get("content-encoding", "").strip().lower()
         if coding not in ("", "identity", "gzip", "x-gzip"):
-            raise ModelError(
-                f"{self.address}: wanted an answer that is plain or compressed with gzip; got {printable(coding, 40)}; "
-                "see the settings of the server, or of a proxy before it"
+            raise ModelError.at(
+                self.address,
+                wanted="an answer that is plain or compressed with gzip",
+                got=printable(coding, 40),
+                instead="see the settings of the server, or of a proxy before it",
             )
         parts = response.iter_raw(PIECE_BYTES)
         content = bytearray()
@@ -186,29 +191,41 @@ class Endpoint:
             for part in _decompressed(parts) if coding.endswith("gzip") else parts:
                 content += part
                 if len(content) > most_bytes:
-                    raise ModelError(
-                        f"{self.address}: wanted an answer of at most {most_bytes >> 20} MiB; got a longer one; ask "
-                        "for fewer tokens (--top), or take a smaller --context"
+                    raise ModelError.at(
+                        self.address,
+                        wanted=f"an answer of at most {most_bytes >> 20} MiB",
+                        got="a longer one",
+                        instead="ask for fewer tokens (--top), or take a smaller --context",
                     )
         except zlib.error as error:
-            raise ModelError(
-                f"{self.address}: wanted an answer in gzip, its Content-Encoding; got another ({error}); see the "
-                "server's log"
+            raise ModelError.at(
+                self.address,
+                wanted="an answer in gzip, its Content-Encoding",
+                got=f"another ({error})",
+                instead="see the server's log",
             ) from None
         return bytes(content)
 
     def _refuse_redirection(self, response: Any) -> None:
         if response.status_code in REDIRECTS:
             location = self._without_key(printable(response.headers.get("location", ""), 200))
-            raise ModelError(
-                f"{self.address}: wanted an answer; got a redirection to {location}; give that address if it is the "
-                "server's"
+            raise ModelError.at(
+                self.address,
+                wanted="an answer",
+                got=f"a redirection to {location}",
+                instead="give that address if it is the server's",
             )
 
     def _accepted(self, answer: Answer) -> Answer:
         if answer.status in NOT_ALLOWED:
             instead = "check the key" if self._key else "name the variable with its key (--api-key-env NAME)"
-            raise ModelError(f"{self.address}: the server refuses access ({self.message(answer)}); {instead}")
+            raise ModelError.at(
+                self.address,
+                wanted="access to the server",
+                got=f"the server refuses access ({self.message(answer)})",
+                instead=instead,
+                wording=BY_EVENT,
+            )
         return answer
 
     def _without_key(self, text: str) -> str:
@@ -279,17 +296,28 @@ def _checked(httpx: Any, address: str) -> str:
     try:
         url = httpx.URL(address)
     except (httpx.InvalidURL, ValueError) as error:
-        raise ModelError(
-            f"model = {shown}: wanted an address; got none ({error}); write http://localhost:8000"
+        raise ModelError.at(
+            f"model = {shown}",
+            "model",
+            wanted="an address",
+            got=f"none ({error})",
+            instead="write http://localhost:8000",
         ) from None
     if url.userinfo:
-        raise ModelError(
-            f"model = {url.scheme}://...@{url.host}: wanted an address without a password; got one with it; put the "
-            "key into an environment variable and name that (--api-key-env NAME)"
+        raise ModelError.at(
+            f"model = {url.scheme}://...@{url.host}",
+            "model",
+            wanted="an address without a password",
+            got="one with it",
+            instead="put the key into an environment variable and name that (--api-key-env NAME)",
         )
     if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-        raise ModelError(
-            f"model = {shown}: wanted an address as http://host:port; got another; write http://localhost:8000"
+        raise ModelError.at(
+            f"model = {shown}",
+            "model",
+            wanted="an address as http://host:port",
+            got="another",
+            instead="write http://localhost:8000",
         )
     return address.strip().rstrip("/").removesuffix("/v1").rstrip("/")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.optional import load
-from kullback.errors import ModelError, printable
+from kullback.errors import BY_EVENT, ModelError, printable
 from kullback.io.tokens import byte_level_bytes, sentencepiece_bytes
 from kullback.io.windows import Windows
 from kullback.models.language_model import LanguageModel, Message, ModelInfo, refused_conversation
@@ -56,9 +56,11 @@ class HuggingFaceModel(LanguageModel):
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, reply_follows: bool
     ) -> str:
         if not getattr(self.tokenizer, "chat_template", None):
-            raise ModelError(
-                f"{printable(self.name)}: wanted a tokenizer with a chat template; got none; score the whole text "
-                "(--score all), or save the template with the tokenizer"
+            raise ModelError.at(
+                printable(self.name),
+                wanted="a tokenizer with a chat template",
+                got="none",
+                instead="score the whole text (--score all), or save the template with the tokenizer",
             )
         try:
             found = self.tokenizer.apply_chat_template(
@@ -128,16 +130,22 @@ class HuggingFaceModel(LanguageModel):
 
 
 def _too_large(name: str, error: Exception) -> ModelError:
-    return ModelError(
-        f"{printable(name)}: out of memory ({' '.join(str(error).split())[:200]}); run the models one after the other "
-        "(--one-at-a-time), in --dtype bfloat16, with a smaller --context, or on another --device"
+    return ModelError.at(
+        printable(name),
+        wanted="memory for the model and a window",
+        got=f"out of memory ({' '.join(str(error).split())[:200]})",
+        instead="run the models one after the other (--one-at-a-time), in --dtype bfloat16, with a smaller "
+        "--context, or on another --device",
+        wording=BY_EVENT,
     )
 
 
 def _too_long(name: str, tokens: int, positions: int) -> ModelError:
-    return ModelError(
-        f"{printable(name)}: wanted windows of at most {positions:,} tokens, as many as the model has positions; got "
-        f"{tokens:,}; use a smaller context (--context {positions})"
+    return ModelError.at(
+        printable(name),
+        wanted=f"windows of at most {positions:,} tokens, as many as the model has positions",
+        got=f"{tokens:,}",
+        instead=f"use a smaller context (--context {positions})",
     )
 
 
@@ -236,7 +244,9 @@ def open_folder(
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
         vocabulary = len(tokenizer)
     if not vocabulary:
-        raise ModelError(f"model = {shown}: wanted {wanted}; got one without tokens; {instead}")
+        raise ModelError.at(
+            f"model = {shown}", "model", wanted=wanted, got="one without tokens", instead=instead
+        )
     with _loading(shown, "weights that fit the model"), _without_bars(transformers):
         options |= {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
@@ -245,9 +255,12 @@ def open_folder(
         model = model.to(device) if getattr(model, "hf_device_map", None) is None else model
     missing = sorted(report.get("missing_keys", ()))
     if missing:
-        raise ModelError(
-            f"model = {shown}: wanted all weights of a {type(model).__name__}; got none for {missing[0]}"
-            f"{f' and {len(missing) - 1} others' if len(missing) > 1 else ''}; name a folder of a causal language model"
+        raise ModelError.at(
+            f"model = {shown}",
+            "model",
+            wanted=f"all weights of a {type(model).__name__}",
+            got=(f"none for {missing[0]}{(f' and {len(missing) - 1} others' if len(missing) > 1 else '')}"),
+            instead="name a folder of a causal language model",
         )
     return HuggingFaceModel(model, tokenizer, _info(name, model, config))
 
@@ -272,7 +285,7 @@ def _loading(
         yield
     except Exception as error:
         got = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise ModelError(f"model = {shown}: wanted {wanted}; got {got}; {instead}") from error
+        raise ModelError.at(f"model = {shown}", "model", wanted=wanted, got=got, instead=instead) from error
 
 
 def _require_causal(shown: str, config: Any) -> None:
@@ -285,9 +298,12 @@ def _require_causal(shown: str, config: Any) -> None:
     )
     if wrong:
         what = printable(names[0] if names else config.model_type)
-        raise ModelError(
-            f"model = {shown}: wanted a causal language model; got {what}; only models that predict the next token can "
-            "be compared on a text"
+        raise ModelError.at(
+            f"model = {shown}",
+            "model",
+            wanted="a causal language model",
+            got=what,
+            instead="only models that predict the next token can be compared on a text",
         )
 
 

@@ -110,15 +110,19 @@ class LanguageModel(Closes, ABC):
         raise self._without_template()
 
     def _without_template(self) -> ModelError:
-        return ModelError(
-            f"{printable(self.name)}: wanted a model with a chat template; got one without; score the whole text "
-            "(--score all)"
+        return ModelError.at(
+            printable(self.name),
+            wanted="a model with a chat template",
+            got="one without",
+            instead="score the whole text (--score all)",
         )
 
 
 def refused_conversation(name: str, error: Exception) -> ModelError:
     """Return the error of a chat template that does not take a conversation."""
-    return ModelError(
-        f"{printable(name)}: wanted a conversation that the chat template takes; got {printable(error, 200)}; "
-        "check the roles and their order"
+    return ModelError.at(
+        printable(name),
+        wanted="a conversation that the chat template takes",
+        got=printable(error, 200),
+        instead="check the roles and their order",
     )

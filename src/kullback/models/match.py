@@ -194,10 +194,11 @@ class _Matcher:
         difference = next(other, None)
         if difference is None and lengths[0] == lengths[1]:
             return Windows(own.tokens, windows.offsets, windows.scored)
-        raise ModelError(
-            f"{printable(opened.name)}: wanted a tokenizer that cuts the text into the same tokens as "
-            f"{printable(reader.name)}'s; got {difference or f'{lengths[0]} tokens for {lengths[1]}'}; compare models "
-            "of one tokenizer"
+        raise ModelError.at(
+            printable(opened.name),
+            wanted=f"a tokenizer that cuts the text into the same tokens as {printable(reader.name)}'s",
+            got=f"{difference or f'{lengths[0]} tokens for {lengths[1]}'}",
+            instead="compare models of one tokenizer",
         )
 
     def _require_same_windows(self, opened: Reference) -> None:
@@ -222,13 +223,18 @@ class _Matcher:
             return
         reader = self.reader
         if reader is None:
-            raise ModelError(
-                f"{printable(server.name)}: wanted a model or a reference to compare the server with; got files alone"
+            raise ModelError.at(
+                printable(server.name),
+                wanted="a model or a reference to compare the server with",
+                got="files alone",
+                instead="name one of these as P or Q",
             )
         if server.bos is not None and server.bos != reader.bos:
-            raise ModelError(
-                f"{printable(server.name)}: wanted windows that begin as in {printable(reader.name)}; got another "
-                "first token (BOS); compare models of one tokenizer"
+            raise ModelError.at(
+                printable(server.name),
+                wanted=f"windows that begin as in {printable(reader.name)}",
+                got="another first token (BOS)",
+                instead="compare models of one tokenizer",
             )
         for document in () if self.text is None else self.text.documents:
             for each in texts_of(document):
@@ -239,10 +245,13 @@ def _require_fingerprint(name: str, fingerprint: str | None, held: Reference) ->
     """Refuse a vocabulary that differs from the vocabulary of a reference."""
     wanted = held.metadata.get("tokenizer")
     if None not in (wanted, fingerprint) and wanted != fingerprint:
-        raise ModelError(
-            f"{name}: wanted the tokenizer that {held.ref.shown} was recorded with; got another (fingerprint "
-            f"{printable(str(fingerprint)[:12])} for {printable(str(wanted)[:12])}); compare with the model itself, "
-            "whose tokens can be matched by their bytes"
+        raise ModelError.at(
+            name,
+            wanted=f"the tokenizer that {held.ref.shown} was recorded with",
+            got=(
+                f"another (fingerprint {printable(str(fingerprint)[:12])} for {printable(str(wanted)[:12])})"
+            ),
+            instead="compare with the model itself, whose tokens can be matched by their bytes",
         )
 
 
@@ -268,9 +277,11 @@ def _require_windows(reference: Reference, windows: Windows, instead: str) -> No
 def require_classes(base: ModelSide, side: ModelSide) -> None:
     """Refuse another number of classes, where both are known."""
     if base.classes and side.classes and base.classes != side.classes:
-        raise ModelError(
-            f"{printable(side.info.name)}: wanted {base.classes} classes, as {printable(base.info.name)} has; got "
-            f"{side.classes}; use predictions over one vocabulary"
+        raise ModelError.at(
+            printable(side.info.name),
+            wanted=f"{base.classes} classes, as {printable(base.info.name)} has",
+            got=str(side.classes),
+            instead="use predictions over one vocabulary",
         )
 
 

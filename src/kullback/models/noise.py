@@ -35,9 +35,11 @@ class NoisyModel(LanguageModel):
     def __init__(self, model: LanguageModel) -> None:
         layers = _layers(model.model) if isinstance(model, HuggingFaceModel) else []
         if not isinstance(model, HuggingFaceModel) or not layers:
-            raise ModelError(
-                f"{printable(model.name)}: wanted a Hugging Face model whose layers are a list, for the noise floor; "
-                f"got {model.info.kind}; leave the noise floor out (--noise-floor)"
+            raise ModelError.at(
+                printable(model.name),
+                wanted="a Hugging Face model whose layers are a list, for the noise floor",
+                got=model.info.kind,
+                instead="leave the noise floor out (--noise-floor)",
             )
         self._model, self._layers = model, layers
         dtype = next(model.model.parameters()).dtype
@@ -69,9 +71,11 @@ class NoisyModel(LanguageModel):
         def disturbed(_module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
             x = output[0] if isinstance(output, tuple) else output
             if not isinstance(x, Tensor):
-                raise ModelError(
-                    f"{printable(self.info.name)}: wanted layers that return a tensor or a tuple of one; "
-                    f"got {type(x).__name__}; leave the noise floor out (--noise-floor)"
+                raise ModelError.at(
+                    printable(self.info.name),
+                    wanted="layers that return a tensor or a tuple of one",
+                    got=type(x).__name__,
+                    instead="leave the noise floor out (--noise-floor)",
                 )
             noise = torch.rand(x.shape, generator=generator).to(x.device) - 0.5
             x = (x.float() * (1 + self._size * noise)).to(x.dtype)

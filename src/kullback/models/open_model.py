@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kullback.common.constraints import FLAG, Arguments, Constraint, OneOf
 from kullback.common.words import RepresentationName
 from kullback.errors import ModelError, invalid_type, invalid_value, printable
 from kullback.io import Reference, RowSource, TopKSource, open_rows, open_top_k
@@ -22,6 +23,13 @@ from kullback.models.server import ServerModel
 LISTS = (".json", ".jsonl", ".ndjson")
 
 Progress = Callable[[int, int | None], object]
+
+OPENING: dict[str, Constraint] = {
+    "dtype": OneOf(DTYPES, example="auto"),
+    "trust_remote_code": FLAG,
+    "hub": FLAG,
+}
+_ARGUMENTS = Arguments("open_model", **OPENING)
 
 
 def open_model(
@@ -54,6 +62,7 @@ def open_model(
             ...
         kullback.errors.ModelError: model = nowhere/model: wanted a folder of a Hugging Face model, ...
     """
+    _ARGUMENTS.check_in(locals())
     options = OpenOptions(
         tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub
     )
@@ -108,9 +117,6 @@ class OpenOptions:
                 got=type(given).__name__,
                 instead=f"{argument}='folder/of/model'",
             )
-        if self.dtype not in DTYPES:
-            wanted, got = f"one of {', '.join(map(repr, DTYPES))}", repr(self.dtype)
-            raise invalid_value("compare_models", "dtype", wanted=wanted, got=got, instead="dtype='auto'")
         name = os.fspath(given)
         path = Path(name)
         if name.lower().endswith(".gguf") and path.is_file():
@@ -123,9 +129,11 @@ class OpenOptions:
         found = (
             ("a folder without config.json" if path.is_dir() else "another file") if path.exists() else None
         )
-        raise ModelError(
-            f"{argument} = {printable(name)}: wanted a folder of a Hugging Face model, a .gguf file or a server; got "
-            f"{found or 'nothing there'}; check the path, or add --hub (hub=True) for a name on the Hugging Face hub"
+        raise ModelError.at(
+            f"{argument} = {printable(name)}",
+            wanted="a folder of a Hugging Face model, a .gguf file or a server",
+            got=f"{found or 'nothing there'}",
+            instead="check the path, or add --hub (hub=True) for a name on the Hugging Face hub",
         )
 
 

@@ -8,17 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kullback.common.constraints import Arguments, Whole
 from kullback.common.files import check_writable
-from kullback.io.reference_writer import ReferenceWriter
+from kullback.io.reference_writer import STORED, ReferenceWriter
 from kullback.models.language_model import LanguageModel
 from kullback.models.match import Cut
-from kullback.models.open_model import OpenOptions, Progress
+from kullback.models.open_model import OPENING, OpenOptions, Progress
 from kullback.models.side import DenseSide
-from kullback.models.text import Score, take_texts
+from kullback.models.text import CUTTING, Score, take_texts
 
 CALL = "record_reference"
 BLOCK_BYTES = 40 * 1024 * 1024
 HASHED_AT_ONCE = 1 << 22
+
+_ARGUMENTS = Arguments(CALL, **STORED, block_bytes=Whole(least=1, example=BLOCK_BYTES), **CUTTING, **OPENING)
 
 
 def record_reference(
@@ -72,6 +75,7 @@ def record_reference(
         >>> record_reference("llama-3-8b", "some long text", "llama.klref")  # doctest: +SKIP
         []
     """
+    top, tail_draws, seed, block_bytes, context, *_ = _ARGUMENTS.check_in(locals()).values()
     options = OpenOptions(
         tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub
     )

@@ -69,9 +69,8 @@ class Run:
         first = ends.index(self._rows) + 1 if self._rows else 0
         self._read(first, block_bytes, progress, checkpoint)
         if self._rows != windows.rows:
-            raise ModelError(
-                f"wanted predictions for {windows.rows} tokens; got {self._rows}; a model or file ended early"
-            )
+            wanted, instead = f"predictions for {windows.rows} tokens", "a model or file ended early"
+            raise ModelError.at("", wanted=wanted, got=str(self._rows), instead=instead)
 
     def _read(
         self, first: int, block_bytes: int, progress: Progress | None, checkpoint: Checkpoint | None

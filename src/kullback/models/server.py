@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kullback.errors import FileError, ModelError, printable
+from kullback.errors import BY_EVENT, FileError, ModelError, printable
 from kullback.io import TopKBlock, open_top_k
 from kullback.io.windows import Windows
 from kullback.models.http import Answer, Endpoint, UnreachableError
@@ -89,9 +89,11 @@ class ServerModel(LanguageModel):
         return self._tokenize(text, special=False)
 
     def logits(self, windows: Windows, rows: int, first: int = 0) -> Iterator[Tensor]:
-        raise ModelError(
-            f"{self.name}: wanted a model that gives all logits; got a server, which gives the top {self._top}; call "
-            "top_k"
+        raise ModelError.at(
+            self.name,
+            wanted="a model that gives all logits",
+            got=f"a server, which gives the top {self._top}",
+            instead="call top_k",
         )
 
     def require_same_tokens(self, text: str, encode: Callable[[str], list[int]]) -> None:
@@ -117,9 +119,11 @@ class ServerModel(LanguageModel):
                 got = (
                     f"{theirs[place]} for {ours[place]}" if place < min(len(ours), len(theirs)) else "an end"
                 )
-                raise ModelError(
-                    f"{self.name}: wanted a server whose tokenizer gives the same token ids; got {got} at token "
-                    f"{place} of the text from character {start} on; compare models of one tokenizer"
+                raise ModelError.at(
+                    self.name,
+                    wanted="a server whose tokenizer gives the same token ids",
+                    got=f"{got} at token {place} of the text from character {start} on",
+                    instead="compare models of one tokenizer",
                 )
 
     def top_k(self, windows: Windows, first: int = 0) -> Iterator[TopKBlock]:
@@ -144,9 +148,12 @@ class ServerModel(LanguageModel):
                     done += 1
                     yield block
             except UnreachableError as error:
-                raise ModelError(
-                    f"{self.name}: the server stopped answering after {done} of {len(windows)} windows "
-                    f"({error.reason}); start it again; a command with --resume continues from there"
+                raise ModelError.at(
+                    self.name,
+                    wanted="an answer for every window",
+                    got=f"the server stopped answering after {done} of {len(windows)} windows ({error.reason})",
+                    instead="start it again; a command with --resume continues from there",
+                    wording=BY_EVENT,
                 ) from error
             finally:
                 for each in waiting:
@@ -169,7 +176,13 @@ class ServerModel(LanguageModel):
                 block = next(source.blocks(rows=len(ids) + 1), None)
         except FileError as error:
             said = printable(error if error.explanation is None else error.explanation.problem, 400)
-            raise ModelError(f"{self.name}: the answer for window {number} is damaged: {said}") from error
+            raise ModelError.at(
+                self.name,
+                wanted="an undamaged answer",
+                got=f"the answer for window {number} is damaged: {said}",
+                instead="see the log of the server",
+                wording="{got}",
+            ) from error
         found = self._scored(block, tokens, scored, number)
         return _only_ranked(found, response["ranked_above"]) if self.speaks == "openai" else found
 
@@ -214,9 +227,11 @@ class ServerModel(LanguageModel):
         if differs is not None:
             place, wanted = differs
             got = repr(texts[place]) if place < len(texts) else "an end"
-            raise ModelError(
-                f"{self.name}: wanted {wanted!r} at token {start + place} of a window that was sent as text; got "
-                f"{got}; use a server that takes token ids (vLLM, SGLang)"
+            raise ModelError.at(
+                self.name,
+                wanted=f"{wanted!r} at token {start + place} of a window that was sent as text",
+                got=got,
+                instead="use a server that takes token ids (vLLM, SGLang)",
             )
         self._require_alignment(ids, start, held)
         words = self._unique_words
@@ -249,9 +264,11 @@ class ServerModel(LanguageModel):
         parts = [held.get(name) for name in FIELDS] if isinstance(held, dict) else []
         lists = [part for part in parts if isinstance(part, list)]
         if len(lists) < len(FIELDS) or len({len(part) for part in lists}) > 1:
-            raise ModelError(
-                f"{self.name}: wanted a server that gives log-probabilities of a prompt; got none of them for a "
-                f"completion with echo; {WHO_CAN}"
+            raise ModelError.at(
+                self.name,
+                wanted="a server that gives log-probabilities of a prompt",
+                got="none of them for a completion with echo",
+                instead=WHO_CAN,
             )
         texts, values, listed = lists
         return texts, values, listed
@@ -277,9 +294,11 @@ class ServerModel(LanguageModel):
             if rows and _agree(rows[0], listed[place]):
                 self._is_aligned = True
                 return
-        raise ModelError(
-            f"{self.name}: wanted log-probabilities of each token of a prompt given those before it; got others, as "
-            "llama-cpp-python gives for models without BOS; serve the model with vLLM or SGLang, or compare the file"
+        raise ModelError.at(
+            self.name,
+            wanted="log-probabilities of each token of a prompt given those before it",
+            got="others, as llama-cpp-python gives for models without BOS",
+            instead="serve the model with vLLM or SGLang, or compare the file",
         )
 
     def _words_differ(self, ids: list[int], texts: list[Any]) -> tuple[int, str] | None:
@@ -312,16 +331,23 @@ class ServerModel(LanguageModel):
     def _text_of(self, ids: list[int]) -> str:
         tokens = [self.vocabulary.get(token) for token in ids]
         if not tokens or any(token is None or token.special for token in tokens):
-            raise ModelError(
-                f"{self.name}: this server takes text, and a window holds a token that no text contains, or the "
-                "vocabulary is not known; use a server that takes token ids (vLLM, SGLang)"
+            raise ModelError.at(
+                self.name,
+                wanted="a server that takes token ids",
+                got="this server takes text, and a window holds a token that no text contains, or the vocabulary "
+                "is not known",
+                instead="use a server that takes token ids (vLLM, SGLang)",
+                wording=BY_EVENT,
             )
         try:
             return b"".join(token.content for token in tokens if token is not None).decode()
         except UnicodeDecodeError:
-            raise ModelError(
-                f"{self.name}: this server takes text, and a window begins or ends within a character; use a server "
-                "that takes token ids (vLLM, SGLang), or another --context"
+            raise ModelError.at(
+                self.name,
+                wanted="a server that takes token ids",
+                got="this server takes text, and a window begins or ends within a character",
+                instead="use a server that takes token ids (vLLM, SGLang), or another --context",
+                wording=BY_EVENT,
             ) from None
 
     def _good(self, answer: Answer) -> Any:
@@ -336,7 +362,7 @@ class ServerModel(LanguageModel):
             if "length" in lower or "context" in lower
             else "see the server's log"
         )
-        raise ModelError(f"{self.name}: wanted log-probabilities of a prompt; got {said}; {instead}")
+        raise ModelError.at(self.name, wanted="log-probabilities of a prompt", got=said, instead=instead)
 
     def _scored(self, block: TopKBlock | None, tokens: Tensor, scored: Tensor, number: int) -> TopKBlock:
         """Return the rows of the scored tokens, which must be the tokens that were sent."""
@@ -348,17 +374,21 @@ class ServerModel(LanguageModel):
         rows = row_of[places]
         if block is None or bool((rows < 0).any()):
             place = int(places[rows < 0][0])
-            raise ModelError(
-                f"{self.name}: wanted log-probabilities of all scored tokens; got none for token {place} of window "
-                f"{number}; {'score the second half (--score second-half)' if place == 1 else WHO_CAN}"
+            raise ModelError.at(
+                self.name,
+                wanted="log-probabilities of all scored tokens",
+                got=f"none for token {place} of window {number}",
+                instead=f"{('score the second half (--score second-half)' if place == 1 else WHO_CAN)}",
             )
         found = block[rows]
         wrong = found.labels != tokens[places]
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])
-            raise ModelError(
-                f"{self.name}: wanted token {int(tokens[places[row]])} at place {int(places[row])} of window {number}; "
-                f"got {int(found.labels[row])}: the server has read other tokens; check its version"
+            raise ModelError.at(
+                self.name,
+                wanted=f"token {int(tokens[places[row]])} at place {int(places[row])} of window {number}",
+                got=f"{int(found.labels[row])}: the server has read other tokens",
+                instead="check its version",
             )
         return replace(found, sequences=torch.full((len(places),), number), positions=places)
 
@@ -369,9 +399,11 @@ class ServerModel(LanguageModel):
         answer = self._server.post("/tokenize", body)
         found = answer.body.get("tokens") if isinstance(answer.body, dict) else None
         if not answer.is_good or not isinstance(found, list) or not all(type(each) is int for each in found):
-            raise ModelError(
-                f"{self.name}: wanted the tokens of a text from /tokenize, to compare them with the other model's;"
-                f" got {self._server.message(answer)}; use vLLM, or SGLang 0.5.3 or newer"
+            raise ModelError.at(
+                self.name,
+                wanted="the tokens of a text from /tokenize, to compare them with the other model's",
+                got=self._server.message(answer),
+                instead="use vLLM, or SGLang 0.5.3 or newer",
             )
         return found
 
@@ -394,15 +426,22 @@ def _recognize(server: Endpoint) -> tuple[str, str | None]:
     if name is not None and _has(server.get("/version"), "version"):
         return "vllm", name
     if _has(server.get("/props"), "default_generation_settings") or first.get("owned_by") == "llamacpp":
-        raise ModelError(
-            f"{server.address}: wanted a server that gives log-probabilities of a prompt; got llama-server, which "
-            f"gives them for generated tokens alone; {WHO_CAN}, and the .gguf file itself can be named"
+        raise ModelError.at(
+            server.address,
+            wanted="a server that gives log-probabilities of a prompt",
+            got="llama-server, which gives them for generated tokens alone",
+            instead=f"{WHO_CAN}, and the .gguf file itself can be named",
         )
     if name is not None:
         return "openai", name
-    raise ModelError(
-        f"{server.address}: wanted a server of language models; got one that answers neither as vLLM, SGLang nor "
-        f"OpenAI's API does ({server.message(models)} for /v1/models); check the address and port"
+    raise ModelError.at(
+        server.address,
+        wanted="a server of language models",
+        got=(
+            f"one that answers neither as vLLM, SGLang nor OpenAI's API does ({server.message(models)} "
+            "for /v1/models)"
+        ),
+        instead="check the address and port",
     )
 
 

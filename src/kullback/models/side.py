@@ -73,19 +73,25 @@ class DenseSide(ModelSide):
 
     def _check(self, block: Tensor, start: int) -> None:
         if block.shape[-1] != self.classes:
-            raise ModelError(
-                f"{printable(self.info.name)}: wanted logits of {self.classes} classes; got {block.shape[-1]}; check "
-                "the model's config.json"
+            raise ModelError.at(
+                printable(self.info.name),
+                wanted=f"logits of {self.classes} classes",
+                got=f"{block.shape[-1]}",
+                instead="check the model's config.json",
             )
         bad = ~block.amax(-1).isfinite()
         if bool(bad.any()):
             row = start + int(bad.nonzero()[0])
             place = int(self.windows.scored.nonzero().squeeze(-1)[row])
             window = int(self.windows.clusters[row])
-            raise ModelError(
-                f"{printable(self.info.name)}: wanted finite logits; got {_fault(block[row - start])} for token "
-                f"{place - int(self.windows.offsets[window])} of window {window} (row {row}); run the model in another "
-                "--dtype, or repair its weights"
+            raise ModelError.at(
+                printable(self.info.name),
+                wanted="finite logits",
+                got=(
+                    f"{_fault(block[row - start])} for token {place - int(self.windows.offsets[window])} "
+                    f"of window {window} (row {row})"
+                ),
+                instead="run the model in another --dtype, or repair its weights",
             )
 
     @classmethod
@@ -96,9 +102,11 @@ class DenseSide(ModelSide):
             FileError: it has another number of rows.
         """
         if source.rows is not None and source.rows != windows.rows:
-            raise FileError(
-                f"{source.ref.name} = {source.ref.shown}: wanted {windows.rows} rows, one for each scored token; got "
-                f"{source.rows}; use the text, --context and --score that the file was written with"
+            raise FileError.at(
+                f"{source.ref.name} = {source.ref.shown}",
+                wanted=f"{windows.rows} rows, one for each scored token",
+                got=str(source.rows),
+                instead="use the text, --context and --score that the file was written with",
             )
         dtype = str(source.dtype).removeprefix("torch.")
         return cls(ModelInfo(str(source.path), source.format, dtype, source.classes), windows, source)
@@ -152,9 +160,11 @@ class ListedSide(ModelSide):
             wanted = labels[done : done + len(kept)]
             known = kept.labels != NO_LABEL
             if len(wanted) < len(kept) or bool((kept.labels != wanted)[known].any()):
-                raise FileError(
-                    f"{printable(self.info.name)}: wanted the {windows.rows} scored tokens of the text; got others "
-                    f"from row {done} on; use the text, --context and --score that the file was written with"
+                raise FileError.at(
+                    printable(self.info.name),
+                    wanted=f"the {windows.rows} scored tokens of the text",
+                    got=f"others from row {done} on",
+                    instead="use the text, --context and --score that the file was written with",
                 )
             done += len(kept)
             yield kept
@@ -178,9 +188,11 @@ def in_step(sides: list[ModelSide], rows: int, first_window: int) -> Iterator[li
             return
         for side, block in zip(sides, held, strict=True):
             if block is None:
-                raise ModelError(
-                    f"{printable(side.info.name)}: wanted predictions for as many tokens as the other sides have; got "
-                    "fewer; use files and models of the same text, --context and --score"
+                raise ModelError.at(
+                    printable(side.info.name),
+                    wanted="predictions for as many tokens as the other sides have",
+                    got="fewer",
+                    instead="use files and models of the same text, --context and --score",
                 )
         count = min(map(len, held))
         blocks = [block[:count] for block in held]

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Constraint, OneOf, Whole
 from kullback.common.files import check_input
 from kullback.errors import FileError, ModelError, invalid_type, invalid_value
 from kullback.io.windows import Windows
@@ -27,6 +28,11 @@ from kullback.models.language_model import LanguageModel
 
 Score = Literal["second-half", "all", "assistant"]
 FEWEST_TOKENS = 3  # in a window: one before the first scored token, whose half is cut
+CUTTING: dict[str, Constraint] = {
+    "context": Whole(least=FEWEST_TOKENS, example=512),
+    "score": OneOf(get_args(Score), example="all"),
+    "most_windows": Whole(least=1, example=100, optional=True),
+}
 LONGEST_LINE = 64 * 1024 * 1024  # bytes of a line of JSON
 
 
@@ -62,17 +68,28 @@ def read_texts(path: Path) -> Text:
     try:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise FileError(
-            f"text = {path}: wanted UTF-8; got the byte {error.object[error.start]:#04x} at byte {error.start}; "
-            "convert the file to UTF-8"
+        raise FileError.at(
+            f"text = {path}",
+            "text",
+            wanted="UTF-8",
+            got=f"the byte {error.object[error.start]:#04x} at byte {error.start}",
+            instead="convert the file to UTF-8",
         ) from None
     except (OSError, IsADirectoryError) as error:
-        raise FileError(
-            f"text = {path}: wanted a readable file; got {error.strerror or error}; check the path"
+        raise FileError.at(
+            f"text = {path}",
+            "text",
+            wanted="a readable file",
+            got=f"{error.strerror or error}",
+            instead="check the path",
         ) from None
     if not content.strip():
-        raise FileError(
-            f"text = {path}: wanted text; got an empty file; name a file with some thousand words"
+        raise FileError.at(
+            f"text = {path}",
+            "text",
+            wanted="text",
+            got="an empty file",
+            instead="name a file with some thousand words",
         )
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
         return Text([content], running=True)
@@ -80,17 +97,24 @@ def read_texts(path: Path) -> Text:
         _document(path, number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()
     ]
     if len({isinstance(each, str) for each in documents}) > 1:
-        raise FileError(
-            f'text = {path}: wanted "text" in every line, or "messages" or a "prompt" and "completion" in every line; '
-            "got both; write two files"
+        raise FileError.at(
+            f"text = {path}",
+            "text",
+            wanted='"text" in every line, or "messages" or a "prompt" and "completion" in every line',
+            got="both",
+            instead="write two files",
         )
     return Text(documents, running=False)
 
 
 def _document(path: Path, number: int, line: str) -> Document:
     def wrong(got: str) -> FileError:
-        return FileError(
-            f"text = {path}: wanted {WANTED} in every line; got {got} in line {number}; correct that line"
+        return FileError.at(
+            f"text = {path}",
+            "text",
+            wanted=f"{WANTED} in every line",
+            got=f"{got} in line {number}",
+            instead="correct that line",
         )
 
     if len(line) > LONGEST_LINE:
@@ -162,23 +186,10 @@ def make_windows(
         the windows, and the document of each.
 
     Raises:
-        ArgumentValueError: `score` does not go with the text, or `context` is too small.
+        ArgumentValueError: `score` does not go with the text.
         ModelError: the text is shorter than a window, a conversation is longer, or its replies are not in the tokens
             as they are in the record.
     """
-    if score not in get_args(Score):
-        names = ", ".join(map(repr, get_args(Score)))
-        raise invalid_value(
-            "make_windows", "score", wanted=f"one of {names}", got=repr(score), instead="score='all'"
-        )
-    if context < FEWEST_TOKENS:
-        raise invalid_value(
-            "make_windows",
-            "context",
-            wanted=f"{FEWEST_TOKENS} or more",
-            got=str(context),
-            instead="context=512",
-        )
     if text.are_conversations != (score == "assistant"):
         wanted = "conversations with score='assistant', and no other text" if score == "assistant" else "text"
         got = "conversations" if text.are_conversations else "text"
@@ -196,9 +207,14 @@ def make_windows(
             break
     found = [window for window in found if any(window[2])]
     if not found:
-        raise ModelError(
-            f"text: wanted at least one window of {context} tokens; got fewer tokens in all; give a longer text or a "
-            f"smaller context (--context {max(FEWEST_TOKENS, context // 4)})"
+        raise ModelError.at(
+            "text",
+            "text",
+            wanted=f"at least one window of {context} tokens",
+            got="fewer tokens in all",
+            instead=(
+                f"give a longer text or a smaller context (--context {max(FEWEST_TOKENS, context // 4)})"
+            ),
         )
     lengths = torch.tensor([0, *(len(tokens) for _, tokens, _ in found)])
     windows = Windows(
@@ -232,8 +248,11 @@ def _replies(
     """Return the tokens of a conversation or completion, and which belong to the assistant's replies."""
     tokens, scored = reply_tokens(model, document, number)
     if len(tokens) > context:
-        raise ModelError(
-            f"text: wanted conversations of at most {context} tokens; got {len(tokens)} in conversation {number}; "
-            f"allow more (--context {len(tokens)}), or leave that conversation out"
+        raise ModelError.at(
+            "text",
+            "text",
+            wanted=f"conversations of at most {context} tokens",
+            got=f"{len(tokens)} in conversation {number}",
+            instead=f"allow more (--context {len(tokens)}), or leave that conversation out",
         )
     return tokens, scored

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 from torch.distributions import (
     Distribution,
-    GeneralizedPareto,
     Independent,
     MixtureSameFamily,
-    Poisson,
     TransformedDistribution,
     constraints,
 )
@@ -143,9 +141,9 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
             if name in _OF_TRIALS:
                 is_wrong = is_wrong | (x < 0) | ((x > _LARGEST_PROBABILITY) & (name == "probs"))
                 allowed = "a finite and non-negative" if name == "total_count" else "numbers from 0 to 1 as"
-            is_free = isinstance(owner, GeneralizedPareto) and name == "concentration"
-            if name in _NUMBERS and name != "loc" and not is_free:  # a Poisson may have the rate 0
-                is_wrong = is_wrong | (x < 0 if isinstance(owner, Poisson) else x <= 0)
+            allows = _range_of(owner, name)
+            if name in _NUMBERS and name != "loc" and allows is not constraints.real:
+                is_wrong = is_wrong | (x < 0 if allows is constraints.nonnegative else x <= 0)
                 allowed = "a finite and positive"
             if bool(is_wrong.any()):
                 index = tuple(int(i) for i in is_wrong.nonzero()[0])
@@ -160,6 +158,14 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
                         ", or a small positive number in place of 0" if name in _NUMBERS else "",
                     ),
                 )
+
+
+def _range_of(owner: Distribution, name: str) -> object:
+    """Return the declared range of a parameter; None if it is not declared."""
+    try:
+        return owner.arg_constraints.get(name)
+    except NotImplementedError:
+        return None
 
 
 def _call_of(call: str) -> tuple[str, ...]:

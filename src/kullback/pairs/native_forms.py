@@ -7,12 +7,12 @@ parameters so extreme that the arithmetic would leave the range of float64.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from torch import Tensor, distributions
+from torch import Tensor
 from torch._C import (
     _functorch,  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     _len_torch_dispatch_stack,  # pyright: ignore[reportPrivateUsage]
@@ -23,6 +23,7 @@ from kullback.common.inputs import recordable
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native import library
 from kullback.kernels.native.native_closed_forms import Form, Parameters, divergence, required_gradients
+from kullback.pairs.family import CHOICE, FAMILIES
 from kullback.pairs.numerics.parameters import given_logits
 
 # Computes the divergence of P and Q; returns None if other rules have to compute it.
@@ -33,30 +34,6 @@ FormFunction = Callable[..., Tensor | None]
 Code = ElementForm | RowForm
 
 _is_available = cache(library.is_available)
-# The parameter that the user passed. The name of the kernel for probabilities has PROBS in place of LOGITS.
-CHOICE = "logits|probs"
-ATTRIBUTES: dict[type, str] = {
-    distributions.Bernoulli: CHOICE,
-    distributions.Beta: "concentration1 concentration0",
-    distributions.Binomial: f"total_count {CHOICE}",
-    distributions.Categorical: CHOICE,
-    distributions.ContinuousBernoulli: CHOICE,
-    distributions.Dirichlet: "concentration",
-    distributions.Exponential: "rate",
-    distributions.Gamma: "concentration rate",
-    distributions.Geometric: CHOICE,
-    distributions.InverseGamma: "base_dist.concentration base_dist.rate",
-    distributions.LogNormal: "base_dist.loc base_dist.scale",
-    distributions.OneHotCategorical: f"_categorical.{CHOICE}",
-    distributions.Pareto: "scale alpha",
-    distributions.Poisson: "rate",
-    distributions.Uniform: "low high",
-    **dict.fromkeys((distributions.HalfCauchy, distributions.HalfNormal), "base_dist.scale"),
-    **dict.fromkeys(
-        (distributions.Cauchy, distributions.Gumbel, distributions.Laplace, distributions.Normal), "loc scale"
-    ),
-}
-"""The attributes of each family that the kernels read, separated by spaces."""
 
 
 class _Variant(NamedTuple):
@@ -72,21 +49,38 @@ class NativeForm:
 
     Arguments:
         function: the closed form in plain torch, which computes second derivatives.
-        code: the kernel; with ``logits|probs`` among the attributes, the kernel for logits.
-        type_p: the family of P, a key of `ATTRIBUTES`.
+        code: the kernel; with `CHOICE` among the parameters, the kernel for logits.
+        type_p: the family of P, whose record lists the parameters. It may be registered after the closed form.
         type_q: the family of Q, likewise.
     """
 
     def __init__(self, function: FormFunction, code: Code, type_p: type, type_q: type) -> None:
-        names = ATTRIBUTES[type_p], ATTRIBUTES[type_q]
-        self._has_choice = CHOICE in names[0], CHOICE in names[1]
-        self._of_logits = _variant(function, code, names, "logits")
-        self._of_probs = None
-        if any(self._has_choice):
-            of_probs = type(code)[code.name.replace("LOGITS", "PROBS")]
-            self._of_probs = _variant(function, of_probs, names, "probs")
+        self._function, self._code, self._types = function, code, (type_p, type_q)
         self._is_of_rows = isinstance(code, RowForm)
-        self.form = self._of_logits.form
+
+    @cached_property
+    def _names(self) -> tuple[str, str]:
+        return FAMILIES[self._types[0]].parameters, FAMILIES[self._types[1]].parameters
+
+    @cached_property
+    def _has_choice(self) -> tuple[bool, bool]:
+        return CHOICE in self._names[0], CHOICE in self._names[1]
+
+    @cached_property
+    def _of_logits(self) -> _Variant:
+        return _variant(self._function, self._code, self._names, "logits")
+
+    @cached_property
+    def _of_probs(self) -> _Variant | None:
+        if not any(self._has_choice):
+            return None
+        code = type(self._code)[self._code.name.replace("LOGITS", "PROBS")]
+        return _variant(self._function, code, self._names, "probs")
+
+    @property
+    def form(self) -> Form:
+        """The operator; for a choice of parameters, the one for logits."""
+        return self._of_logits.form
 
     def __call__(self, p: Any, q: Any) -> Tensor | None:
         """Return the divergence; None if the kernel does not support P and Q."""

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributions import (
     AffineTransform,
-    Cauchy,
     Distribution,
     Independent,
-    Laplace,
-    LowRankMultivariateNormal,
     MixtureSameFamily,
-    MultivariateNormal,
-    Normal,
-    StudentT,
     TransformedDistribution,
     Uniform,
 )
@@ -28,7 +21,6 @@ from torch.distributions.transforms import (
     Transform,
 )
 
-from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect
 from kullback.pairs.densities.density import density_of
 from kullback.pairs.densities.maps import (
@@ -39,7 +31,7 @@ from kullback.pairs.densities.maps import (
     is_map,
     same_maps,
 )
-from kullback.pairs.numerics.parameters import matrix_of
+from kullback.pairs.family import FAMILIES
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import is_plain
 
@@ -113,11 +105,11 @@ def _image_in_family(base: Any, step: Transform) -> Distribution | None:
     if overrides_density(base):
         return None
     if isinstance(step, AffineTransform):
-        image = _AFFINE_IMAGES.get(type(base))
-        if image is None:
+        family = FAMILIES.get(type(base))
+        if family is None or family.image is None:
             return None
         loc, scale = exact_parameters(step)
-        return None if can_inspect(scale) and bool((scale == 0).any()) else image(base, loc, scale)
+        return None if can_inspect(scale) and bool((scale == 0).any()) else family.image(base, loc, scale)
     if isinstance(step, CumulativeDistributionTransform) and same_maps(step.distribution, base):
         zero = torch.zeros(base.batch_shape, dtype=torch.float64, device="cpu")
         return Uniform(zero, zero + 1, validate_args=False)
@@ -127,39 +119,3 @@ def _image_in_family(base: Any, step: Transform) -> Distribution | None:
         known: Any = inverse.distribution
         return known.expand(base.batch_shape) if is_unit else None
     return None
-
-
-def _of_location_and_scale(base: Any, loc: Any, scale: Any) -> Distribution:
-    parameters = loc + scale * upcast(base.loc), scale.abs() * upcast(base.scale)
-    if isinstance(base, StudentT):
-        return StudentT(upcast(base.df), *parameters, validate_args=False)
-    return type(base)(*parameters, validate_args=False)
-
-
-def _of_normal_vector(base: MultivariateNormal, loc: Any, scale: Any) -> Distribution:
-    mean = loc + scale * upcast(base.loc)
-    scale = scale.expand(torch.broadcast_shapes(scale.shape, base.event_shape))
-    rows, columns = scale.unsqueeze(-1), scale.unsqueeze(-2)
-    name = matrix_of(base) or "scale_tril"
-    matrix = upcast(getattr(base, name))
-    if name == "scale_tril":
-        return MultivariateNormal(mean, scale_tril=rows * matrix * torch.sign(columns), validate_args=False)
-    factor = rows * columns
-    changed = factor * matrix if name == "covariance_matrix" else matrix / factor
-    return MultivariateNormal(mean, **{name: changed}, validate_args=False)
-
-
-def _of_low_rank_vector(base: LowRankMultivariateNormal, loc: Any, scale: Any) -> Distribution:
-    scale = scale.expand(torch.broadcast_shapes(scale.shape, base.event_shape))
-    factor, diagonal = scale.unsqueeze(-1) * upcast(base.cov_factor), scale**2 * upcast(base.cov_diag)
-    return LowRankMultivariateNormal(loc + scale * upcast(base.loc), factor, diagonal, validate_args=False)
-
-
-_AFFINE_IMAGES: dict[type, Callable[[Any, Any, Any], Distribution]] = {
-    Normal: _of_location_and_scale,
-    Laplace: _of_location_and_scale,
-    Cauchy: _of_location_and_scale,
-    StudentT: _of_location_and_scale,
-    MultivariateNormal: _of_normal_vector,
-    LowRankMultivariateNormal: _of_low_rank_vector,
-}

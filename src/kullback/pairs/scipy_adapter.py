@@ -6,8 +6,8 @@ SciPy, because a caller who passes its objects has imported it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
@@ -22,6 +22,7 @@ from kullback.pairs.densities.density import Coordinate, Density, Points, densit
 from kullback.pairs.densities.image import interval_between
 from kullback.pairs.densities.integer import IntegerDensity
 from kullback.pairs.densities.transformed import AffineDensity
+from kullback.pairs.family import FAMILIES, ScipyForm
 from kullback.pairs.numerics.parameters import given_logits
 
 # The maximum number of outcomes in a list of probabilities.
@@ -72,15 +73,16 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
         distribution = _continuous(frozen)
     elif "rv_discrete_frozen" in names:
         distribution = _discrete(frozen)
-    elif kind in _MULTIVARIATE:
-        distribution = _MULTIVARIATE[kind](frozen)
+    elif (form := _form(kind)) is not None:
+        distribution = _member(form, frozen)
     if distribution is not None:
         return distribution
     raise invalid_type(
         call,
         argument,
         wanted="a frozen distribution of SciPy: univariate with a density, over finitely many integers, or over "
-        "integers in a family of torch; or one of " + ", ".join(sorted(_MULTIVARIATE)),
+        "integers in a family of torch; or one of "
+        + ", ".join(sorted(form.name for form in _forms() if form.name.endswith("_frozen"))),
         got=getattr(getattr(frozen, "dist", None), "name", None) or kind,
         instead="a torch.distributions object, or Probs([...]) of a histogram",
     )
@@ -122,53 +124,42 @@ def _parameters(frozen: Any) -> tuple[list[Tensor], Tensor, Tensor]:
     return [_upcast(x) for x in shapes], _upcast(loc), _upcast(scale)
 
 
-# ---- On the line: families from shape parameters and the scale, with loc 0.
+# ---- On the line.
 
-_SCALED: dict[str, Callable[..., Distribution]] = {
-    "beta": lambda a, b, scale: _stretched(families.Beta(a, b), scale),
-    "chi2": lambda k, scale: families.Gamma(k / 2, 0.5 / scale),
-    "erlang": lambda a, scale: families.Gamma(a, 1 / scale),
-    "expon": lambda scale: families.Exponential(1 / scale),
-    "f": lambda a, b, scale: _stretched(families.FisherSnedecor(a, b), scale),
-    "gamma": lambda a, scale: families.Gamma(a, 1 / scale),
-    "halfcauchy": families.HalfCauchy,
-    "halfnorm": families.HalfNormal,
-    "invgamma": families.InverseGamma,
-    "levy": lambda scale: families.InverseGamma(torch.full_like(scale, 0.5), scale / 2),
-    "lognorm": lambda s, scale: families.LogNormal(torch.log(scale), s),
-    "pareto": lambda b, scale: families.Pareto(scale, b),
-    "rayleigh": lambda scale: families.Weibull(scale * math.sqrt(2), torch.full_like(scale, 2.0)),
-    "weibull_min": lambda c, scale: families.Weibull(scale, c),
-}
-# ---- Families that have a loc in torch too.
-_LOCATED: dict[str, Callable[..., Distribution]] = {
-    "cauchy": families.Cauchy,
-    "genpareto": lambda c, loc, scale: families.GeneralizedPareto(loc, scale, c),
-    "gumbel_l": lambda loc, scale: TransformedDistribution(
-        families.Gumbel(-loc, scale), [_affine(0.0, -1.0)]
-    ),
-    "gumbel_r": families.Gumbel,
-    "laplace": families.Laplace,
-    "norm": families.Normal,
-    "t": families.StudentT,
-    "uniform": lambda loc, scale: families.Uniform(loc, loc + scale),
-}
+
+def _form(name: str) -> ScipyForm | None:
+    """Return the form of a distribution of SciPy; None if it is of no family of torch."""
+    return next((form for form in _forms() if form.name == name), None)
+
+
+def _forms() -> Iterator[ScipyForm]:
+    return (form for family in FAMILIES.values() for form in family.scipy)
+
+
+def _member(form: ScipyForm, thing: Any) -> Distribution | None:
+    """Return the member from an object with attributes."""
+    return form.make(*(_upcast(attrgetter(name)(thing)) for name in form.reads.split()))
 
 
 def _continuous(frozen: Any) -> Distribution | None:
     shapes, loc, scale = _parameters(frozen)
     name = frozen.dist.name
     *shapes, loc, scale = torch.broadcast_tensors(*shapes, loc, scale)
-    if name in _LOCATED:
-        return _LOCATED[name](*shapes, loc, scale)
-    if name in _SCALED:
-        scaled = _SCALED[name](*shapes, scale)
-        return TransformedDistribution(scaled, [_affine(loc, 1.0)]) if bool((loc != 0).any()) else scaled
+    form = _form(name)
+    if form is not None:
+        numbers = {"loc": loc, "scale": scale}
+        member = form.make(*shapes, *(numbers.pop(name) for name in form.takes.split()))
+        return None if member is None else _moved(member, **numbers)
     if hasattr(frozen.dist, "_hpdf"):
         return _mixture_of_bins(frozen, loc, scale)
-    if name == "vonmises":  # a circle of another length has no density in torch, nor on the line
-        return families.VonMises(loc, shapes[0]) if bool((scale == 1).all()) else None
     return ScipyDensity(frozen, [*shapes, loc, scale])
+
+
+def _moved(d: Distribution, loc: Tensor | None = None, scale: Tensor | None = None) -> Distribution:
+    """Return the image of a distribution under a change of its scale, and then of its location."""
+    if scale is not None and not bool((scale == 1).all()):
+        d = TransformedDistribution(d, [_affine(0.0, scale)])
+    return d if loc is None or not bool((loc != 0).any()) else TransformedDistribution(d, [_affine(loc, 1.0)])
 
 
 def _mixture_of_bins(frozen: Any, loc: Tensor, scale: Tensor) -> Distribution:
@@ -184,10 +175,6 @@ def _mixture_of_bins(frozen: Any, loc: Tensor, scale: Tensor) -> Distribution:
 
 def _affine(loc: Tensor | float, scale: Tensor | float) -> AffineTransform:
     return AffineTransform(_upcast(loc), _upcast(scale))
-
-
-def _stretched(d: Distribution, scale: Tensor) -> Distribution:
-    return d if bool((scale == 1).all()) else TransformedDistribution(d, [_affine(0.0, scale)])
 
 
 class ScipyDensity(Distribution):
@@ -268,17 +255,10 @@ class NewScipyDensity(ScipyDensity):
         return type(self.frozen).__name__
 
 
-_NEW: dict[str, Callable[[Any], Distribution]] = {
-    "Normal": lambda d: families.Normal(_upcast(d.mu), _upcast(d.sigma)),
-    "StandardNormal": lambda d: families.Normal(_upcast(d.mu), _upcast(d.sigma)),
-    "Uniform": lambda d: families.Uniform(_upcast(d.a), _upcast(d.b)),
-    "Binomial": lambda d: families.Binomial(_upcast(d.n), _upcast(d.p)),
-}
-
-
 def _of_new_interface(d: Any) -> Distribution | None:
-    if type(d).__name__ in _NEW:
-        return _NEW[type(d).__name__](d)
+    form = _form(type(d).__name__)
+    if form is not None:
+        return _member(form, d)
     low, high = (_upcast(end) for end in d.support())
     if low.ndim > 0:
         return None
@@ -330,26 +310,17 @@ def _shifted_counts(d: ShiftedCounts) -> Density | None:
     return None if part is None else ShiftedDensity(part, d.shift, torch.ones_like(d.shift), falls=False)
 
 
-_COUNTS: dict[str, Callable[..., Distribution]] = {
-    "bernoulli": families.Bernoulli,
-    "binom": families.Binomial,
-    "geom": families.Geometric,
-    # SciPy counts failures, and p is the probability of success. torch counts successes, so p becomes 1 - p.
-    "nbinom": lambda n, p: families.NegativeBinomial(n, logits=torch.log1p(-p) - torch.log(p)),
-    "poisson": families.Poisson,
-}
-_FIRST = {"geom": 1.0}
-
-
 def _discrete(frozen: Any) -> Distribution | None:
     shapes, loc, _ = _parameters(frozen)
-    *shapes, shift = torch.broadcast_tensors(*shapes, loc + _FIRST.get(frozen.dist.name, 0.0))
-    if frozen.dist.name in _COUNTS:
-        counts = _COUNTS[frozen.dist.name](*shapes)
-    else:
+    form = _form(frozen.dist.name)
+    if form is None:
         low, high = (_upcast(end) for end in frozen.support())
-        return _listed(low, high, frozen.logpmf, shift.shape)
-    return ShiftedCounts(counts, shift) if bool((shift != 0).any()) else counts
+        return _listed(
+            low, high, frozen.logpmf, torch.broadcast_shapes(loc.shape, *(x.shape for x in shapes))
+        )
+    *shapes, shift = torch.broadcast_tensors(*shapes, loc + form.first)
+    counts = form.make(*shapes)
+    return None if counts is None else ShiftedCounts(counts, shift) if bool((shift != 0).any()) else counts
 
 
 def _listed(
@@ -365,15 +336,3 @@ def _listed(
         return None
     counts, shift = families.Categorical(logits=logits), low.expand(shape)
     return ShiftedCounts(counts, shift) if bool((shift != 0).any()) else counts
-
-
-# ---- Vectors and matrices.
-
-_MULTIVARIATE: dict[str, Callable[[Any], Distribution]] = {
-    "dirichlet_frozen": lambda d: families.Dirichlet(_upcast(d.alpha)),
-    "multinomial_frozen": lambda d: families.Multinomial(int(d.n), _upcast(d.p)),
-    "multivariate_normal_frozen": lambda d: families.MultivariateNormal(
-        _upcast(d.mean), _upcast(d.cov_object.covariance)
-    ),
-    "wishart_frozen": lambda d: families.Wishart(_upcast(d.df), _upcast(d.scale)),
-}

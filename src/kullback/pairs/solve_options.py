@@ -41,7 +41,6 @@ class SolveOptions(NamedTuple):
     generator: torch.Generator | None = None
     wants_error: bool = True
     confidence: float = 0.95
-    try_native: bool = True  # False if the closed forms in C++ have already declined this pair
 
     def target(self) -> Tolerance:
         """Return the target of sums and integrals."""

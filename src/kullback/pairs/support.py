@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,20 +12,15 @@ from torch.distributions import Categorical, Distribution, constraints
 
 from kullback.common.dtypes import tensor_of
 from kullback.errors import P, Q, invalid_value
-from kullback.generators.growth import End, Growth
+from kullback.generators.growth import End as EndOfTerms, Growth
 from kullback.pairs.densities.density import Density, Tail
-from kullback.pairs.registry import Plan, plan_for
+from kullback.pairs.family import FAMILIES, End, Family
+from kullback.pairs.registry import SURFACES, Plan, plan_for
 
 # If the terms grow by at least this power of log(p / q), their sum is infinite wherever KL is.
 _NO_LESS_THAN_KL = 0.95
 # Coefficients of tails with a smaller relative difference count as equal.
 _ROUNDING = 1e-12
-# Event spaces whose densities are with respect to a measure of their own, and their names.
-_SURFACES: dict[type, str] = {
-    type(constraints.simplex): "vectors of probabilities",
-    type(constraints.corr_cholesky): "Cholesky factors of correlation matrices",
-    type(constraints.positive_definite): "positive-definite matrices",
-}
 
 
 def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | None = None) -> None:
@@ -69,8 +65,6 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
             got=f"{spaces[0]} in {type(p).__name__} and {spaces[1]} in {type(q).__name__}",
             instead="a transform of one of them onto the space of the other",
         )
-    if plan.is_plain and not torch.compiler.is_compiling():  # the graph would guard the old value
-        plan.is_comparable = True
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     except RuntimeError:
@@ -96,9 +90,59 @@ def _is_discrete(d: Distribution) -> bool | None:
 
 def _space(d: Distribution) -> str:
     try:
-        return _SURFACES.get(type(d.support), "arrays of numbers")
+        return SURFACES.get(type(d.support), "arrays of numbers")
     except (NotImplementedError, AttributeError):
         return "arrays of numbers"
+
+
+def is_always_infinite(p: Family, q: Family) -> bool:
+    """Return whether KL is +inf for all parameters, by the supports of two families and their constant tails."""
+    if not p.is_full or p.has_integers is None or p.has_integers != q.has_integers:
+        return False
+    tails = _constant_tails(p), _constant_tails(q)
+    for side, end_p, end_q, tail, other in zip((-1, 1), p.support, q.support, *tails, strict=True):
+        if _is_beyond(end_p, end_q, q, side) or (
+            isinstance(end_p, float) and end_p == end_q and bool(_diverges(tail, other))
+        ):
+            return True
+    return False
+
+
+def is_always_finite(p: type, q: type) -> bool:
+    """Return whether KL is finite for all parameters of two families, because no test of `is_infinite` applies."""
+    if (p, q) not in _ALWAYS_FINITE and not torch.compiler.is_compiling():
+        densities = [_unknown_density(FAMILIES[kind]) if kind in FAMILIES else None for kind in (p, q)]
+        _ALWAYS_FINITE[p, q] = None not in densities and is_infinite(*cast("Any", densities)) is None
+    return _ALWAYS_FINITE.get((p, q), False)
+
+
+_ALWAYS_FINITE: dict[tuple[type, type], bool] = {}
+
+
+def _unknown_density(family: Family) -> Density | None:
+    """Return the density of a member of which no parameter is known: all are NaN. None if the record has no class."""
+    if not isinstance(family.density, type):
+        return None
+    unknown = torch.full((), math.nan, dtype=torch.float64, device="cpu")
+    return family.density(*[unknown] * len(family.parameters.split()))
+
+
+def _constant_tails(family: Family) -> tuple[Tail, Tail]:
+    """Return the tails of all members of a family, with NaN for a field that depends on the parameters."""
+    density = _unknown_density(family)
+    tails = () if density is None else (density.lower_tail(), density.upper_tail())
+    constant = [Tail(*(math.nan if isinstance(x, Tensor) else x for x in tail)) for tail in tails]
+    return (constant[0], constant[1]) if constant else (Tail(), Tail())
+
+
+def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
+    """Return whether an end of P is outside of Q's for all parameters. An end with a name is a finite parameter."""
+    if not isinstance(end_p, float) or end_q is None:
+        return False
+    if isinstance(end_q, str):
+        is_above_0 = q.range_of(end_q) is constraints.positive
+        return end_p == side * math.inf or (side < 0 and end_p <= 0 and is_above_0)
+    return side * end_p > side * end_q
 
 
 def is_infinite(p: Density, q: Density) -> Tensor | None:
@@ -216,7 +260,7 @@ def is_divergence_infinite(p: Density, q: Density, growth: Growth) -> Tensor | N
     return _any(_is_infinite_as(p, q, growth.far), _is_infinite_as(q, p, growth.near))
 
 
-def _is_infinite_as(p: Density, q: Density, end: End) -> Tensor | None:
+def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
     """Return where the sum of terms is infinite, if they grow as `end` says where q is much smaller than p."""
     if end.limit < math.inf:
         return None

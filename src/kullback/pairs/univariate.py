@@ -23,7 +23,8 @@ from kullback.pairs.densities.own_scale import (
 )
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.f_divergence import integrate_divergence, sum_divergence
-from kullback.pairs.integration.quadrature import Integral, integrate
+from kullback.pairs.integration.panels import Integral
+from kullback.pairs.integration.quadrature import integrate_kl
 from kullback.pairs.integration.shared_ends import LEAST_VALUE, shared_ends
 from kullback.pairs.integration.summation import sum_terms
 from kullback.pairs.numerics.parameters import is_tracked
@@ -262,7 +263,7 @@ def _of_terms(
 
         def integral(p: Density, q: Density, terms: DivergenceTerms) -> Integral:
             if isinstance(kind, KL) and (q.is_splittable() or is_far_and_narrow(p) is None):
-                return integrate(p, q, shape, target, q_reaches_out=terms.beyond is not None)
+                return integrate_kl(p, q, shape, target, q_reaches_out=terms.beyond is not None)
             # The place of a corner of the terms, as in total variation, has no exact derivative in a share.
             is_whole = is_far_and_narrow(p) is is_far_and_narrow(q) is None or growth_of(kind).corners
             shares = None if is_whole else shares_in_own_scale

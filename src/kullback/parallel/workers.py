@@ -64,9 +64,12 @@ class Workers:
         try:
             dist.all_gather_object(answers, (result, failure), group=self.group)
         except (RuntimeError, EOFError) as lost:
-            raise KullbackError(
-                f"{self.call}: wanted an answer from all {self.size} workers; worker {self.rank} has none from some: "
-                "a worker exited or lost its connection. Start all workers again"
+            raise KullbackError.at(
+                self.call,
+                wanted=f"an answer from all {self.size} workers",
+                got=f"worker {self.rank} has none from some: a worker exited or lost its connection",
+                instead="Start all workers again",
+                wording="wanted {wanted}; {got}. {instead}",
             ) from lost
         for rank, (_, problem) in enumerate(answers):
             if problem is None:
@@ -106,10 +109,12 @@ def torchrun_workers(call: str) -> Generator[Workers]:
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=_SECONDS))
     except (RuntimeError, ValueError) as error:
-        raise KullbackError(
-            f"{call}: wanted {os.environ['WORLD_SIZE']} workers started by torchrun to connect within {_SECONDS} s; "
-            f"worker {os.environ['RANK']} could not ({' '.join(str(error).split())[:200]}). Write: torchrun "
-            "--nproc-per-node N -m kullback compare ..., or kullback compare ... for one process"
+        raise KullbackError.at(
+            call,
+            wanted=f"{os.environ['WORLD_SIZE']} workers started by torchrun to connect within {_SECONDS} s",
+            got=f"worker {os.environ['RANK']} could not ({' '.join(str(error).split())[:200]})",
+            instead="torchrun --nproc-per-node N -m kullback compare ..., or kullback compare ... for one process",
+            wording="wanted {wanted}; {got}. Write: {instead}",
         ) from error
     try:
         yield Workers(call, dist.group.WORLD)

@@ -147,13 +147,13 @@ class Checkpoint:
         finally:
             os.close(number)
         if not is_file:
-            raise self._error("wanted a file", "a pipe or a device", "name a file")
+            raise self._error("a file", "a pipe or a device", "name a file")
         # Opening another program's database can change its journal. So this reads SQLite's header itself: the name of
         # the format, two bytes of the kind of journal, and the application.
         parts = head[:16], head[18:20], head[68:72]
         if head and parts != (b"SQLite format 3\0", b"\1\1", APPLICATION.to_bytes(4, "big")):
             raise self._error(
-                "wanted a file that an earlier run wrote",
+                "a file that an earlier run wrote",
                 "another file",
                 "name that one, or one that does not exist yet",
             )
@@ -179,14 +179,14 @@ class Checkpoint:
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
                 raise self._error(
-                    "wanted a file of one run",
+                    "a file of one run",
                     "one that another run is writing",
                     "wait for it, or name another file",
                 ) from None
             raise self._damaged() from None
         if found != [(SCHEMA, self._identity)]:
             raise self._error(
-                "wanted the state of a comparison of the same inputs and options, by the same version",
+                "the state of a comparison of the same inputs and options, by the same version",
                 "the state of another comparison",
                 "repeat the command that began it, or name another file",
             )
@@ -239,12 +239,11 @@ class Checkpoint:
         return hashlib.sha256(f"{self._identity} {number} ".encode() + content).digest()
 
     def _error(self, wanted: str, got: str, instead: str) -> FileError:
-        return FileError(f"resume = {printable(self._path)}: {wanted}; got {got}; {instead}")
+        place = f"resume = {printable(self._path)}"
+        return FileError.at(place, "resume", wanted=wanted, got=got, instead=instead)
 
     def _damaged(self) -> FileError:
-        return self._error(
-            "wanted the records of an earlier run", "a damaged one", "begin again with another file"
-        )
+        return self._error("the records of an earlier run", "a damaged one", "begin again with another file")
 
 
 @contextmanager

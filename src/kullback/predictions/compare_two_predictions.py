@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import check_callback, check_generator, check_independent, whole_from
+from kullback.common.constraints import FLAG, GENERATOR, Arguments, OneOf, Whole, function, refuse_both
 from kullback.common.words import NO_LABEL, RepresentationName
-from kullback.errors import invalid_value, safe_repr
+from kullback.errors import invalid_value
 from kullback.io import RowSource, paired_blocks
 from kullback.io.class_columns import unnamed_side
 from kullback.io.llama_cpp_base import LlamaBaseFile
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 # glibc returns blocks beyond 32 MiB to the system at once; smaller ones would fragment its heap.
 BLOCK_BYTES = 40 * 1024 * 1024
-MOST_DRAWS = 100_000
 # The most rows whose results a worker sends, or a state keeps, at a time.
 MOST_SENT = 1 << 16
 
@@ -60,6 +58,18 @@ Blocks = Iterable[tuple[int, Tensor, Tensor]]
 Progress = Callable[[int, int | None], object]
 T = TypeVar("T")
 _Rows = tuple[Tensor, list[WorstRow]]
+
+
+ARGUMENTS = Arguments(
+    CALL,
+    worst=Whole(least=0, example=10),
+    bootstrap=Whole(least=0, most=100_000, example=1000),
+    block_bytes=Whole(least=1, example=BLOCK_BYTES),
+    independent=FLAG,
+    generator=GENERATOR,
+    progress=function("progress=print, which takes the numbers of finished rows and of all rows"),
+    llama_cpp=OneOf(get_args(LlamaCppRows), example="format", optional=True),
+)
 
 
 def compare_predictions(
@@ -152,15 +162,9 @@ def compare_predictions(
     References:
         Bootstrap Methods and Their Application, sections 3.8 and 5.2 (Davison and Hinkley, 1997)
     """
-    worst = _whole("worst", worst, 0)
-    bootstrap = _whole("bootstrap", bootstrap, 0, MOST_DRAWS)
-    check_independent(CALL, independent, cluster)
-    block_bytes = _whole("block_bytes", block_bytes, 1)
+    worst, bootstrap, block_bytes, *_ = ARGUMENTS.check_in(locals()).values()
+    refuse_both(CALL, independent, cluster)
     require_state(CALL, resume)
-    check_generator(CALL, generator)
-    check_callback(
-        CALL, "progress", progress, "progress=print, which takes the numbers of finished rows and of all rows"
-    )
     if isinstance(p, Representation) and isinstance(q, Representation):
         p, q = p.aligned_with(q)
     representations: tuple[RepresentationName | None, RepresentationName | None] = _for_each(
@@ -188,7 +192,7 @@ def compare_predictions(
             notes += [] if by_position is None else [by_position]
             groups = take_clusters(cluster, cluster_key, rows)
             if llama_cpp is not None:
-                _check_llama_cpp(llama_cpp, true_classes)
+                _check_llama_cpp(true_classes)
             collector = Collector(
                 rows,
                 true_classes,
@@ -364,10 +368,7 @@ def _require_same(workers: Workers, sides: tuple[RowSource, RowSource], settings
             )
 
 
-def _check_llama_cpp(llama_cpp: object, labels: Tensor | None) -> None:
-    if llama_cpp not in ("format", "like"):
-        wanted, instead = "'format', 'like' or None", "llama_cpp='format'"
-        raise invalid_value(CALL, "llama_cpp", wanted=wanted, got=repr(llama_cpp), instead=instead)
+def _check_llama_cpp(labels: Tensor | None) -> None:
     if labels is None or bool((labels == NO_LABEL).all()):
         wanted = "the true token of each position, which llama.cpp's statistics need"
         got = "none" if labels is None else f"{NO_LABEL} for every row"
@@ -401,12 +402,3 @@ def _for_each(argument: str, value: T | tuple[T | None, T | None] | None) -> tup
         wanted = "one for both, or a pair: of P, of Q"
         raise invalid_value(CALL, argument, wanted=wanted, got=f"a tuple of {len(value)}", instead=instead)
     return cast("tuple[T | None, T | None]", value)
-
-
-def _whole(argument: str, value: object, least: int, most: float = math.inf) -> int:
-    number = whole_from(value)
-    if number is None or not least <= number <= most:
-        wanted = f"a whole number of {least} or more" + (f", at most {most:,}" if math.isfinite(most) else "")
-        instead = f"{argument}={least if most == math.inf else 1000}"
-        raise invalid_value(CALL, argument, wanted=wanted, got=safe_repr(value), instead=instead)
-    return number

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments
 from kullback.common.inputs import as_tensor, is_integer, whole_from
 from kullback.common.words import NO_LABEL, RepresentationName
 from kullback.errors import FileError, invalid_type, invalid_value, safe_repr
 from kullback.io import RowSource, open_rows, read_clusters, read_labels
 from kullback.io.class_columns import chosen_classes, places_of_labels
 from kullback.io.reader import Reader, flat_shape
+from kullback.io.row_checks import REPRESENTATION
 from kullback.io.source_files import FileReference
 from kullback.representations import REPRESENTATIONS, Representation
 from kullback.samples import Samples
@@ -152,6 +154,9 @@ def _refuse_other_objects(given: object, name: str) -> None:
         raise invalid_type(CALL, name, wanted="a distribution in each row", got="Samples", instead=instead)
 
 
+_ARGUMENTS = Arguments(CALL, representation=REPRESENTATION)
+
+
 def open_source(
     given: object,
     representation: RepresentationName | None,
@@ -162,15 +167,7 @@ def open_source(
     """Open a path, or wrap a tensor or data frame, as a source of rows; `name` is the argument it was passed as."""
     if isinstance(given, RowSource):
         return given if columns is None else _refused_columns(columns)
-    is_name = isinstance(representation, str) and representation in REPRESENTATIONS
-    if representation is not None and not is_name:
-        raise invalid_value(
-            CALL,
-            "representation",
-            wanted=f"one of {', '.join(REPRESENTATIONS)}",
-            got=safe_repr(representation),
-            instead="representation='logits'",
-        )
+    _ARGUMENTS.check(representation=representation)
     if isinstance(given, str | os.PathLike):
         path = cast("str | os.PathLike[str]", given)
         return open_rows(path, representation=representation, key=key, columns=columns, name=name)
@@ -257,9 +254,12 @@ def _stored_labels(p: RowSource, q: RowSource) -> tuple[Tensor | None, list[str]
         return None, []
     labels = cast("Tensor", held[0].labels)
     if len(held) == 2 and not torch.equal(labels, cast("Tensor", held[1].labels)):
-        raise FileError(
-            f"p = {p.ref.shown} and q = {q.ref.shown}: wanted the same tokens in both; got different ones; "
-            "compare files written from the same text with the same tokenizer and n_ctx"
+        raise FileError.at(
+            f"p = {p.ref.shown} and q = {q.ref.shown}",
+            "p",
+            wanted="the same tokens in both",
+            got="different ones",
+            instead="compare files written from the same text with the same tokenizer and n_ctx",
         )
     require_values("labels", len(labels), p.rows or q.rows)
     return labels, [f"The labels are the next tokens that {held[0].path.name} holds."]

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import torch
-
-from kullback.common.inputs import check_confidence, whole_from
-from kullback.common.optional import load
+from kullback.common.constraints import CONFIDENCE, FLAG, GENERATOR, Arguments, Whole
 from kullback.errors import (
     LONGEST_NAME,
     ArgumentValueError,
@@ -20,7 +17,14 @@ from kullback.errors import (
 )
 
 MOST_NAMED = 10
-MOST_BINS = 1_000_000
+ARGUMENTS = Arguments(
+    "compare_tables",
+    "compare_profiles",
+    bins=Whole(least=2, most=1_000_000, example=20, strict=True),
+    confidence=CONFIDENCE,
+    generator=GENERATOR,
+    independent=FLAG,
+)
 
 
 def name_or_none(name: str | None) -> str:
@@ -82,33 +86,6 @@ def groups_of(call: str, joint: Sequence[Sequence[str]]) -> list[tuple[str, ...]
             instead={"joint": [("age", "income")]},
         )
     return [tuple(names) for names in found if names is not None]
-
-
-def check_settings(call: str, bins: int, confidence: float, generator: torch.Generator | None) -> int:
-    """Return the number of bins; refuse invalid bins, an invalid confidence level, and an invalid generator.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: one of them is wrong.
-    """
-    load("scipy", "comparing tables")
-    check_confidence(call, confidence)
-    number = whole_from(bins)
-    if number is None:
-        raise invalid_type(
-            call,
-            "bins",
-            wanted="an integer, 2 or more",
-            got=printable(safe_repr(bins), LONGEST_NAME),
-            instead={"bins": 20},
-        )
-    if not 2 <= number <= MOST_BINS:
-        wanted = "2 or more" if number < 2 else f"at most {MOST_BINS:,}"
-        raise invalid_value(call, "bins", wanted=wanted, got=safe_repr(bins), instead={"bins": 20})
-    if generator is not None and not isinstance(cast("object", generator), torch.Generator):
-        instead = "generator=torch.Generator().manual_seed(0)"
-        got = type(generator).__name__
-        raise invalid_type(call, "generator", wanted="a torch.Generator", got=got, instead=instead)
-    return number
 
 
 def no_column(

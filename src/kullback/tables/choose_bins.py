@@ -13,12 +13,14 @@ bins are for missing values, NaN and the infinities. Each category has a bin, Q'
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise, repeat
 
 import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
+from kullback.common.constraints import Arguments, Number, Whole
 from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.tables.columns.bin_labels import interval_labels
 from kullback.tables.columns.bins import OTHER, SPECIALS, Bins
@@ -26,6 +28,10 @@ from kullback.tables.columns.column_profile import ColumnProfile
 from kullback.tables.columns.log_grid import bucket_ends
 
 ROWS_OF_AN_ATOM = 3
+
+_ARGUMENTS = Arguments(
+    "choose_bins", number=Whole(least=1, example=20), row_weight=Number(above=0, below=math.inf, example=1.0)
+)
 
 
 def choose_bins(
@@ -60,8 +66,7 @@ def choose_bins(
         raise invalid_type(
             "choose_bins", "q", wanted="a ColumnProfile", got=type(q).__name__, instead=instead
         )
-    if number < 1:
-        raise invalid_value("choose_bins", "number", wanted="1 or more", got=str(number), instead="number=20")
+    number, row_weight = _ARGUMENTS.check(number=number, row_weight=row_weight).values()
     heads = [_without_names(column) for column in (p, q) if column is not None]
     both = heads[0] if q is None else heads[0].merged(heads[1])
     specials = tuple(label for label, name in SPECIALS.items() if q is None or getattr(both, name) > 0)

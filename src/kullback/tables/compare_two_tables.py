@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from kullback.common.inputs import check_independent
+from kullback.common.constraints import refuse_both
+from kullback.common.optional import load
 from kullback.errors import invalid_type, invalid_value, quoted
 from kullback.estimators.sample_checks import seed_of
 from kullback.results.finding import Finding
 from kullback.results.value import Value
 from kullback.tables.arguments import (
+    ARGUMENTS,
     check_column,
-    check_settings,
     groups_of,
     name_or_none,
     names_of,
@@ -125,11 +126,12 @@ def compare_tables(
         Credit Risk Scorecards: Developing and Implementing Intelligent Credit Scoring (Siddiqi, 2005)
         Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
-    bins = check_settings(CALL, bins, confidence, generator)
+    load("scipy", "comparing tables")
+    bins, confidence, *_ = ARGUMENTS.check_in(locals()).values()
     columns, groups = names_of(CALL, "columns", columns), groups_of(CALL, joint)
     check_column(CALL, "weights", weights)
     check_column(CALL, "cluster", cluster)
-    check_independent(CALL, independent, cluster)
+    refuse_both(CALL, independent, cluster)
     tables = open_table(p, Caller(CALL, "p")), open_table(q, Caller(CALL, "q"))
     names = _chosen_names(tables, columns, groups, weights, cluster)
     usable, findings = schema_findings(tables[0].fields, tables[1].fields, names)
@@ -179,8 +181,8 @@ def compare_profiles(
         >>> compare_profiles(p, q).columns[0].vanished
         ('pear',)
     """
-    bins = check_settings("compare_profiles", bins, confidence, generator)
-    check_independent("compare_profiles", independent, None)
+    load("scipy", "comparing tables")
+    bins, confidence, *_ = ARGUMENTS.check_in(locals(), "compare_profiles").values()
     for argument, given in (("p", p), ("q", q)):
         if not isinstance(given, Profile):
             instead = "compare_profiles(profile_table(a), ...)"

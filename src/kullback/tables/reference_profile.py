@@ -104,8 +104,11 @@ def reference_profile(
             )
         return found if columns is None else _only(found, columns, saved)
     if saved.exists() and not (is_profile(saved) or _is_cut(saved)):
-        raise FileError(
-            f"{printable(saved)}: wanted a profile to replace; got another file; name another one with --profile"
+        raise FileError.at(
+            printable(saved),
+            wanted="a profile to replace",
+            got="another file",
+            instead="name another one with --profile",
         )
     table = open_table(os.fspath(reference), Caller("reference_profile", "reference"))
     found = profile_opened(table, columns, weights, progress=progress)
@@ -164,9 +167,13 @@ def _only(profile: Profile, columns: Sequence[str], path: Path) -> Profile:
     columns = [columns] if isinstance(columns, str) else columns
     missing = [name for name in columns if name not in profile.columns]
     if missing:
-        raise FileError(
-            f"{printable(path)}: wanted a profile of column {quoted(missing[0])}; it has "
-            f"{printable(', '.join(map(quoted, profile.columns)), LONGEST_MESSAGE)}"
+        raise FileError.at(
+            printable(path),
+            "columns",
+            wanted=f"a profile of column {quoted(missing[0])}",
+            got=printable(", ".join(map(quoted, profile.columns)), LONGEST_MESSAGE),
+            instead="columns= of these, or rebuild=True",
+            wording="wanted {wanted}; it has {got}",
         )
     held = {name: column for name, column in profile.columns.items() if name in columns}
     order = None if profile.order is None else profile.order.of_columns(held)
@@ -177,7 +184,10 @@ def _check_age(reference: str | os.PathLike[str], saved: Path) -> None:
     """Refuse a profile that is older than its table."""
     files = [path for path in matched(reference) if path.is_file() and path != saved]
     if saved.exists() and any(path.stat().st_mtime > saved.stat().st_mtime for path in files):
-        raise FileError(
-            f"{printable(reference)} has changed since its profile {printable(saved)} was written: wanted an unchanged "
-            f"reference; name the profile itself to use it, or count anew with --rebuild (rebuild=True)"
+        raise FileError.at(
+            f"{printable(reference)} has changed since its profile {printable(saved)} was written",
+            wanted="an unchanged reference",
+            got="a changed one",
+            instead="name the profile itself to use it, or count anew with --rebuild (rebuild=True)",
+            wording="wanted {wanted}; {instead}",
         )

@@ -22,7 +22,6 @@ from kullback.errors import (
     LONGEST_NAME,
     ArgumentValueError,
     FileError,
-    explain_place,
     invalid_type,
     invalid_value,
     printable,
@@ -159,8 +158,8 @@ class Profile(ShortRepr):
             return Profile.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise FileError(
-                explain_place(place, "path", wanted="a profile", got=reason, instead="check the path")
+            raise FileError.at(
+                place, "path", wanted="a profile", got=reason, instead="check the path"
             ) from None
         except FileError as error:
             raise error.replace(argument="path", place=place) from None
@@ -398,4 +397,4 @@ def _not_alike(got: str) -> ArgumentValueError:
 
 def _unreadable(got: str) -> FileError:
     wanted = f"a profile with schema {SCHEMA!r}"
-    return FileError(explain_place("", "text", wanted=wanted, got=got, instead="write the profile again"))
+    return FileError.at("", "text", wanted=wanted, got=got, instead="write the profile again")

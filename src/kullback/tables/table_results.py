@@ -259,9 +259,14 @@ class TableComparison(Shown):
             if finding.column == name and name in self.not_compared
         ]
         there = ", ".join(quoted(column.name) for column in self.columns[:10])
-        why = reasons[0] if reasons else f"wanted one of {there or 'no columns'}"
         asked = quoted(name) if isinstance(name, str) else printable(safe_repr(name), LONGEST_NAME)
-        raise ColumnNotFoundError(f"no comparison of {asked}: {why}")
+        raise ColumnNotFoundError.at(
+            f"no comparison of {asked}",
+            wanted=f"one of {there or 'no columns'}",
+            got=reasons[0] if reasons else asked,
+            instead="a column that both tables have",
+            wording="{got}" if reasons else "wanted {wanted}",
+        )
 
     def __repr__(self) -> str:
         most = "" if not self.columns else f", largest psi: {self.columns[0]!r}"

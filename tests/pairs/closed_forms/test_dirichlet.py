@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Beta, Dirichlet
 
 from kullback import kl_divergence
-from kullback.pairs.closed_forms import dirichlet
+from kullback.pairs.families import dirichlet
 
 PEAK = """
 import resource

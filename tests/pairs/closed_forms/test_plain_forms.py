@@ -30,8 +30,10 @@ from torch.distributions import (
 )
 
 from kullback import kl_divergence
-from kullback.pairs.closed_forms import bounded
-from kullback.pairs.closed_forms.real import _lgamma_beyond_two
+from kullback.common.special import log_mean_decay
+from kullback.pairs.families import von_mises
+from kullback.pairs.families.continuous_bernoulli import continuous_bernoulli_variance, mean_from_end
+from kullback.pairs.families.gumbel import _lgamma_beyond_two
 from kullback.pairs.registry import plan_for
 from tests.oracles import end_truths, pair_truths
 from tests.oracles.audit import measure
@@ -284,32 +286,32 @@ def _variance(x: mpf) -> mpf:
 
 BOUNDED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[mpf], mpf], Sequence[float]]] = {
     "mean": (
-        bounded.mean_from_end,
+        mean_from_end,
         lambda x: 1 / x - 1 / (mpmath.exp(x) - 1),
         (1e-9, 0.1, 0.3, 0.499, 0.501, 3.0, 50.0, 700.0),
     ),
     "decay": (
-        bounded.log_mean_decay,
+        log_mean_decay,
         lambda x: mpmath.log((1 - mpmath.exp(-x)) / x),
         (1e-9, 9e-5, 1.1e-4, 0.5, 3.0, 700.0),
     ),
     "variance": (
-        bounded.continuous_bernoulli_variance,
+        continuous_bernoulli_variance,
         _variance,
         (1e-9, -0.1, 0.4, 0.65, 0.699, -0.699, 0.701, 1.5, -1.7, 30.0),
     ),
     "cosine": (
-        bounded.mean_cosine,
+        von_mises.mean_cosine,
         lambda x: mpmath.besseli(1, x) / mpmath.besseli(0, x),
         (1e-9, 0.5, 39.0, 39.9, 40.1, 45.0, 1e3, 1e9),
     ),
     "Bessel": (
-        bounded._log_i0_minus_k,
+        von_mises._log_i0_minus_k,
         lambda x: mpmath.log(mpmath.besseli(0, x)) - x,
         (0.5, 39.0, 40.0, 41.0, 60.0, 1e3, 1e9),
     ),
     "curvature": (
-        bounded._log_i0_curvature,
+        von_mises._log_i0_curvature,
         lambda x: 1 - (r := mpmath.besseli(1, x) / mpmath.besseli(0, x)) ** 2 - r / x,
         (0.5, 3.0, 40.0, 41.0, 60.0, 1e3),
     ),

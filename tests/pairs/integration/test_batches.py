@@ -10,8 +10,8 @@ from torch.distributions import Cauchy, Gamma, Gumbel, HalfCauchy, Laplace, Norm
 
 from kullback import ChiSquared, JensenShannon, Renyi, SquaredHellinger, TotalVariation, divergence
 from kullback.errors import ConvergenceError
-from kullback.pairs.densities.real_densities import CauchyDensity
-from kullback.pairs.integration.panels import _STEPS, first_edges
+from kullback.pairs.families.cauchy import CauchyDensity
+from kullback.pairs.integration.line import _STEPS, first_edges
 
 KINDS = ["kl", JensenShannon(), Renyi(0.5), Renyi(2.0), TotalVariation(), ChiSquared()]
 FAMILIES: list[tuple[Any, Any]] = [

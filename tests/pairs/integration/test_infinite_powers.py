@@ -59,7 +59,7 @@ from kullback.errors import ConvergenceError
 from kullback.generators.growth import growth_of
 from kullback.pairs import univariate
 from kullback.pairs.densities.density import Density, density_of
-from kullback.pairs.integration.quadrature import Integral
+from kullback.pairs.integration.panels import Integral
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import is_divergence_infinite
 

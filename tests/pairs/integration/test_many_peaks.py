@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Categorical, Distribution, MixtureSameFamily, Normal
 
 from kullback import JensenShannon, divergence, kl_divergence, kl_estimate
-from kullback.pairs.integration.panels import _STEPS, first_edges, scan_points
+from kullback.pairs.integration.line import _STEPS, first_edges, scan_points
 
 
 def mixture(count: int, seed: int, narrowest: float = 0.5) -> MixtureSameFamily:

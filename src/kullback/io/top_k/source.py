@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from kullback.common.constraints import Arguments, Whole
 from kullback.common.words import NO_LABEL
-from kullback.errors import invalid_value
 from kullback.io.blocks import in_step, regroup
 from kullback.io.source_files import Closes
 from kullback.io.top_k.block import Positions, TopKBlock, check, join, to_block
@@ -57,6 +57,11 @@ class TopKReader(ABC):
 
     def close(self) -> None:
         """Close the file."""
+
+
+_ARGUMENTS = Arguments(
+    "TopKSource.blocks", "paired_top_k_blocks", rows=Whole(least=1, example=1024, optional=True)
+)
 
 
 class TopKSource(Closes):
@@ -159,16 +164,9 @@ class TopKSource(Closes):
             >>> [len(block) for block in kullback.io.open_top_k(record).blocks(rows=2)]
             [2, 1]
         """
+        rows = _ARGUMENTS.check(rows=rows)["rows"]
         if rows is None:
             rows = BLOCK_ROWS if self.k is None else max(1, BLOCK_BYTES // (16 * self.k))
-        elif rows <= 0:
-            raise invalid_value(
-                "TopKSource.blocks",
-                "rows",
-                wanted="a positive number",
-                got=str(rows),
-                instead="source.blocks(rows=1024)",
-            )
         return regroup(self._checked(), rows, join)
 
     def token_ids(self) -> Iterator[Tensor | None]:
@@ -243,6 +241,8 @@ def paired_top_k_blocks(
         ...     [(len(a), len(b)) for a, b in kullback.io.paired_top_k_blocks(p, q)]
         [(2, 2)]
     """
+
+    _ARGUMENTS.check("paired_top_k_blocks", rows=rows)
 
     def different(
         wanted: str, got: str, instead: str = "compare files made from the same tokens"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple, cast
 
+from kullback.common.constraints import Arguments, OfType, OneOf, Whole
 from kullback.common.files import check_input
-from kullback.common.inputs import whole_from
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import invalid_type
 from kullback.io.source_files import FileReference, closed_on_error
 from kullback.io.top_k import axolotl, llama_server, openai, sglang, trl_server, vllm
 from kullback.io.top_k.records import ParquetRows, ReadRecord, RecordReader, Records, Tokens
@@ -26,6 +27,17 @@ RECORD_FORMATS: dict[str, tuple[Callable[[object], bool], ReadRecord]] = {
     "axolotl": (axolotl.has_fields, axolotl.reader_of(None)),
 }
 TOP_K_FORMATS = (*RECORD_FORMATS, *ARRAY_FORMATS)
+
+_ARGUMENTS = Arguments(
+    "open_top_k",
+    format=OneOf(TOP_K_FORMATS, instead="leave format= out, and it is recognized", optional=True),
+    classes=Whole(least=1, example=32000, optional=True),
+    tokens=OfType(
+        (Mapping, NoneType),
+        wanted="a mapping from the tokens' text or bytes to their ids",
+        instead="tokens={text: id for id, text in enumerate(tokens)}",
+    ),
+)
 
 
 def open_top_k(
@@ -83,31 +95,7 @@ def open_top_k(
         ...         block.indices, block.log_probs, block.labels
         (tensor([[11,  8]]), tensor([[-2.5000, -0.5000]]), tensor([11]))
     """  # noqa: E501 - a table
-    if format is not None and format not in TOP_K_FORMATS:
-        raise invalid_value(
-            "open_top_k",
-            "format",
-            wanted=f"one of {', '.join(TOP_K_FORMATS)}",
-            got=repr(format),
-            instead="leave format= out, and it is recognized",
-        )
-    number = whole_from(classes)
-    if classes is not None and (number is None or number <= 0):
-        raise invalid_value(
-            "open_top_k",
-            "classes",
-            wanted="a positive whole number",
-            got=safe_repr(classes),
-            instead="classes=32000",
-        )
-    if tokens is not None and not isinstance(tokens, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_type(
-            "open_top_k",
-            "tokens",
-            wanted="a mapping from the tokens' text or bytes to their ids",
-            got=f"a {type(tokens).__name__}",
-            instead="tokens={text: id for id, text in enumerate(tokens)}",
-        )
+    _, number, _ = _ARGUMENTS.check(format=format, classes=classes, tokens=tokens).values()
     ids = cast("Tokens | None", tokens)
     if not isinstance(source, str | os.PathLike):
         return TopKSource(_open_objects(source, _Wanted(format, key, ids), name), number)

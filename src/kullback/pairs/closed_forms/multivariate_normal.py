@@ -29,12 +29,15 @@ from kullback.pairs.closed_forms.large_normals import (
     large_divergence,
     large_error,
 )
+from kullback.pairs.families.registration import register_family
+from kullback.pairs.family import Family, ScipyForm
 from kullback.pairs.native_forms import Shortcut, divergence_of, is_ordinary_call, reader_of
 from kullback.pairs.numerics.cholesky import (
     Covariance,
     covariance_of,
     factors_of,
     identity_like,
+    mixed_with_one,
     of_low_rank,
     of_root,
     relative,
@@ -50,6 +53,7 @@ from kullback.pairs.numerics.factor_models import (
 from kullback.pairs.numerics.parameters import MATRICES, dtype_of, matrix_of
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import closed_form
+from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
 
 # The smallest number of dimensions at which low-rank covariances are not formed.
 _MANY = 64
@@ -429,3 +433,60 @@ def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
         return factor_model_divergence(of_p, of_q)
     left, right = moments(p), moments(q)
     return None if left is None or right is None else _divergence_of_moments(left, right)
+
+
+@renyi_form(MultivariateNormal, LowRankMultivariateNormal, Independent, error=rounding_error)
+def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor | None:
+    """Return alpha |T^-1 v|^2 / 2 + (log det T T^T / rest - log det M M^T) / 2 for T T^T = alpha + rest M M^T.
+
+    M = K^-1 L and v = K^-1 (m_P - m_Q) are the matrices in KL. Because tr T T^T - d = rest (tr M M^T - d), the
+    logarithmic terms are D(M) - D(T) / rest, where D is KL of the covariances. Small terms are computed in this form.
+    The result is None if M M^T is too large.
+    """
+    left, right = moments(p), moments(q)
+    if left is None or right is None:
+        return None
+    m = relative(left[1], right[1])
+    mixed = mixed_with_one(m, rest)
+    size = torch.maximum(m.diagonal.detach().amax(-1), m.below.detach().abs().amax((-2, -1)))
+    if can_inspect(size) and not bool((size < WIDE_RATIO).all()):
+        return None
+    steps = whitened((left[0] - right[0]).unsqueeze(-1), right[1])
+    steps = torch.linalg.solve_triangular(mixed.root, steps, upper=False)
+    near = (m.squares_minus_one.detach() ** 2).sum(-1) + (m.below.detach() ** 2).sum((-2, -1)) < 0.5
+    close = m.divergence() - mixed.relative.divergence() / rest
+    far = mixed.log_det / rest - 2 * torch.log(m.diagonal).sum(-1)
+    logs = torch.where(near, close, far / 2)
+    return where_finite(mixed.exists, alpha / 2 * (steps**2).sum((-2, -1)) + logs)
+
+
+def _of_normal_vector(base: MultivariateNormal, loc: Any, scale: Any) -> Distribution:
+    mean = loc + scale * upcast(base.loc)
+    scale = scale.expand(torch.broadcast_shapes(scale.shape, base.event_shape))
+    rows, columns = scale.unsqueeze(-1), scale.unsqueeze(-2)
+    name = matrix_of(base) or "scale_tril"
+    matrix = upcast(getattr(base, name))
+    if name == "scale_tril":
+        return MultivariateNormal(mean, scale_tril=rows * matrix * torch.sign(columns), validate_args=False)
+    factor = rows * columns
+    changed = factor * matrix if name == "covariance_matrix" else matrix / factor
+    return MultivariateNormal(mean, **{name: changed}, validate_args=False)
+
+
+def _of_low_rank_vector(base: LowRankMultivariateNormal, loc: Any, scale: Any) -> Distribution:
+    scale = scale.expand(torch.broadcast_shapes(scale.shape, base.event_shape))
+    factor, diagonal = scale.unsqueeze(-1) * upcast(base.cov_factor), scale**2 * upcast(base.cov_diag)
+    return LowRankMultivariateNormal(loc + scale * upcast(base.loc), factor, diagonal, validate_args=False)
+
+
+register_family(
+    Family(
+        MultivariateNormal,
+        units=lambda d: {"loc": 1, "scale_tril": 1} if matrix_of(d) == "scale_tril" else None,
+        image=_of_normal_vector,
+        scipy=[
+            ScipyForm("multivariate_normal_frozen", MultivariateNormal, reads="mean cov_object.covariance")
+        ],
+    )
+)
+register_family(Family(LowRankMultivariateNormal, image=_of_low_rank_vector))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
-from kullback.common.dtypes import tensor_of, upcast
+from kullback.common.dtypes import tensor_of
 from kullback.pairs.overrides import overrides_density
 
 
@@ -288,12 +287,18 @@ class PositiveAtEnds(Density):
     upper_tail = lower_tail
 
 
+class HalfLineDensity(PositiveAtEnds):
+    """A density on the positive numbers."""
+
+    def low(self) -> Tensor | None:
+        return torch.zeros((), dtype=torch.float64, device="cpu")
+
+
 # Returns the density of a distribution, or None if it is not known.
 DensityReader = Callable[..., "Density | None"]
 # By class; a class of a package that kullback does not import stands by its module and name.
 _READERS: dict[type | str, DensityReader] = {}
 DensityReaderT = TypeVar("DensityReaderT", bound=DensityReader)
-DensityT = TypeVar("DensityT", bound=Density)
 
 
 def register_density(family: type | str) -> Callable[[DensityReaderT], DensityReaderT]:
@@ -302,17 +307,6 @@ def register_density(family: type | str) -> Callable[[DensityReaderT], DensityRe
     def enter(read: DensityReaderT) -> DensityReaderT:
         _READERS[family] = read
         return read
-
-    return enter
-
-
-def density_of_family(family: type, *names: str) -> Callable[[type[DensityT]], type[DensityT]]:
-    """Register a class whose fields are these parameters of a family; by default, they have the names of the fields."""
-
-    def enter(density: type[DensityT]) -> type[DensityT]:
-        attributes = names or tuple(field.name for field in fields(density))
-        register_density(family)(lambda d: density(*map(upcast, map(partial(getattr, d), attributes))))
-        return density
 
     return enter
 

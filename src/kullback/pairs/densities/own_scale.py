@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kullback.pairs.densities.composite import MixtureDensity
 from kullback.pairs.densities.density import Density, Points, Tail
-from kullback.pairs.densities.real_densities import LocationScaleDensity, log_one_plus_square
+from kullback.pairs.densities.location_scale import LocationScaleDensity, log_one_plus_square
 from kullback.pairs.densities.transformed import AffineDensity
 
 # The largest ratio of scales, or distance in units of a scale: its square does not overflow.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import Cauchy, Laplace, Normal, RelaxedBernoulli, TransformedDistribution
+from torch.distributions import Cauchy, Laplace, Normal, TransformedDistribution
 from torch.distributions.transforms import (
     AffineTransform,
     ExpTransform,
@@ -33,7 +33,6 @@ from kullback.pairs.densities.mapped import (
     SymmetricCurve,
 )
 from kullback.pairs.densities.maps import base_and_steps, exact_parameters, inverted_by, standard_family
-from kullback.pairs.densities.real_densities import logit_relaxed_bernoulli
 from kullback.pairs.numerics.parameters import dtype_of
 
 
@@ -109,9 +108,6 @@ class AffineDensity(Density):
     def _tail(self, tail: Tail, end: Tensor | None, side: int) -> Tail:
         size = self.scale.abs()
         return tail.in_unit(1 / size).shifted(-side * self.loc) if end is None else tail.in_unit(size)
-
-
-register_density(RelaxedBernoulli)(lambda d: SigmoidDensity(logit_relaxed_bernoulli(d.base_dist)))
 
 
 @register_density(TransformedDistribution)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kullback.pairs.densities.density import Coordinate, Density
-from kullback.pairs.integration.panels import OUTERMOST, Line
+from kullback.pairs.integration.line import OUTERMOST, Line
 from kullback.pairs.numerics.parameters import is_tracked
 
 # The steps from a place at which a one-sided slope is measured, relative to the span of the panels. The nearest break

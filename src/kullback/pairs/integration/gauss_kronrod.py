@@ -1,4 +1,4 @@
-"""The 15 nodes of Gauss and Kronrod on [-1, 1], with weights for all 15, for Gauss's 7, and for the other 8 nodes.
+"""The rule on a panel of the line: the 15 nodes of Gauss and Kronrod, and an integral with its error.
 
 QUADPACK: A Subroutine Package for Automatic Integration (Piessens, de Doncker-Kapenga, Überhuber and Kahaner, 1983)
 """
@@ -8,6 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kullback.pairs.integration.panels import Rule
+
+SAFETY = 4.0
+"""The reported error is this many times the estimate: on some panels the rules agree by chance."""
 # From the middle outwards.
 _POSITIVE_NODES = (
     0.0,
@@ -60,3 +64,39 @@ NODES = _mirrored(_POSITIVE_NODES, -1.0)
 WEIGHTS_KRONROD = _mirrored(_KRONROD, 1.0)
 WEIGHTS = torch.stack([WEIGHTS_KRONROD, _mirrored(_GAUSS, 1.0), _mirrored(_OTHERS, 1.0)], -1)
 """Kronrod's weights, Gauss's weights and the weights of the other nodes, as columns."""
+
+
+def panel_nodes(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the nodes of panels, shape (..., panels, 15), and half the panels' widths."""
+    half = (upper - lower).unsqueeze(-1) / 2
+    return (upper + lower).unsqueeze(-1) / 2 + half * NODES.to(half.device), half
+
+
+def integrate_panels(f: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Kronrod's integrals over the panels and their errors.
+
+    The error is QUADPACK's power of the difference from Gauss's rule, which falls as fast as the error of a smooth
+    integrand. If this difference is not smaller than the difference from a third rule of lower degree, the integrand
+    has a corner. Then the error is the difference itself.
+    """
+    weights = WEIGHTS.to(f.device)
+    fine, coarse, other = (torch.matmul(f, weights) * half).unbind(-1)
+    size = torch.matmul(f.abs(), weights[:, 0]) * half.squeeze(-1)
+    difference = (coarse - fine).abs()
+    powered = size * (200 * difference / size.clamp(min=1e-300)) ** 1.5
+    cornered = 100 * difference**2 / (other - fine).abs().clamp(min=1e-300)
+    return fine, torch.minimum(difference, torch.maximum(powered, cornered)) + 2e-16 * size
+
+
+def relative_errors(errors: Tensor, sizes: Tensor) -> Tensor:
+    """Return the largest error of each panel in units of the sum of the sizes over all panels."""
+    return (errors / sizes.sum(-1, keepdim=True).clamp(min=1e-300)).amax(0)
+
+
+def _halves(lower: Tensor, upper: Tensor, priorities: Tensor) -> tuple[Tensor, Tensor]:
+    middle = (lower + upper) / 2
+    return torch.cat([lower, middle], -1), torch.cat([middle, upper], -1)
+
+
+LINE = Rule(NODES.numel(), lambda priorities: 4, _halves)
+"""Panels from a lower to an upper place of the line."""

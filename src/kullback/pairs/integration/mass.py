@@ -10,7 +10,9 @@ from kullback.common.dtypes import upcast
 from kullback.errors import invalid_value
 from kullback.pairs.densities.black_box import BlackBoxDensity
 from kullback.pairs.densities.density import Density, density_of
-from kullback.pairs.integration.panels import OUTERMOST, Line, Panels, integrate_panels, panel_nodes, refine
+from kullback.pairs.integration.gauss_kronrod import LINE, integrate_panels, panel_nodes
+from kullback.pairs.integration.line import Line
+from kullback.pairs.integration.panels import Panels, integrate
 from kullback.pairs.sampling.generator import DrawsFrom
 
 _LIBRARIES = ("torch.", "kullback.")
@@ -52,23 +54,22 @@ def _mass(density: BlackBoxDensity) -> tuple[Tensor, Tensor]:
     apart = density.detached().mapped(lambda x: x.unsqueeze(-1))
     center, width = (x.expand(*own.batch_shape, 1) for x in apart.center_and_width())
     line = Line(apart.coordinate(), center, width)
-    peaks = line.v(line.coordinate.of(draws)).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST)
-    quantiles = peaks.sort(-1).values[..., :: _DRAWS // _EDGES]
+    quantiles = line.marks([], draws)[0].sort(-1).values[..., :: _DRAWS // _EDGES]
     far = torch.tensor([*range(-690, 0, 30), 0, *range(30, 691, 30)], dtype=torch.float64, device="cpu")
     near = torch.linspace(-30, 30, 61, dtype=torch.float64, device="cpu")
     fixed = torch.cat([far, near]).expand(*quantiles.shape[:-1], -1)
     edges = torch.cat([quantiles, fixed], -1).sort(-1).values
 
-    def measure(lower: Tensor, upper: Tensor) -> Panels:
+    def integrands(lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
         v, half = panel_nodes(lower, upper)
         at, log_jacobian = line.points(v.flatten(-2))
         log_p = (apart.log_density(at) + log_jacobian).nan_to_num(nan=-torch.inf)
-        return Panels(lower, upper, integrate_panels(torch.exp(log_p).unflatten(-1, v.shape[-2:]), half))
+        return integrate_panels(torch.exp(log_p).unflatten(-1, v.shape[-2:]), half)
 
-    def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
+    def judge(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
         value, error = (x.sum(-1) for x in parts[0].columns)
         return (error < _ALLOWED / 100) | ~value.isfinite(), [parts[0].columns[1]]
 
-    parts = [measure(edges[..., :-1], edges[..., 1:])]
-    refine(parts, [measure], assess, _EVALUATIONS)
-    return parts[0].columns[0].sum(-1), parts[0].columns[1].sum(-1)
+    parts = [((edges[..., :-1], edges[..., 1:]), integrands)]
+    mass, error = integrate(LINE, parts, judge, _EVALUATIONS)[0].columns
+    return mass.sum(-1), error.sum(-1)

@@ -6,35 +6,37 @@ including the ends of the support. The ends of a Uniform have derivatives withou
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kullback.generators.divergence import NEAR, power_series
-from kullback.generators.entropic import KL_SERIES
-from kullback.pairs.densities.bounded_densities import UniformDensity
-from kullback.pairs.densities.density import Density, Points
+from kullback.pairs.densities.density import Coordinate, Density, Points
+from kullback.pairs.families.uniform import UniformDensity
 from kullback.pairs.integration.breaks import corner_terms, find_breaks, moving
-from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
-from kullback.pairs.integration.panels import (
+from kullback.pairs.integration.gauss_kronrod import (
+    LINE,
+    SAFETY,
+    WEIGHTS_KRONROD,
+    integrate_panels,
+    panel_nodes,
+)
+from kullback.pairs.integration.kl_terms import KLColumns, KLTotals, kl_forms
+from kullback.pairs.integration.line import (
     NEGLIGIBLE,
     OUTERMOST,
-    SAFETY,
     Line,
-    Panels,
-    breakpoints_on,
     first_edges,
-    integrate_panels,
     matters,
     out_to_ends,
-    panel_nodes,
-    refine,
-    rounding_error,
+    outer_edge,
     scan_points,
     span,
+    with_panels,
     without_ladders,
 )
+from kullback.pairs.integration.panels import Integral, Panels, Places, integrate
 from kullback.pairs.integration.slow_tails import SlowTail, slow_tails
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, Tolerance
@@ -46,29 +48,6 @@ _UNDERFLOW = -700.0
 _OVERFLOW = -1e250
 # The smallest step inwards from an end at 0.
 _LEAST_DISTANCE = 1e-100
-
-
-def kl_integrand(log_p: Tensor, log_q: Tensor, with_q: bool) -> Tensor:
-    """Return p log(p / q), 0 where P has no mass; with `with_q`, the non-negative p log(p / q) - p + q.
-
-    Both have the same sum if all of Q's mass is on the nodes.
-    """
-    p = torch.exp(log_p)
-    empty = p == 0
-    d = torch.where(empty, 0, torch.where(empty, 0, log_p) - log_q)
-    if not with_q:
-        return p * d
-    near = (d.abs() < NEAR) & ~empty
-    far = torch.exp(log_q) - p + p * d
-    return torch.where(near, p * power_series(KL_SERIES, torch.where(near, d, 0)), far)
-
-
-class Integral(NamedTuple):
-    """A sum over nodes: its value, an estimate of its error, and the mass that the nodes miss."""
-
-    value: Tensor
-    error: Tensor
-    unintegrated: Tensor
 
 
 class _Pair(NamedTuple):
@@ -92,14 +71,8 @@ class _Pair(NamedTuple):
         overflown = (log_q == -torch.inf) & at.is_extreme()
         return torch.where(overflown, -torch.inf, log_p), log_q, log_jacobian
 
-    def breakpoints(self) -> list[Tensor]:
-        """Return the breakpoints of both densities, in the variable v."""
-        shape = self.line.center.shape
-        points = breakpoints_on(self.line.coordinate, (self.p, self.q), shape)
-        return [self.line.v(marks).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for marks in points]
 
-
-def integrate(
+def integrate_kl(
     p: Density, q: Density, batch_shape: torch.Size, target: Tolerance, *, q_reaches_out: bool = False
 ) -> Integral:
     """Integrate the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
@@ -164,139 +137,112 @@ def _integrate(
     fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
         center, width = fixed_p.center_and_width()
-        center, width = center.expand(*batch_shape, 1), width.expand(*batch_shape, 1)
-        pair = _Pair(fixed_p, fixed_q, Line(fixed_p.coordinate(), center, width))
-        (low_p, high_p), (low_q, high_q) = fixed_p.ends(), fixed_q.ends()
+        of_p, of_q = fixed_p.coordinate(), fixed_q.coordinate()
+        line = Line(of_p, center.expand(*batch_shape, 1), width.expand(*batch_shape, 1))
+        pair = _Pair(fixed_p, fixed_q, line)
         # Otherwise Q's mass on P's support is not 1, and depends on P's ends.
-        same_ends = ((low_p == low_q) & (high_p == high_q)).squeeze(-1) & (not q_reaches_out)
-        tails = slow_tails(fixed_p, fixed_q, pair.line)
+        same_ends = _have_same_ends(of_p, of_q) & (not q_reaches_out)
+        tails = slow_tails(fixed_p, fixed_q, line)
 
-        def measure(lower: Tensor, upper: Tensor) -> Panels:
-            return Panels(lower, upper, _measured(pair, lower, upper))
+        def judge(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
+            *columns, mass_errors = parts[0].columns
+            totals, _ = _totals(KLColumns(*columns), same_ends)
+            has_mass = mass_errors.sum(-1) <= MASS_ERROR
+            enough = totals.are_enough(target, SAFETY) & has_mass | ~totals.value.isfinite()
+            return enough, [torch.where(has_mass.unsqueeze(-1), totals.errors, mass_errors)]
 
-        def assess(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
-            sums = _Columns(*parts[0].columns).sums(same_ends)
-            met = sums.mass_error <= MASS_ERROR
-            enough = target.is_met(sums.value, SAFETY * sums.error) | (sums.error <= sums.rounding)
-            errors = torch.where(met.unsqueeze(-1), sums.errors, parts[0].columns[_MASS_ERRORS])
-            return enough & met | ~sums.value.isfinite(), [errors]
-
-        lower, upper, overflows = _edges(pair, tails)
-        parts = [measure(lower, upper)]
-        refine(parts, [measure], assess, target.max_evaluations)
-        sums = _Columns(*parts[0].columns).sums(same_ends)
-        mean = sums.value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        value = sums.value + mean * sums.unintegrated
+        marks = line.marks([(fixed_p, of_p), (fixed_q, of_q)])
+        edges, overflows = _edges(pair, marks, tails)
+        (panels,) = integrate(LINE, [(edges, partial(_integrated, pair))], judge, target.max_evaluations)
+        columns = KLColumns(*panels.columns[:-1])
+        totals, is_whole = _totals(columns, same_ends)
+        unintegrated = 1 - columns.mass_p.sum(-1)
+        mean = totals.value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        value = totals.value + mean * unintegrated
         is_finite = value.isfinite()
         # Where log q overflows, the integral may still be finite.
         endless = torch.where(overflows | value.isnan(), torch.inf, 0.0)
-        error = torch.where(is_finite, SAFETY * sums.error + sums.rounding, endless)
+        error = torch.where(is_finite, SAFETY * totals.error + totals.rounding, endless)
     if torch.is_grad_enabled():
-        lower, upper = parts[0].lower, parts[0].upper
-        line = pair.line
+        lower, upper = panels.places
         if moves_nodes:
-            lower, upper = _out_to_breakpoints(pair, p, lower, upper)
+            lower, upper = _out_to_breakpoints(line, marks, p, lower, upper)
             if q_reaches_out:
                 lower, upper = out_to_ends(line, lower, upper)
             line = line._replace(coordinate=p.coordinate())
-        is_whole = sums.is_whole & moves_nodes
+        is_whole = is_whole & moves_nodes
         total = _differentiable_sum(_Pair(p, q, line), pair, lower, upper, is_whole, is_finite, mean)
         value = torch.where(is_finite, total if moves_nodes else value + (total - total.detach()), value)
     for tail in tails:
         rest, rest_error = tail.rest(p, q, is_finite)
         value, error = value + rest, error + rest_error
-    return Integral(value, error, sums.unintegrated.abs())
+    return Integral(value, error, unintegrated.abs())
 
 
-class _PanelSums(NamedTuple):
-    """The sums over the panels, and the errors of the panels, for the chosen form of the integrand."""
-
-    value: Tensor
-    error: Tensor
-    rounding: Tensor
-    is_whole: Tensor
-    unintegrated: Tensor
-    mass_error: Tensor
-    errors: Tensor
+def _have_same_ends(first: Coordinate, second: Coordinate) -> Tensor:
+    same = torch.ones(1, dtype=torch.bool, device="cpu")
+    for infinite, *ends in ((-torch.inf, first.low, second.low), (torch.inf, first.high, second.high)):
+        if ends[0] is not ends[1]:
+            end, other = (infinite if x is None else x for x in ends)
+            same = same & (end == other)
+    return same.squeeze(-1)
 
 
-class _Columns(NamedTuple):
-    """The results of each panel; the first three for both forms of the integrand, with and without Q's mass."""
-
-    values: Tensor
-    errors: Tensor
-    roundings: Tensor
-    mass_p: Tensor
-    mass_q: Tensor
-    mass_errors: Tensor
-
-    def sums(self, same_ends: Tensor) -> _PanelSums:
-        beyond = (self.mass_q.sum(-1) - 1).abs()  # Q's mass that the value of the first form misses
-        is_whole = same_ends & (beyond < 1e-11)
-        sums = torch.stack([self.values.sum(-1), self.errors.sum(-1), self.roundings.sum(-1)])
-        value, error, rounding = torch.where(is_whole, sums[:, 0], sums[:, 1])
-        rounding = rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
-        errors = torch.where(is_whole.unsqueeze(-1), self.errors[0], self.errors[1])
-        unintegrated = 1 - self.mass_p.sum(-1)
-        return _PanelSums(value, error, rounding, is_whole, unintegrated, self.mass_errors.sum(-1), errors)
+def _totals(columns: KLColumns, same_ends: Tensor) -> tuple[KLTotals, Tensor]:
+    """Return the sums over all panels, and where they include Q's mass, because the nodes have all of it."""
+    beyond = (columns.mass_q.sum(-1) - 1).abs()  # Q's mass that the value of the whole form misses
+    is_whole = same_ends & (beyond < 1e-11)
+    totals = columns.totals(is_whole)
+    rounding = totals.rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
+    return totals._replace(rounding=rounding), is_whole
 
 
-_MASS_ERRORS = _Columns._fields.index("mass_errors")
-
-
-def _edges(pair: _Pair, tails: list[SlowTail]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the ends of panels that span the non-negligible part, cut at breakpoints, and where log q overflows."""
-    breakpoints = pair.breakpoints()
-    v = scan_points(breakpoints)
+def _edges(pair: _Pair, marks: list[Tensor], tails: list[SlowTail]) -> tuple[Places, Tensor]:
+    """Return the ends of panels that span the part that matters, cut at breakpoints, and where log q overflows."""
+    v = scan_points(marks)
     log_p, log_q, _ = pair.clean_log_densities(v)
     # The approximate size of the integrand: p (1 + |log p / q|).
     log_size = log_p + torch.log1p((log_p - log_q).abs().nan_to_num(nan=0.0, posinf=1e300))
-    kept = matters(log_size) | matters(log_p)
     overflows = (log_q < _OVERFLOW) & (log_q > -torch.inf) & (log_p > -torch.inf)
-    start, stop = span(v, kept)
+    start, stop = span(v, matters(log_size) | matters(log_p))
     for tail in tails:
         start, stop = tail.cut(start, stop)
-    return *first_edges(start, stop, breakpoints, _FIRST_PANELS), overflows.any(-1)
+    return first_edges(start, stop, marks, _FIRST_PANELS), overflows.any(-1)
 
 
-def _measured(pair: _Pair, lower: Tensor, upper: Tensor) -> _Columns:
+def _integrated(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
+    """Return the columns of panels, and the errors of P's mass."""
     v, half = panel_nodes(lower, upper)
     log_p, log_q, log_jacobian = pair.clean_log_densities(v.flatten(-2))
     log_p, log_q, log_jacobian = log_p.reshape(v.shape), log_q.reshape(v.shape), log_jacobian.reshape(v.shape)
     p, q = torch.exp(log_p), torch.exp(log_q)
-    mass_p, mass_errors = integrate_panels(p, half)
-    mass_q, _ = integrate_panels(q, half)
-    f = torch.stack([kl_integrand(log_p, log_q, whole) for whole in (True, False)])
-    values, errors = integrate_panels(f, half)
+    f = kl_forms(log_p, log_q)
+    integrals, errors = integrate_panels(torch.cat([f, torch.stack([p, q])]), half)
     # The rounding of log q changes a term by |p - q| if the term includes Q's mass, and by p otherwise.
     by_q = torch.stack([(p - q).abs(), p])
     by_p = p * (log_p - log_q).abs() + torch.stack([torch.zeros_like(p), p])
     changes = [(by_p, log_p), (by_q, log_q), (f.abs(), log_jacobian)]
-    roundings = rounding_error(pair.line, f, changes, lower, upper)
-    return _Columns(values, errors, roundings, mass_p, mass_q, mass_errors)
+    roundings = pair.line.rounding(f, changes, lower, upper)
+    return (*KLColumns(integrals[:2], errors[:2], roundings, integrals[2], integrals[3]), errors[2])
 
 
-def _out_to_breakpoints(pair: _Pair, p: Density, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+def _out_to_breakpoints(line: Line, marks: list[Tensor], p: Density, lower: Tensor, upper: Tensor) -> Places:
     """Add panels next to an end of P that a parameter moves, if Q varies there on a far smaller scale than P.
 
     P's mass on them is negligible for the value, but Q's density there determines the derivative by the end.
     """
-    line = pair.line
     with torch.no_grad():
-        marks = torch.cat(without_ladders(pair.breakpoints()), -1)
-        marks = line.t(torch.where(marks.abs() < OUTERMOST, marks, 0))  # 0 outside the range
-        reach = NEGLIGIBLE / 2
+        places = torch.cat(without_ladders(marks), -1)
+        t = line.t(torch.where(places.abs() < OUTERMOST, places, 0))  # 0 outside the range
+        steps = torch.linspace(0, 1, 2 * _FIRST_PANELS + 1, dtype=t.dtype, device=t.device)
         for end, side in ((p.low(), -1), (p.high(), 1)):
             if end is None or not is_tracked(end):
                 continue
-            edge = lower.amin(-1, keepdim=True) if side < 0 else upper.amax(-1, keepdim=True)
-            beyond = side * (side * marks).amax(-1, keepdim=True) + side * reach
+            edge = outer_edge(lower, upper, side)
+            beyond = side * (side * t).amax(-1, keepdim=True) + side * NEGLIGIBLE / 2
             more = side * torch.maximum(side * line.v(beyond), side * edge) - edge
-            if not bool((more != 0).any()):
-                continue
-            steps = torch.linspace(0, 1, 2 * _FIRST_PANELS + 1, dtype=edge.dtype, device=edge.device)
-            edges = (edge + more * steps).sort(-1).values
-            lower, upper = torch.cat([lower, edges[..., :-1]], -1), torch.cat([upper, edges[..., 1:]], -1)
+            if bool((more != 0).any()):
+                lower, upper = with_panels(lower, upper, edge + more * steps)
     return lower, upper
 
 
@@ -325,7 +271,7 @@ def _differentiable_sum(
         alive = (log_p > _UNDERFLOW) & counted
         lone = (log_q > _UNDERFLOW) & counted & ~alive & whole  # Q's mass where P has none
     log_p, log_q = pair.log_densities(v, alive)
-    f = torch.where(whole, kl_integrand(log_p, log_q, True), kl_integrand(log_p, log_q, False))
+    f = torch.where(whole, *kl_forms(log_p, log_q))
     mass = torch.where(alive, torch.exp(log_p) * weights, 0).sum(-1)
     total = torch.where(alive, f * weights, 0).sum(-1) + mean * (1 - mass)
     if bool(lone.any()):

@@ -18,11 +18,11 @@ from torch import Tensor
 from kullback.common.dtypes import tensor_of
 from kullback.generators import Divergence
 from kullback.generators.growth import growth_of, order_of
-from kullback.pairs.densities.bounded_densities import UniformDensity
 from kullback.pairs.densities.density import Density, Points, Tail
 from kullback.pairs.densities.transformed import AffineDensity
+from kullback.pairs.families.uniform import UniformDensity
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
-from kullback.pairs.integration.panels import NEAREST
+from kullback.pairs.integration.line import NEAREST
 from kullback.pairs.numerics.parameters import is_differentiated
 
 # Smaller values are of equal P and Q, and count as 0.

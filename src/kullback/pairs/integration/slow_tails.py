@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kullback.pairs.densities.density import Density
-from kullback.pairs.integration.panels import NEGLIGIBLE, Line
+from kullback.pairs.integration.line import NEGLIGIBLE, Line
 from kullback.pairs.support import tail_margins
 
 # The logarithm of the farthest distance. The square of the distance does not overflow, so -log q does not either.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch.distributions import Poisson
 from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import upcast
-from kullback.common.special import expm1mx, safe_log
+from kullback.common.special import expm1mx, log_ratio, safe_log
 from kullback.pairs.numerics.parameters import given_logits
 
 # The log-ratio of two logits closer than this is computed from their difference, without cancellation.
@@ -97,14 +96,20 @@ def generalized_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
     return torch.where(near, close, q - p + p * log_ratio)
 
 
-def generalized_kl_of(p: Tensor, q: Tensor, log_ratio: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Return `generalized_kl` from the function for log(p / q).
+def generalized_kl_of(p: Tensor, q: Tensor) -> Tensor:
+    """Return `generalized_kl` of rates or probabilities.
 
     It is proportional to the unit of p and q, and its derivatives do not depend on the unit. Numbers near the smallest
     float are computed in a larger unit.
     """
     tiny = (p < _LEAST) & (q < _LEAST)
     p, q = (torch.where(tiny, x.detach() * _UNIT + (x - x.detach()), x) for x in (p, q))
-    value = generalized_kl(p, q, log_ratio(p, q))
+    value = generalized_kl(p, q, _log_ratio(p, q))
     fixed = value.detach()
     return torch.where(tiny, fixed / _UNIT + (value - fixed), value)
+
+
+def _log_ratio(a: Tensor, b: Tensor) -> Tensor:
+    """Return log(a / b); 0 where a or b is 0."""
+    empty = (a == 0) | (b == 0)
+    return log_ratio(torch.where(empty, 1, a), torch.where(empty, 1, b))

@@ -10,31 +10,14 @@ import math
 from typing import Any, cast
 
 import torch
-from torch import Tensor, distributions as families
-from torch.distributions import Distribution, MixtureSameFamily, MultivariateNormal
+from torch import Tensor
+from torch.distributions import Distribution, MixtureSameFamily
 
 from kullback.common.inputs import can_inspect
-from kullback.pairs.numerics.parameters import dtype_of, matrix_of
+from kullback.pairs.family import FAMILIES, Units
+from kullback.pairs.numerics.parameters import dtype_of
 from kullback.pairs.overrides import overrides_density
 
-# The parameters of each family, and the power of the unit of each.
-_LOC_SCALE = {"loc": 1, "scale": 1}
-_POWERS: dict[type[Distribution], dict[str, int]] = {
-    families.Normal: _LOC_SCALE,
-    families.Laplace: _LOC_SCALE,
-    families.Gumbel: _LOC_SCALE,
-    families.Cauchy: _LOC_SCALE,
-    families.StudentT: {"df": 0, **_LOC_SCALE},
-    families.Exponential: {"rate": -1},
-    families.Gamma: {"concentration": 0, "rate": -1},
-    families.InverseGamma: {"concentration": 0, "rate": 1},
-    families.Weibull: {"scale": 1, "concentration": 0},
-    families.HalfNormal: {"scale": 1},
-    families.HalfCauchy: {"scale": 1},
-    families.Pareto: {"scale": 1, "alpha": 0},
-    families.GeneralizedPareto: {**_LOC_SCALE, "concentration": 0},
-    families.Uniform: {"low": 1, "high": 1},
-}
 # In binary orders of magnitude: the size that needs another unit, and the largest span that one unit can cover.
 _MILD, _WIDEST = 250, 1990
 _LEAST, _LARGEST = 2.0**-_MILD, 2.0**_MILD
@@ -74,13 +57,11 @@ def _is_mild(d: Distribution) -> bool:
     return True
 
 
-def _powers(d: Distribution) -> dict[str, int] | None:
+def _powers(d: Distribution) -> Units | None:
     """Return the parameters and the power of the unit of each; None if the family has no unit."""
-    if overrides_density(d):
-        return None
-    if type(d) is MultivariateNormal:
-        return {"loc": 1, "scale_tril": 1} if matrix_of(d) == "scale_tril" else None
-    return _POWERS.get(type(d))
+    family = None if overrides_density(d) else FAMILIES.get(type(d))
+    units = None if family is None else family.units
+    return units(d) if callable(units) else units
 
 
 def _sizes(d: Distribution) -> list[Tensor] | None:
@@ -118,6 +99,6 @@ def _divided(d: Any, power: Tensor) -> Distribution:
         first, second = (times * part.reshape((*part.shape, *events)) for part in (half, power - half))
         return x * torch.exp2(-first) * torch.exp2(-second)
 
-    powers = cast("dict[str, int]", _powers(d))
+    powers = cast("Units", _powers(d))
     parameters = {name: changed(getattr(d, name), times) for name, times in powers.items()}
     return type(d)(**parameters, validate_args=False)

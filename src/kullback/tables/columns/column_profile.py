@@ -12,7 +12,6 @@ from kullback.common.short_repr import ShortRepr
 from kullback.errors import (
     LONGEST_NAME,
     FileError,
-    explain_place,
     invalid_value,
     printable,
     quoted,
@@ -173,15 +172,13 @@ class ColumnProfile(ShortRepr):
             return _read(written)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise FileError(
-                explain_place(
-                    "",
-                    "text",
-                    wanted="a column's profile",
-                    got=reason,
-                    instead="write the profile again",
-                    wording="{wanted} cannot be read ({got}); {instead}",
-                )
+            raise FileError.at(
+                "",
+                "text",
+                wanted="a column's profile",
+                got=reason,
+                instead="write the profile again",
+                wording="{wanted} cannot be read ({got}); {instead}",
             ) from None
 
 

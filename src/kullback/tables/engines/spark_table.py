@@ -52,9 +52,12 @@ class SparkTable(PartsTable):
             except PySparkException as error:
                 if "pyarrow" not in str(error).lower():
                     raise
-                raise OptionalDependencyError(
-                    "counting a table of PySpark needs pyarrow on every worker, where it cannot be imported. "
-                    "Run there: pip install pyarrow"
+                raise OptionalDependencyError.at(
+                    "",
+                    wanted="pyarrow on every worker",
+                    got="where it cannot be imported",
+                    instead="pip install pyarrow",
+                    wording="counting a table of PySpark needs {wanted}, {got}. Run there: {instead}",
                 ) from error
         nothing = work(_SparkPart(iter(()), fields), *arguments)
         return reduce(merge, (_unpacked(row[0]) for row in rows), nothing)

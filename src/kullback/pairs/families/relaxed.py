@@ -1,4 +1,7 @@
-"""Closed forms of relaxed Bernoulli and categorical distributions with equal temperatures, which cancel."""
+"""The families of relaxed Bernoulli and categorical distributions.
+
+Their closed forms are for equal temperatures, which cancel.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,50 @@ import math
 
 import torch
 from torch import Tensor
+from torch.distributions import RelaxedBernoulli
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import upcast
 from kullback.common.special import expm1mx, log1pmx, log_ratio, polynomial
+from kullback.pairs.densities.density import Points, Tail
+from kullback.pairs.densities.location_scale import LocationScaleDensity
+from kullback.pairs.densities.mapped import SigmoidDensity
+from kullback.pairs.families.registration import register_family
+from kullback.pairs.family import Family
 from kullback.pairs.numerics.bernoulli import Probabilities, log_ratios, probabilities_of
 from kullback.pairs.numerics.parameters import all_equal, given_logits
 from kullback.pairs.registry import closed_form
 
-__all__: list[str] = []
+
+class LogisticDensity(LocationScaleDensity):
+    """e^-z / (scale (1 + e^-z)^2)."""
+
+    def log_density(self, at: Points) -> Tensor:
+        z = self.standard(at)
+        return logsigmoid(z) + logsigmoid(-z) - torch.log(self.scale)
+
+    def lower_tail(self) -> Tail:
+        return Tail(0.0, 1.0, 1 / self.scale)
+
+    upper_tail = lower_tail
+
 
 # x coth(x / 2) - 2 = 2 sum_n B_2n x^2n / (2n)!, with the Bernoulli numbers B_2n
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798)
+
+
 _COTH = tuple(2 * b / math.factorial(2 * n + 2) for n, b in enumerate(_BERNOULLI))
+
+
 _COTH_NEAR = 0.8
+
+
 # The nodes of the sum over s. Its error is 1e-13 for logits that differ by up to 100.
 _NODES = 320
+
+
 _SOFTPLUS_NEAR = 0.5
 
 
@@ -104,3 +133,15 @@ def _softplus_bregman(sigmoid: Tensor, d: Tensor) -> Tensor:
     rise = sigmoid * torch.expm1(d)
     rest = sigmoid * torch.where(near, expm1mx(d), -d)
     return rest + torch.where(near, log1pmx(torch.where(near, rise, 0)), torch.log1p(rise))
+
+
+def logit_relaxed_bernoulli(d: LogitRelaxedBernoulli) -> LogisticDensity:
+    """Return the density of a logistic variable."""
+    temperature = upcast(d.temperature)
+    return LogisticDensity(upcast(d.logits) / temperature, 1 / temperature)
+
+
+register_family(Family(LogitRelaxedBernoulli, density=logit_relaxed_bernoulli))
+register_family(
+    Family(RelaxedBernoulli, density=lambda d: SigmoidDensity(logit_relaxed_bernoulli(d.base_dist)))
+)

@@ -1,8 +1,9 @@
-"""Closed forms between Uniform, Beta, ContinuousBernoulli, Kumaraswamy and others."""
+"""The family of Uniform distributions."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from torch.distributions import (
     Gamma,
     Gumbel,
     HalfNormal,
-    Kumaraswamy,
     Laplace,
     Normal,
     Pareto,
@@ -24,6 +24,8 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import (
     HALF_LOG_2PI,
     bounded_exp,
+    log1p_quotient,
+    log_mean_decay,
     log_product,
     log_ratio,
     polynomial,
@@ -32,24 +34,42 @@ from kullback.common.special import (
     within_floats,
 )
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.closed_forms.bounded import (
-    continuous_bernoulli_divergence,
-    continuous_bernoulli_variance,
-    log_mean_decay,
-    logits_of,
-    mean_from_end,
-)
-from kullback.pairs.closed_forms.dirichlet import concentrations, dirichlet_divergence
-from kullback.pairs.closed_forms.positive_log_moments import log_moments_of
+from kullback.pairs.densities.density import Points, PositiveAtEnds
+from kullback.pairs.families.continuous_bernoulli import cross_entropy_to, logits_of
+from kullback.pairs.families.registration import register_family
+from kullback.pairs.family import Family, Means, Parameters, ScipyForm
 from kullback.pairs.registry import closed_form
 
-__all__: list[str] = []
+
+@dataclass(frozen=True)
+class UniformDensity(PositiveAtEnds):
+    """1 / (upper - lower)."""
+
+    lower: Tensor
+    upper: Tensor
+
+    def low(self) -> Tensor | None:
+        return self.lower
+
+    def high(self) -> Tensor | None:
+        return self.upper
+
+    def log_density(self, at: Points) -> Tensor:
+        return -torch.log(self.upper - self.lower) + 0 * at.x
+
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(self.upper), torch.full_like(self.upper, 1.8)
 
 
-def _log_room(q: Uniform) -> Tensor:
-    """Return log(high - low) for an interval that contains [0, 1]."""
-    room = (upcast(q.high) - 1) - upcast(q.low)
-    return torch.log1p(torch.where(room >= 0, room, 0))
+@closed_form(Uniform, Uniform, native=ElementForm.UNIFORM)
+def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
+    """Return log(1 + room / width), with P's width and the room between its ends and Q's.
+
+    At P = Q the gradient is 0, although the one-sided derivatives are not.
+    """
+    low, high = upcast(p.low), upcast(p.high)
+    room = (low - upcast(q.low)) + (upcast(q.high) - high)
+    return log1p_quotient(torch.where(room > 0, room, 0), high - low)
 
 
 def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
@@ -81,9 +101,6 @@ def _relative(low: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     from_end = start < 0.5
     t = torch.where(from_end, 1, width) / torch.where(from_end, 1, twice)
     return twice, torch.where(from_end, 1 - start, t), start
-
-
-# Uniform || ...
 
 
 @closed_form(Uniform, Normal, native=ElementForm.UNIFORM_NORMAL)
@@ -187,104 +204,29 @@ def kl_uniform_continuous_bernoulli(p: Uniform, q: ContinuousBernoulli) -> Tenso
     """Return A(l) - l E X - log w, with A(l) = log((e^l - 1) / l)."""
     low, high = upcast(p.low), upcast(p.high)
     half = (high - low) / 2
-    return (_from_uniform(logits_of(q), low + half, (1 - high) + half) - torch.log(2 * half)).clamp(min=0)
+    return (cross_entropy_to(logits_of(q), low + half, (1 - high) + half) - torch.log(2 * half)).clamp(min=0)
 
 
-def _from_uniform(logits: Tensor, below: Tensor, above: Tensor) -> Tensor:
-    """Return A(l) - l m with A(l) = log((e^l - 1) / l), for a mean m = `below` = 1 - `above`."""
-    down = logits < 0
-    size = torch.where(down, -logits, logits)
-    small = size < 1
-    few = torch.where(small, logits, 0)
-    near = continuous_bernoulli_divergence(torch.zeros_like(few), few, few) + few * (above - below) / 2
-    return torch.where(small, near, size * torch.where(down, below, above) + log_mean_decay(size))
+def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameters | None:
+    low, high = target.extreme(-1), target.extreme(1)
+    if low is None or high is None:
+        return None
+    ends = {"low": low, "high": high}
+    return {name: start[name] if name in fixed else end for name, end in ends.items()}
 
 
-# Beta, Kumaraswamy || ...
-
-
-def _from_beta_to_unit(p: Beta) -> Tensor:
-    """Return KL to the uniform distribution on [0, 1]."""
-    own = concentrations(p)
-    return dirichlet_divergence(own, torch.ones_like(own))
-
-
-@closed_form(Beta, Uniform, native=ElementForm.BETA_UNIFORM)
-def kl_beta_uniform(p: Beta, q: Uniform) -> Tensor:
-    """Return KL to Beta(1, 1), plus log(high - low)."""
-    return _from_beta_to_unit(p) + _log_room(q)
-
-
-@closed_form(Beta, ContinuousBernoulli, native=ElementForm.BETA_CONTINUOUS_BERNOULLI_LOGITS)
-def kl_beta_continuous_bernoulli(p: Beta, q: ContinuousBernoulli) -> Tensor:
-    """Return KL to Beta(1, 1), plus A(l) - l E X."""
-    a, b = upcast(p.concentration1), upcast(p.concentration0)
-    value = _from_beta_to_unit(p) + _from_uniform(logits_of(q), a / (a + b), b / (a + b))
-    return value.clamp(min=0)
-
-
-@closed_form(Kumaraswamy, Uniform)
-def kl_kumaraswamy_uniform(p: Kumaraswamy, q: Uniform) -> Tensor:
-    """Return -H(X) + log(high - low)."""
-    moments = log_moments_of(Kumaraswamy)(p)
-    return (_log_room(q) - moments.entropy - moments.mean()).clamp(min=0)
-
-
-@closed_form(Kumaraswamy, ContinuousBernoulli)
-def kl_kumaraswamy_continuous_bernoulli(p: Kumaraswamy, q: ContinuousBernoulli) -> Tensor:
-    """Return -H(X) + A(l) - l E X."""
-    moments = log_moments_of(Kumaraswamy)(p)
-    mean = torch.exp(moments.log_mean())
-    return (_from_uniform(logits_of(q), mean, 1 - mean) - moments.entropy - moments.mean()).clamp(min=0)
-
-
-# ContinuousBernoulli || ...
-
-
-def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the logits, E X and -H(X) = l E X - A(l), which is KL to the ContinuousBernoulli of logit 0."""
-    logits = logits_of(p)
-    down = logits < 0
-    from_end = mean_from_end(torch.where(down, -logits, logits))
-    negative_entropy = continuous_bernoulli_divergence(logits, torch.zeros_like(logits), -logits)
-    return logits, torch.where(down, from_end, 1 - from_end), negative_entropy
-
-
-@closed_form(ContinuousBernoulli, Uniform, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_UNIFORM)
-def kl_continuous_bernoulli_uniform(p: ContinuousBernoulli, q: Uniform) -> Tensor:
-    """Return KL to the ContinuousBernoulli of logit 0, plus log(high - low)."""
-    return _mean_and_negative_entropy(p)[2] + _log_room(q)
-
-
-@closed_form(ContinuousBernoulli, Normal, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_NORMAL)
-def kl_continuous_bernoulli_normal(p: ContinuousBernoulli, q: Normal) -> Tensor:
-    """Return log(2 pi s^2) / 2 + (Var X + (E X - m)^2) / (2 s^2) - H(X)."""
-    logits, mean, negative_entropy = _mean_and_negative_entropy(p)
-    scale = upcast(q.scale)
-    shift = (mean - upcast(q.loc)) / scale
-    spread = continuous_bernoulli_variance(logits) / scale / scale + shift * shift
-    return spread / 2 + torch.log(scale) + HALF_LOG_2PI + negative_entropy
-
-
-@closed_form(ContinuousBernoulli, Exponential, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_EXPONENTIAL)
-def kl_continuous_bernoulli_exponential(p: ContinuousBernoulli, q: Exponential) -> Tensor:
-    """Return r E X - log r - H(X)."""
-    _, mean, negative_entropy = _mean_and_negative_entropy(p)
-    rate = upcast(q.rate)
-    return rate * mean - torch.log(rate) + negative_entropy
-
-
-@closed_form(ContinuousBernoulli, Gumbel)
-def kl_continuous_bernoulli_gumbel(p: ContinuousBernoulli, q: Gumbel) -> Tensor:
-    """Return log s + E z + E e^-z - H(X), where log E e^(-x / s) = A(l - 1 / s) - A(l)."""
-    logits, mean, negative_entropy = _mean_and_negative_entropy(p)
-    scale, loc = upcast(q.scale), upcast(q.loc)
-    log_decay = _log_normalizer(logits - 1 / scale) - _log_normalizer(logits)
-    return torch.log(scale) + (mean - loc) / scale + bounded_exp(loc / scale + log_decay) + negative_entropy
-
-
-def _log_normalizer(logits: Tensor) -> Tensor:
-    """Return A(l) = log((e^l - 1) / l)."""
-    down = logits < 0
-    size = torch.where(down, -logits, logits)
-    return torch.where(down, 0, size) + log_mean_decay(size)
+register_family(
+    Family(
+        Uniform,
+        "low high",
+        UniformDensity,
+        ("low", "high"),
+        units={"low": 1, "high": 1},
+        scipy=[
+            ScipyForm("uniform", lambda loc, scale: Uniform(loc, loc + scale), "loc scale"),
+            ScipyForm("Uniform", Uniform, reads="a b"),
+        ],
+        match=_match,
+        start={"low": 0.0, "high": 1.0},
+    )
+)

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Bernoulli,
-    Beta,
-    Binomial,
-    Cauchy,
-    ContinuousBernoulli,
-    Exponential,
-    Gamma,
-    Gumbel,
-    HalfCauchy,
-    HalfNormal,
-    Laplace,
-    Normal,
-    Pareto,
-    Poisson,
-    Uniform,
-)
 
 from kullback.common.inputs import can_inspect
-from kullback.pairs.native_forms import ATTRIBUTES, CHOICE, Reader, Shortcut, reader_of
+from kullback.pairs.family import CHOICE, Family
+from kullback.pairs.native_forms import Reader, reader_of
 from kullback.pairs.registry import shortcut
+from kullback.pairs.support import is_always_infinite
 from kullback.pairs.torch_registry import TypePair
 
-_REAL = (Normal, Laplace, Cauchy, Gumbel)
-_POSITIVE = (Exponential, Gamma, HalfNormal, HalfCauchy)
-_UNIT = (Beta, ContinuousBernoulli)
-_FINITE = (*_UNIT, Uniform)
+ALWAYS_INFINITE: set[TypePair] = set()
+"""The pairs of types that this rule serves."""
 
 
-def infinite_divergence(read_p: Reader, read_q: Reader, p: Any, q: Any) -> Tensor | None:
+def enter_if_infinite(p: Family, q: Family) -> None:
+    """Register the rule for P and Q if their records say that the divergence is always infinite."""
+    read_p, read_q = _reader(p), _reader(q, of_q=True)
+    if read_p is not None and read_q is not None and is_always_infinite(p, q):
+        ALWAYS_INFINITE.add((p.type, q.type))
+        shortcut(p.type, q.type)(partial(infinite_divergence, read_p, read_q, p.is_full is not True))
+
+
+def _reader(family: Family, *, of_q: bool = False) -> Reader | None:
+    names = family.tensors if of_q or CHOICE in family.parameters else ""
+    names = names or family.parameters
+    return reader_of(*names.split()) if names and CHOICE not in names else None
+
+
+def infinite_divergence(read_p: Reader, read_q: Reader, may_be_empty: bool, p: Any, q: Any) -> Tensor | None:
     """Return +inf, with a gradient of 0, for families that are always infinite; None if other rules have to decide."""
     # These lines are written for speed: ten of them take the time of one lookup of a constant in torch.
     parameters = read_p(p) + read_q(q)
@@ -51,7 +47,7 @@ def infinite_divergence(read_p: Reader, read_q: Reader, p: Any, q: Any) -> Tenso
             return None
         if x.requires_grad:
             requires_grad = True
-    if type(p) is Poisson and not (can_inspect(first) and _least(first) > 0):
+    if may_be_empty and not (can_inspect(first) and _least(first) > 0):
         return None
     # Parameters that torch has validated are not NaN.
     if (
@@ -78,25 +74,3 @@ def _with_gradients_of_0(value: Tensor, parameters: tuple[Tensor, ...]) -> Tenso
             unused = x if x.shape == value.shape else x[..., 0]  # both parameters of a Beta are in one tensor
             value = torch.where(torch.ones((), dtype=torch.bool, device=x.device), value, unused)
     return value
-
-
-def _reader(family: type, *, of_q: bool = False) -> Reader:
-    if family is Beta and of_q:  # both parameters at once, without a view of each
-        return reader_of("_dirichlet.concentration")
-    return reader_of(*ATTRIBUTES[family].replace(CHOICE, "_param").split())
-
-
-# A Poisson distribution of rate 0 has no mass above 0.
-ALWAYS_INFINITE: dict[TypePair, Shortcut] = {
-    (p, q): partial(infinite_divergence, _reader(p), _reader(q, of_q=True))
-    for these, those in (
-        (_REAL, (*_POSITIVE, Pareto, *_FINITE)),
-        (_POSITIVE, (Pareto, *_FINITE)),  # a Pareto's support begins above 0
-        ((Pareto,), _FINITE),
-        (_UNIT, (Pareto,)),
-        ((Poisson,), (Bernoulli, Binomial)),
-    )
-    for p, q in product(these, those)
-}
-for _types, _rule in ALWAYS_INFINITE.items():
-    shortcut(*_types)(_rule)

@@ -210,3 +210,8 @@ def _mean_and_variance(log_mean: Tensor, log_square: Tensor) -> tuple[Tensor, Te
     near = finite * torch.expm1(torch.where(wide, 0, log_square)) * finite
     far = bounded_exp(2 * log_mean + torch.where(wide, log_square, 0))
     return mean, torch.where(wide | mean.isinf(), far, near)
+
+
+def positive(x: Tensor) -> Tensor:
+    """Return x where it is above 0, and 1 elsewhere."""
+    return torch.where(x > 0, x, 1)

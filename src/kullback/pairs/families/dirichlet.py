@@ -1,4 +1,7 @@
-"""Closed forms of two Dirichlet or two Beta distributions; large batches are computed in blocks."""
+"""The family of Dirichlet distributions; Beta distributions are those over two classes.
+
+Large batches are computed in blocks.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,21 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import log_ratio, scaled_expm1mx, stirling_bregman
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native.native_closed_forms import required_gradients
+from kullback.pairs.families.registration import register_family
+from kullback.pairs.family import Family, ScipyForm
 from kullback.pairs.native_forms import NativeForm, divergence_of, is_ordinary_call
 from kullback.pairs.numerics.parameters import is_transformed
 from kullback.pairs.registry import closed_form
+from kullback.pairs.renyi import mixed, renyi_form
 
 # The number of concentrations in a block: the series for lgamma needs hundreds of numbers for each.
 _BLOCK = 2**15
+
+
 # The largest number of classes in one row of the kernel.
 _LONGEST_ROW = 256
+
+
 # The rounded differences of totals may be at most this many times as large as KL.
 _DIGITS_OF_TOTALS = 1e3
 
@@ -128,3 +138,23 @@ def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:
     else:
         of_totals = dirichlet_divergence(total_p, total_q, distance)
     return None if of_totals is None else (value + of_totals).clamp(min=0).to(dtype)
+
+
+@renyi_form(Dirichlet)
+@renyi_form(Beta)
+def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
+    """Return the divergence of Dirichlet distributions; over two classes they are Beta distributions."""
+    a, b = concentrations(p), concentrations(q)
+    c = a + rest * (b - a)
+    finite = (c > 0).all(-1)
+    there = finite.unsqueeze(-1)
+    c, more = torch.where(there, c, 1), torch.where(there, b - a, 0)
+    a, b = torch.where(there, a, 1), torch.where(there, b, 1)
+    to_p = dirichlet_divergence(c, a, -rest * more)
+    to_q = dirichlet_divergence(c, b, alpha * more)
+    return mixed(to_p, to_q, finite, alpha, rest)
+
+
+register_family(
+    Family(Dirichlet, "concentration", scipy=[ScipyForm("dirichlet_frozen", Dirichlet, reads="alpha")])
+)

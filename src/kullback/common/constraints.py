@@ -1,0 +1,257 @@
+"""Constraints on numbers, words, flags, functions and generators, and the refusals that follow from them.
+
+A function declares the constraints of its arguments once, above its definition, and checks them in one call:
+
+    _ARGUMENTS = Arguments("two_sample_test", permutations=Whole(least=1, example=999), generator=GENERATOR)
+
+    permutations, generator = _ARGUMENTS.check(permutations=permutations, generator=generator).values()
+
+`tests/common/test_constraints.py` tries all values that a declaration refuses, and all remedies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any, cast
+
+import torch
+
+from kullback.common.inputs import number_from, whole_from
+from kullback.errors import KullbackError, Name, Text, invalid_type, invalid_value, safe_repr
+
+# Integers above it do not fit into a tensor of int64.
+_MOST = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """The accepted values of an argument.
+
+    Attributes:
+        example: an accepted value, which the refusal names.
+        instead: the text of the remedy, if it says more than the example; ``{call}`` is the call.
+        wanted: the text of the accepted values; derived if it is empty.
+        note: the end of the derived text, such as the meaning of the number.
+        optional: whether None is accepted.
+        strict: whether a value of another type is an `ArgumentTypeError`.
+    """
+
+    example: Any = None
+    instead: str = ""
+    wanted: str = ""
+    note: str = ""
+    optional: bool = False
+    strict: bool = False
+
+    def check(self, call: str, argument: str, value: Any) -> Any:
+        """Return the value as it is used, or raise the refusal."""
+        raise NotImplementedError
+
+    def described(self) -> str:
+        """Return the accepted values, as they follow from the declaration."""
+        raise NotImplementedError
+
+    def has_type(self, value: object) -> bool:
+        """Return whether the value has the right type."""
+        del value
+        return False
+
+    def refusal(self, call: str, argument: str, value: object) -> KullbackError:
+        """Return the error for a value that is not accepted."""
+        error = invalid_type if self.strict and not self.has_type(value) else invalid_value
+        wanted = self.wanted or self.described() + self.note + (", or None" if self.optional else "")
+        before, named, after = self.instead.partition("{call}")
+        remedy: Text = (before, Name(call), after) if named else self.instead
+        return error(
+            call, argument, wanted=wanted, got=safe_repr(value), instead=remedy or {argument: self.example}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Constraint):
+    """A real number within bounds, of which `least` and `most` are accepted, `above` and `below` are not.
+
+    Example:
+        >>> Number(above=0, below=1, example=0.5).check("f", "share", 1)
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ArgumentValueError: f(share=...): wanted a number between 0 and 1; got 1. Write: share=0.5
+    """
+
+    noun: str = "number"
+    least: float = -math.inf
+    above: float | None = None
+    most: float = math.inf
+    below: float | None = None
+    # The smallest and the largest accepted float.
+    low: float = field(init=False)
+    high: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        low = self.least if self.above is None else math.nextafter(self.above, math.inf)
+        high = self.most if self.below is None else math.nextafter(self.below, -math.inf)
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+
+    def check(self, call: str, argument: str, value: Any) -> Any:
+        """Return the number as a float, or raise."""
+        if value is None and self.optional:
+            return None
+        number = value if type(value) is float else number_from(value)
+        if self.low <= number <= self.high:
+            return number
+        raise self.refusal(call, argument, value)
+
+    def described(self) -> str:
+        """Return the accepted values."""
+        lower = f"of {self.least:g} or more" if self.above is None else f"above {self.above:g}"
+        if self.most == math.inf and self.below in (None, math.inf):
+            finite = "" if self.below is None else "finite "
+            if 0 in (self.above, self.least):
+                return f"a {finite}{'positive' if self.above == 0 else 'non-negative'} {self.noun}"
+            return f"a {finite}{self.noun} {lower}"
+        if self.above is None and self.below is None:
+            return f"a {self.noun} from {self.least:g} to {self.most:g}"
+        if self.above is not None and self.below is not None:
+            return f"a {self.noun} between {self.above:g} and {self.below:g}"
+        upper = f"at most {self.most:g}" if self.below is None else f"below {self.below:g}"
+        return f"a {self.noun} {lower}, {upper}"
+
+    def has_type(self, value: object) -> bool:
+        """Return whether the value is a real number."""
+        return not math.isnan(number_from(value)) or isinstance(value, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(Constraint):
+    """An integer within bounds; by default it fits into 64 bits.
+
+    Example:
+        >>> Whole(least=1, example=999).check("f", "draws", 0.5)
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ArgumentValueError: f(draws=...): wanted an integer of 1 or more; got 0.5. Write: draws=999
+    """
+
+    least: int = 0
+    most: int = _MOST
+
+    def check(self, call: str, argument: str, value: Any) -> Any:
+        """Return the number as an int, or raise."""
+        if value is None and self.optional:
+            return None
+        number = value if type(value) is int else whole_from(value)
+        if number is not None and self.least <= number <= self.most:
+            return number
+        raise self.refusal(call, argument, value)
+
+    def described(self) -> str:
+        """Return the accepted values."""
+        if self.most == _MOST:
+            return f"an integer of {self.least} or more"
+        return f"an integer from {self.least} to {self.most:,}"
+
+    def has_type(self, value: object) -> bool:
+        """Return whether the value is an integer."""
+        return whole_from(value) is not None
+
+
+@dataclass(frozen=True)
+class OneOf(Constraint):
+    """One of several words.
+
+    Example:
+        >>> OneOf(("mean", "sum"), example="sum").check("f", "reduction", "all")
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ArgumentValueError: f(reduction=...): wanted one of 'mean', 'sum'; got 'all'. Write: ...
+    """
+
+    words: tuple[str, ...]
+
+    def check(self, call: str, argument: str, value: Any) -> Any:
+        """Return the word, or raise."""
+        if (isinstance(value, str) and value in self.words) or (value is None and self.optional):
+            return value
+        raise self.refusal(call, argument, value)
+
+    def described(self) -> str:
+        """Return the words."""
+        return f"one of {', '.join(map(repr, self.words))}"
+
+
+@dataclass(frozen=True)
+class OfType(Constraint):
+    """An object of one of several types.
+
+    Example:
+        >>> FLAG.check("f", "verbose", "False")
+        Traceback (most recent call last):
+            ...
+        kullback.errors.ArgumentTypeError: f(verbose=...): wanted True or False; got 'False'. Write: verbose=True
+    """
+
+    types: tuple[type, ...]
+    wanted: str = field(kw_only=True)
+    strict: bool = field(default=True, kw_only=True)
+
+    def check(self, call: str, argument: str, value: Any) -> Any:
+        """Return the object, or raise."""
+        if isinstance(value, self.types):
+            return value
+        raise self.refusal(call, argument, value)
+
+
+# Arrays have no truth value, and the text 'False' would count as true.
+FLAG = OfType((bool,), wanted="True or False", example=True)
+GENERATOR = OfType(
+    (torch.Generator, NoneType),
+    wanted="a torch.Generator or None",
+    instead="generator=torch.Generator().manual_seed(0)",
+)
+CONFIDENCE = Number(above=0, below=1, example=0.95)
+
+
+def function(instead: str) -> OfType:
+    """Return the constraint on an argument that is a function or None."""
+    types = cast("tuple[type, ...]", (Callable, NoneType))
+    return OfType(types, wanted="a function or None", instead=instead)
+
+
+class Arguments:
+    """The constraints on arguments of one or several calls, by the name of the argument.
+
+    Example:
+        >>> arguments = Arguments("f", share=Number(least=0, most=1, example=0.5), verbose=FLAG)
+        >>> arguments.check(share=0, verbose=True)
+        {'share': 0.0, 'verbose': True}
+    """
+
+    def __init__(self, *calls: str, **constraints: Constraint) -> None:
+        self.calls, self.constraints = calls, constraints
+
+    def check(self, call: str = "", /, **values: Any) -> dict[str, Any]:
+        """Return the values as they are used; raise an error that names `call`, by default the first, for another."""
+        checked: dict[str, Any] = {}
+        for name, value in values.items():
+            checked[name] = self.constraints[name].check(call or self.calls[0], name, value)
+        return checked
+
+    def check_in(self, values: Mapping[str, Any], call: str = "") -> dict[str, Any]:
+        """Check all declared arguments of a record, or of ``locals()`` at the beginning of a function."""
+        return self.check(call, **{name: values[name] for name in self.constraints})
+
+
+def refuse_both(call: str, independent: object, cluster: object) -> None:
+    """Raise if draws or rows are said to be independent, and clusters are given."""
+    if independent and cluster is not None:
+        raise invalid_value(
+            call,
+            "independent",
+            wanted="independent=True or cluster=, not both",
+            got="both",
+            instead="cluster= alone; rows of different clusters count as independent",
+        )

@@ -1,0 +1,104 @@
+"""The family of Laplace distributions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import Gumbel, Laplace, Normal
+
+from kullback.common.dtypes import upcast
+from kullback.common.special import (
+    HALF_LOG_2PI,
+    bounded_exp,
+    clamped_quotient,
+    expm1mx,
+    itakura_saito,
+    log_ratio,
+    within_floats,
+)
+from kullback.kernels.codes import ElementForm
+from kullback.pairs.densities.density import Points, Tail
+from kullback.pairs.densities.location_scale import LocationScaleDensity
+from kullback.pairs.families.registration import register_family
+from kullback.pairs.family import REAL, Family, Means, Parameters, ScipyForm, symmetric_image
+from kullback.pairs.registry import closed_form
+
+
+class LaplaceDensity(LocationScaleDensity):
+    """exp(-|z|) / (2 scale)."""
+
+    def log_density(self, at: Points) -> Tensor:
+        return -self.standard(at).abs() - torch.log(2 * self.scale)
+
+    def nonsmooth_points(self) -> list[Tensor]:
+        return [self.loc]
+
+    def tail_factor(self) -> float:
+        return 0.0
+
+    def lower_tail(self) -> Tail:
+        return Tail(0.0, 1.0, 1 / self.scale)
+
+    upper_tail = lower_tail
+
+
+@closed_form(Laplace, Laplace, native=ElementForm.LAPLACE)
+def kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
+    """Return r - 1 - log r + r (e^-y - 1 + y), with r = s_p / s_q and y the distance of the medians in units of s_p.
+
+    If the medians are far apart, r and -r are removed from the formula, so their derivatives do not cancel either.
+    """
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
+    shift = upcast(p.loc) - upcast(q.loc)
+    distance = torch.where(shift < 0, -shift, shift)  # unlike |shift| it has second derivatives at 0
+    # y and r may overflow where r y does not
+    y = clamped_quotient(distance, scale_p, 1000)
+    far = y > 2
+    scaled = torch.where(far, distance + torch.exp(-y) * scale_p, expm1mx(-y) * scale_p) / scale_q
+    near = itakura_saito(torch.where(far, scale_q, scale_p), scale_q)
+    return scaled + torch.where(far, -log_ratio(scale_p, scale_q) - 1, near)
+
+
+@closed_form(Laplace, Normal, native=ElementForm.LAPLACE_NORMAL)
+def kl_laplace_normal(p: Laplace, q: Normal) -> Tensor:
+    """Return log(2 pi s^2) / 2 + (2 b^2 + d^2) / (2 s^2) - 1 - log(2 b)."""
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
+    ratio = scale_p / scale_q
+    shift = (upcast(p.loc) - upcast(q.loc)) / scale_q
+    return ratio * ratio - log_ratio(scale_p, scale_q) + shift * shift / 2 + (HALF_LOG_2PI - 1 - math.log(2))
+
+
+@closed_form(Laplace, Gumbel)
+def kl_laplace_gumbel(p: Laplace, q: Gumbel) -> Tensor:
+    """Return t + e^-t / (1 - r^2) - log(2 r) - 1, with t = (m_p - m_q) / s_q and r = s_p / s_q below 1."""
+    scale_p, scale_q = upcast(p.scale), upcast(q.scale)
+    ratio = scale_p / scale_q
+    light = ratio < 1
+    shift = within_floats((upcast(p.loc) - upcast(q.loc)) / scale_q)
+    # 1 - r^2, accurate for nearly equal scales too
+    room = torch.where(light, (scale_q - scale_p) / scale_q * (1 + ratio), 1)
+    return shift + bounded_exp(-shift - torch.log(room)) - log_ratio(scale_p, scale_q) - (1 + math.log(2))
+
+
+def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameters:
+    loc = start["loc"] if "loc" in fixed else target.median()  # which minimizes E|x - m|
+    if "scale" in fixed:
+        return {"loc": loc, "scale": start["scale"]}
+    scale = target.mean_of(lambda at, center: (at.x - center).abs(), loc, corner=loc)
+    return {"loc": loc, "scale": scale}
+
+
+register_family(
+    Family(
+        Laplace,
+        "loc scale",
+        LaplaceDensity,
+        REAL,
+        units={"loc": 1, "scale": 1},
+        image=symmetric_image,
+        scipy=[ScipyForm("laplace", Laplace, "loc scale")],
+        match=_match,
+    )
+)

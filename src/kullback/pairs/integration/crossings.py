@@ -1,0 +1,109 @@
+"""Places where log p - log q crosses a level at which the terms of a divergence have a corner.
+
+Panels are cut there. Where a parameter moves such a place, the corner has a part in the second derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kullback.generators.growth import Corner
+from kullback.pairs.integration.breaks import one_sided
+from kullback.pairs.integration.gauss_kronrod import panel_nodes
+from kullback.pairs.integration.panels import Places
+from kullback.pairs.integration.pieces import Both, Piece
+
+SAME = 1e-11
+"""Differences of log-densities below this are rounding, not crossings."""
+# The largest number of crossings of the densities.
+_CROSSINGS = 8
+# The precision of `last_where` in bits, and the most intervals that it cuts into four parts at once.
+_BITS, _FEW_INTERVALS = 56, 1000
+
+
+def first_crossings(piece: Piece, v: Tensor, log_p: Tensor, log_q: Tensor, level: float) -> Tensor:
+    """Return places to cut a piece, by the logarithms at the points of a scan; unused ones are arbitrary."""
+    above = log_p > log_q + level
+    changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
+    index = changes.topk(min(_CROSSINGS, int(changes.sum(-1).max())), dim=-1).indices
+    return _bisected(piece, v.gather(-1, index), v.gather(-1, index + 1), ~above.gather(-1, index), level)
+
+
+def cut_at_crossings(piece: Piece, lower: Tensor, upper: Tensor, level: float) -> Places:
+    """Cut the panels where log p - log q crosses a level between their nodes."""
+    v, _ = panel_nodes(lower, upper)
+    v = torch.cat([lower.unsqueeze(-1), v.sort(-1).values, upper.unsqueeze(-1)], -1)
+    log_p, log_q, _ = (x.unflatten(-1, v.shape[-2:]) for x in piece.logs(v.flatten(-2)))
+    above = log_p > log_q + level
+    changes = above[..., 1:] != above[..., :-1]
+    count = int(changes.any(-1).sum(-1).max())
+    if count == 0:
+        return lower, upper
+    panel = changes.any(-1).to(torch.uint8).topk(count, dim=-1).indices
+    place = changes.to(torch.uint8).argmax(-1, keepdim=True)
+    before, after, first = (
+        x.squeeze(-1).gather(-1, panel)
+        for x in (v.gather(-1, place), v.gather(-1, place + 1), above.gather(-1, place))
+    )
+    ends = upper.gather(-1, panel)
+    cut = torch.where(changes.any(-1).gather(-1, panel), _bisected(piece, before, after, ~first, level), ends)
+    return torch.cat([lower, cut], -1), torch.cat([upper.scatter(-1, panel, cut), ends], -1)
+
+
+def crossing_terms(piece: Piece, densities: Both, lower: Tensor, upper: Tensor, corner: Corner) -> Tensor:
+    """Return 0 with the second derivatives from the crossings of a corner of the terms; see `corner_terms`.
+
+    If log p - log q has the slope s at a crossing, these are p / s times the change of f' times the square of the
+    derivative of log p - log q.
+    """
+    v = panel_nodes(lower, upper)[0].flatten(-2).sort(-1).values
+    d = piece.log_ratio(v) - corner.at
+    is_reliable = (d.abs() > SAME) & d.isfinite()  # at a crossing rounding decides the sign
+    last = torch.where(is_reliable, torch.arange(d.shape[-1], device=d.device), 0).cummax(-1).values
+    last = torch.cat([torch.zeros_like(last[..., :1]), last[..., :-1]], -1)
+    crosses = is_reliable & is_reliable.gather(-1, last) & ((d > 0) != (d.gather(-1, last) > 0))
+    count = int(crosses.sum(-1).max())
+    if count == 0:
+        return torch.zeros((), dtype=torch.float64, device="cpu")
+    index = crosses.to(torch.uint8).topk(count, dim=-1).indices
+    low, high = v.gather(-1, last.gather(-1, index)), v.gather(-1, index)
+    place = _bisected(piece, low, high, d.gather(-1, index) > 0, corner.at)
+    before, after = (one_sided(piece.log_ratio, place, side * (high - low))[1] for side in (-1, 1))
+    slope = ((before + after) / 2).abs()
+    size = corner.change * torch.exp(piece.logs(place)[0]) / torch.where(slope > 0, slope, 1)
+    size = torch.where(crosses.gather(-1, index) & (slope > 0) & size.isfinite(), size, 0)
+    moves = piece.log_ratio(place, densities)
+    moves = torch.where(size > 0, moves - moves.detach(), 0)
+    return (size * moves**2 / 2).sum(-1)
+
+
+def _bisected(piece: Piece, lower: Tensor, upper: Tensor, rises: Tensor, level: float) -> Tensor:
+    """Return where log p - log q crosses a level between two points, at which it `rises` or falls."""
+
+    def is_left(v: Tensor) -> Tensor:
+        at_points = rises.repeat_interleave(v.shape[-1] // rises.shape[-1], -1)
+        return (piece.log_ratio(v) > level) != at_points
+
+    return last_where(is_left, lower, upper)[1]
+
+
+def last_where(holds: Callable[[Tensor], Tensor], first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return neighbors between two points: a condition holds at the first, and no longer at the second.
+
+    `holds` gets the same number of points of each interval, one interval after the other along the last dimension. Few
+    intervals are cut into four parts at a step: half as many calls take less time. Many are bisected.
+    """
+    if not first.numel():
+        return first, second
+    bits = 2 if first.numel() < _FEW_INTERVALS else 1
+    steps = torch.arange(1, 2**bits, dtype=first.dtype, device=first.device) / 2**bits
+    for _ in range(_BITS // bits):
+        inside = first.unsqueeze(-1) + (second - first).unsqueeze(-1) * steps
+        is_before = holds(inside.flatten(-2)).unflatten(-1, inside.shape[-2:])
+        reached = is_before.to(torch.int64).cumprod(-1).sum(-1, keepdim=True)
+        marks = torch.cat([first.unsqueeze(-1), inside, second.unsqueeze(-1)], -1)
+        first, second = (marks.gather(-1, reached + k).squeeze(-1) for k in (0, 1))
+    return first, second

@@ -1,0 +1,128 @@
+"""Panels of integers, and Gauss's rule for sums.
+
+A panel has 16 2^k integers. A panel of 16 integers is summed term by term. A larger panel is summed at 16 nodes, with
+the weights of Gauss's rule for sums (Chebyshev's orthogonal polynomials on equidistant points), which is exact for
+polynomials of degree 31. Halving ends at 16 integers, which have no error.
+
+Calculation of Gauss Quadrature Rules (Golub and Welsch, 1969)
+Orthogonal Polynomials: Computation and Approximation (Gautschi, 2004), on discrete Chebyshev polynomials
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.pairs.integration.panels import Panels, Places, Rule, integrate
+
+_NODES = 16
+# The approximate maximum of panels in a window before any panel is halved.
+_PANELS = 32
+_LARGEST_POWER = 220
+
+
+class _Tables(NamedTuple):
+    """The rules by kind: kind 0 is an empty panel, kind k is a panel of 16 2^(k - 1) integers."""
+
+    sizes: Tensor
+    nodes: Tensor
+    weights: Tensor
+    details: Tensor  # times the terms, the coefficients of the two polynomials of highest degree
+
+
+@functools.cache
+def _tables() -> _Tables:
+    k = torch.arange(1, _NODES, dtype=torch.float64, device="cpu")
+    one_by_one = torch.arange(_NODES, dtype=torch.float64, device="cpu")
+    nodes, weights = [one_by_one] * 2, [torch.zeros_like(one_by_one), torch.ones_like(one_by_one)]
+    details = [torch.zeros(2, _NODES, dtype=torch.float64, device="cpu")] * 2
+    sizes = [2.0**power for power in range(4, _LARGEST_POWER + 1)]
+    for size in sizes[1:]:
+        # The recurrence of the monic polynomials that are orthogonal on `size` equidistant points, in units of `size`.
+        beta = torch.sqrt(k**2 * (1 - (k / size) ** 2) / (4 * (4 * k**2 - 1)))
+        eigenvalues, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
+        nodes.append((size - 1) / 2 + size * eigenvalues)
+        weights.append(size * vectors[0] ** 2)
+        details.append(vectors[-2:] * vectors[0] * size**0.5)
+    table = torch.tensor([0.0, *sizes], dtype=torch.float64, device="cpu")
+    return _Tables(table, torch.stack(nodes), torch.stack(weights), torch.stack(details))
+
+
+def sizes_of(kinds: Tensor) -> Tensor:
+    """Return the number of integers in panels of these kinds."""
+    return _tables().sizes.to(kinds.device)[kinds]
+
+
+def first_panels(low: Tensor, high: Tensor, smooth: bool) -> Places:
+    """Return the starts and kinds of panels that contain all integers from `low` to `high`."""
+    kind = torch.ones_like(low, dtype=torch.long)
+    if smooth:
+        halvings = torch.ceil(torch.log2((high - low + 1) / (_PANELS * _NODES)))
+        kind = halvings.clamp(0, _LARGEST_POWER - 4).long() + 1
+    size = sizes_of(kind)
+    first = torch.floor(low / size)
+    count = torch.floor(high / size) - first + 1
+    if smooth:  # the missing mass shows a window that is too wide even for the largest panels
+        count = count.clamp(max=_PANELS + 2)
+    index = torch.arange(int(count.max()) if count.numel() else 1, dtype=low.dtype, device=low.device)
+    starts = (first + index) * size
+    # The panels become smaller towards 0, where the probabilities may have a corner.
+    kinds = torch.where(starts == 0, 1, kind)
+    kinds = torch.where(index < count, kinds, 0)
+    smaller = torch.arange(1, int(kind.max()) if count.numel() else 1, device=low.device)
+    more = torch.where((smaller < kind) & (first == 0), smaller, 0)
+    return torch.cat([starts, sizes_of(smaller).expand_as(more)], -1), torch.cat([kinds, more], -1)
+
+
+def _halves(starts: Tensor, kinds: Tensor, priorities: Tensor) -> Places:
+    """Return the halves of panels; panels of priority 0 or of 16 integers stay, beside an empty panel."""
+    is_halved = (kinds > 1) & (priorities > 0)
+    half = torch.where(is_halved, kinds - 1, kinds)
+    middle = starts + torch.where(is_halved, sizes_of(half), 0)
+    return torch.cat([starts, middle], -1), torch.cat([half, torch.where(is_halved, half, 0)], -1)
+
+
+LATTICE = Rule(_NODES, lambda priorities: max(4, priorities.shape[-1] // 4), _halves)
+"""Panels of integers from a first one, of a kind that gives their number."""
+# All panels with a priority are halved at once.
+_TOGETHER = LATTICE._replace(halvings=lambda priorities: int((priorities > 0).sum(-1).max()))
+
+
+def resolved(places: Places, marks: Tensor) -> Places:
+    """Halve the panels that are too wide to resolve the distance from a breakpoint in them to the next one."""
+    distances = (marks.unsqueeze(-1) - marks.unsqueeze(-2)).abs()
+    distances = torch.where(distances > 0, distances, torch.inf).amin(-1)
+
+    def judge(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
+        starts, kinds = (x.unsqueeze(-1) for x in parts[0].places)
+        size, mark = sizes_of(kinds), marks.unsqueeze(-2)
+        inside = (mark >= starts) & (mark < starts + size)
+        is_wide = (inside & (size > 4 * distances.unsqueeze(-2))).any(-1) & (parts[0].places[1] > 1)
+        return ~is_wide.any(-1), [is_wide.to(starts.dtype)]
+
+    return integrate(_TOGETHER, [(places, lambda starts, kinds: ())], judge, math.inf)[0].places
+
+
+def nodes_of(starts: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the nodes of panels and their weights, of shape (..., panels, 16)."""
+    tables = _tables()
+    device = kinds.device
+    return starts.unsqueeze(-1) + tables.nodes.to(device)[kinds], tables.weights.to(device)[kinds]
+
+
+def sum_panels(f: Tensor, weights: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of f over panels, and their errors where f is finite.
+
+    Coefficients fall geometrically: the power of QUADPACK estimates the coefficient of degree 32, the first missing.
+    """
+    values = (f * weights).sum(-1)
+    f = torch.where(f.isinf(), 0, f)
+    norm = torch.sqrt((f * f * weights).sum(-1))
+    details = _tables().details.to(kinds.device)[kinds]
+    detail = torch.sqrt(((details * f.unsqueeze(-2)).sum(-1) ** 2).sum(-1))
+    fraction = torch.where(norm > 0, detail / torch.where(norm > 0, norm, 1), 0)
+    return values, torch.sqrt(weights.sum(-1)) * norm * fraction**1.5

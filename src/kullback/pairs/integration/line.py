@@ -1,0 +1,238 @@
+"""A variable of integration for the line, and the first panels on it.
+
+The variable v runs over all reals, and the line's own coordinate is t = center + width sinh(v). This is linear near the
+center, and grows fast enough far out to reach the end of any tail. The panels span the part that matters, and are cut
+where the densities have peaks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.pairs.densities.density import Coordinate, Density, Points
+from kullback.pairs.integration.gauss_kronrod import WEIGHTS_KRONROD
+from kullback.pairs.integration.panels import Places
+
+NEGLIGIBLE = 46.0
+"""An integrand that is this much below its largest value, in logarithms, is ignored."""
+OUTERMOST = 690.0
+"""The largest |v|: beyond it sinh overflows."""
+NEAREST = -345.0
+"""The square of the inverse of a distance with this logarithm is a float."""
+# The number of panels between the end of the line and the nearest panel that matters for the value.
+_OUTER_PANELS = 24
+_EPS = 8 * torch.finfo(torch.float64).eps
+# Breakpoints of a density, in widths from its center. The far ones are for the logarithm of a mixture, which has a
+# corner wherever another component becomes the largest.
+_LADDER = [1.0, 2.0, 4.0, 8.0, 16.0, 40.0, *(40 * 3.0**k for k in range(1, 18))]
+_STEPS = torch.tensor([*(-x for x in reversed(_LADDER)), 0.0, *_LADDER], dtype=torch.float64, device="cpu")
+# The breakpoints that suffice unless a density is a narrow peak: the center and the points two widths from it.
+_MIDDLE = len(_LADDER)
+_COARSE = [_MIDDLE - 2, _MIDDLE, _MIDDLE + 2]
+_IS_COARSE = torch.tensor([k in _COARSE for k in range(len(_STEPS))], device="cpu")
+# The breakpoints where a peak has mass.
+_NEAR = slice(_MIDDLE - 6, _MIDDLE + 7)
+# With more peaks than this, peaks share breakpoints.
+_MANY_PEAKS = 16
+# A peak is narrow if its width is less than this fraction of a panel.
+_NARROW = 0.25
+# The points of every scan: close to each other in the middle, and far out to the limits of v.
+_POSITIVE = [
+    torch.arange(0.125, 10.0, 0.125, dtype=torch.float64, device="cpu"),
+    torch.logspace(1.0, math.log10(OUTERMOST), 56, dtype=torch.float64, device="cpu"),
+]
+_GRID = torch.cat(
+    [-torch.cat(_POSITIVE).flip(0), torch.zeros(1, dtype=torch.float64, device="cpu"), *_POSITIVE]
+)
+
+
+# A density and its own coordinate.
+Placed = tuple[Density, Coordinate]
+
+
+class Line(NamedTuple):
+    """A part of the line in its own coordinate, and the map from the variable of integration."""
+
+    coordinate: Coordinate
+    center: Tensor
+    width: Tensor
+
+    def t(self, v: Tensor) -> Tensor:
+        """Return the coordinate at v."""
+        return self.center + self.width * torch.sinh(v)
+
+    def v(self, t: Tensor) -> Tensor:
+        """Return v at the coordinate."""
+        return torch.asinh((t - self.center) / self.width)
+
+    def points(self, v: Tensor) -> tuple[Points, Tensor]:
+        """Return the points at v, and log dx/dv there."""
+        t = self.t(v)
+        log_cosh = v.abs() + torch.log1p(torch.exp(-2 * v.abs())) - math.log(2)
+        log_jacobian = self.coordinate.log_jacobian(t) + torch.log(self.width) + log_cosh
+        return self.coordinate.points(t), log_jacobian
+
+    def marks(self, densities: Sequence[Placed], *places: Tensor) -> list[Tensor]:
+        """Return the breakpoints of densities, and more places given by x, in the variable v."""
+        return self.within_range(breakpoints_on(self.coordinate, densities, self.center.shape, *places))
+
+    def within_range(self, breakpoints: list[Tensor]) -> list[Tensor]:
+        """Return breakpoints of the coordinate in the variable v, moved to the limits of v if they are beyond."""
+        v = self.v(torch.cat(breakpoints, -1)).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST)
+        return list(v.split([x.shape[-1] for x in breakpoints], -1))
+
+    def rounding(
+        self, f: Tensor, changes: list[tuple[Tensor, Tensor]], lower: Tensor, upper: Tensor
+    ) -> Tensor:
+        """Bound the rounding error of the integral of f over panels: from logarithms, and from the places of the nodes.
+
+        Arguments:
+            f: the integrand at the nodes.
+            changes: the derivative of f by a logarithm, and that logarithm, for each logarithm in f.
+            lower: where the panels begin.
+            upper: where they end.
+        """
+        half = (upper - lower).unsqueeze(-1) / 2
+        of_logs = f.abs()
+        for by_log, log in changes:
+            of_logs = of_logs + (by_log * (1 + log.abs())).nan_to_num(nan=0.0, posinf=0.0)
+        of_logs = (of_logs * WEIGHTS_KRONROD.to(f.device) * half).sum(-1)
+        # How far rounding moves the nodes in v, in units of machine epsilon.
+        nearest = torch.where(lower * upper < 0, 0, torch.minimum(lower.abs(), upper.abs()))
+        farthest = torch.maximum(lower.abs(), upper.abs())
+        resolution = 1 + farthest + self.center.abs() / (self.width * torch.cosh(nearest))
+        return _EPS * (of_logs + f.diff(dim=-1).abs().sum(-1) * resolution)
+
+
+def breakpoints_on(
+    coordinate: Coordinate, densities: Sequence[Placed], shape: torch.Size, *places: Tensor
+) -> list[Tensor]:
+    """Return the breakpoints of densities in a coordinate: (..., steps) for each peak, (..., 1) for other places."""
+    breakpoints: list[Tensor] = []
+    for density, own in densities:
+        peaks = density.breakpoints(_STEPS)
+        is_same = own is coordinate or (
+            _is_same(own.low, coordinate.low) and _is_same(own.high, coordinate.high)
+        )
+        breakpoints += peaks if is_same else [coordinate.of(own.points(marks).x) for marks in peaks]
+        breakpoints += map(coordinate.of, density.nonsmooth_points())
+    breakpoints += map(coordinate.of, places)
+    return [marks.expand(*shape[:-1], marks.shape[-1] if marks.ndim else 1) for marks in breakpoints]
+
+
+def _is_same(end: Tensor | None, other: Tensor | None) -> bool:
+    return end is other or (end is not None and other is not None and bool((end == other).all()))
+
+
+def scan_points(breakpoints: list[Tensor]) -> Tensor:
+    """Return a sorted grid over all v, on which to search for the span where the integrand is not negligible."""
+    marks = [x[..., _NEAR] if x.shape[-1] == len(_STEPS) else x for x in _snapped(breakpoints)]
+    grid = _GRID.to(marks[0].device).expand(*marks[0].shape[:-1], -1)
+    v = torch.cat([grid, *marks], -1).sort(-1).values
+    if len(breakpoints) <= _MANY_PEAKS:
+        return v
+    steps = v.diff(dim=-1)
+    different = max(int((steps > 0).sum(-1).max()), 1)
+    index = steps.topk(different, dim=-1).indices.sort(-1).values
+    return torch.cat([v[..., :1], v.gather(-1, index + 1)], -1)
+
+
+def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: int) -> Places:
+    """Return the ends of the first panels: equal panels from `start` to `stop`, cut at the breakpoints between.
+
+    A peak that is much narrower than a panel is cut at all its breakpoints, on its own scale. Otherwise all nodes of a
+    panel that begins next to the peak could miss it.
+    """
+    size = (stop - start) / panels
+    steps = torch.linspace(0, 1, panels + 1, dtype=start.dtype, device=start.device)
+    edges = [start + (stop - start) * steps]
+    for marks in _snapped(breakpoints):
+        used = marks
+        if marks.shape[-1] == len(_STEPS):
+            center = marks[..., _MIDDLE : _MIDDLE + 1]
+            width = (marks[..., _MIDDLE + 1] - marks[..., _MIDDLE - 1]).abs().unsqueeze(-1) / 2
+            inside = (marks.amax(-1, keepdim=True) > start) & (marks.amin(-1, keepdim=True) < stop)
+            is_narrow = inside & (width < _NARROW * size)
+            used = marks[..., _COARSE]
+            if bool(is_narrow.any()):
+                is_used = torch.where(is_narrow, (marks - center).abs() <= size, _IS_COARSE.to(marks.device))
+                used = torch.where(is_used, marks, center)
+        edges.append(torch.maximum(torch.minimum(used, stop), start))
+    sorted_edges = torch.cat(edges, -1).sort(-1).values
+    lower, upper = sorted_edges[..., :-1], sorted_edges[..., 1:]
+    used_panels = int((upper > lower).sum(-1).max())
+    if used_panels == lower.shape[-1]:
+        return lower, upper
+    index = (upper - lower).topk(max(used_panels, 1), dim=-1).indices
+    return lower.gather(-1, index), upper.gather(-1, index)
+
+
+def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:
+    """Round the breakpoints of many peaks to grids of the size of each peak, so that near peaks share breakpoints.
+
+    The number of panels then depends on the widths of the peaks, not on the number of components of a mixture.
+    """
+    if len(breakpoints) <= _MANY_PEAKS:
+        return breakpoints
+    snapped: list[Tensor] = []
+    for marks in breakpoints:
+        if marks.shape[-1] == len(_STEPS):
+            center = marks[..., _MIDDLE : _MIDDLE + 1]
+            width = (marks[..., _MIDDLE + 1] - marks[..., _MIDDLE - 1]).abs().unsqueeze(-1) / 2
+            reach = torch.maximum((marks - center).abs() / 2, width).clamp(min=1e-30)
+            unit = torch.exp2(torch.floor(torch.log2(reach)))
+            snapped.append(torch.round(marks / unit) * unit)
+        else:
+            snapped.append(marks)
+    return snapped
+
+
+def without_ladders(breakpoints: list[Tensor]) -> list[Tensor]:
+    """Return the breakpoints; a peak keeps only its center and the points two widths from it."""
+    return [x[..., _COARSE] if x.shape[-1] == len(_STEPS) else x for x in breakpoints]
+
+
+def matters(log_f: Tensor) -> Tensor:
+    """Return where f is not negligible relative to its largest value, from log f."""
+    return log_f > log_f.amax(-1, keepdim=True) - NEGLIGIBLE
+
+
+def span(v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the last point before the kept points of a sorted grid, and the first point after them."""
+    last = v.shape[-1] - 1
+    first_kept = kept.to(torch.uint8).argmax(-1, keepdim=True)
+    last_kept = last - kept.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+    return v.gather(-1, (first_kept - 1).clamp(min=0)), v.gather(-1, (last_kept + 1).clamp(max=last))
+
+
+def out_to_ends(line: Line, lower: Tensor, upper: Tensor) -> Places:
+    """Add panels towards the finite ends of the line, as far as the square of the inverse distance is a float.
+
+    They have almost no mass, but may have a large part of the derivative by an end.
+    """
+    steps = torch.linspace(0, 1, _OUTER_PANELS + 1, dtype=lower.dtype, device=lower.device)
+    for end, side in ((line.coordinate.low, -1), (line.coordinate.high, 1)):
+        if end is None:
+            continue
+        edge = outer_edge(lower, upper, side)
+        t = line.t(edge)
+        farthest = torch.where(end.isfinite(), side * (side * t).clamp(min=-NEAREST), t)
+        edges = line.v(t + (farthest - t) * steps)
+        lower, upper = with_panels(lower, upper, edge + side * (side * (edges - edge)).clamp(min=0))
+    return lower, upper
+
+
+def outer_edge(lower: Tensor, upper: Tensor, side: int) -> Tensor:
+    """Return where the first panel of each element begins (side -1), or where the last one ends (side 1)."""
+    return lower.amin(-1, keepdim=True) if side < 0 else upper.amax(-1, keepdim=True)
+
+
+def with_panels(lower: Tensor, upper: Tensor, edges: Tensor) -> Places:
+    """Return panels, and more panels between edges."""
+    edges = edges.sort(-1).values
+    return torch.cat([lower, edges[..., :-1]], -1), torch.cat([upper, edges[..., 1:]], -1)

@@ -1,0 +1,137 @@
+"""The first panels on a piece of the line, and where the terms of a divergence diverge or underflow there.
+
+Far out on a piece, one density may round to 0 before the terms are negligible. Panels end at the last place that has
+terms, and the rest is bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kullback.generators.growth import Growth
+from kullback.pairs.integration.crossings import first_crossings, last_where
+from kullback.pairs.integration.divergence_terms import DivergenceTerms
+from kullback.pairs.integration.line import NEGLIGIBLE, first_edges, matters, out_to_ends, scan_points, span
+from kullback.pairs.integration.panels import Places
+from kullback.pairs.integration.pieces import Piece
+from kullback.pairs.support import is_divergence_finite
+
+# Below this logarithm a mass rounds to 0 or nearly to 0.
+_UNDERFLOW = -700.0
+_FIRST_PANELS = 12
+# The number of points between the last point of a scan that has terms and the place where they end.
+_POINTS_TO_THE_END = 25
+# The number of points of a scan over which the fall of the terms is measured.
+_FALL = 12
+
+
+class FirstPanels(NamedTuple):
+    """Panels over the part that is not negligible, and flags for terms that diverge or underflow."""
+
+    places: Places
+    diverges: Tensor
+    underflows: Tensor
+    rest: Tensor
+    """The approximate integral of the terms beyond the last points at which float64 can represent the densities."""
+
+
+def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms) -> FirstPanels:
+    """Return the panels of a piece that span the part that matters, cut at breakpoints and crossings."""
+    p, q = piece.fixed
+    growth = terms.growth
+    v = scan_points(breakpoints)
+    log_p, log_q, has_terms = _scanned(piece, v, growth)
+    if not growth.is_bounded and not bool(has_terms.all()):
+        # The scan may be far too coarse near the last point that has terms.
+        v = _with_points_to_the_end(piece, v, has_terms, growth)
+        log_p, log_q, has_terms = _scanned(piece, v, growth)
+    either = torch.maximum(log_p, log_q)
+    log_size = torch.where(has_terms, terms.log_size(log_p, log_q), -torch.inf)
+    diverges = runs_away(log_size, has_terms) | runs_away(log_size.flip(-1), has_terms.flip(-1))
+    if bool(diverges.any()):  # possibly by rounding far out
+        diverges = diverges & (not growth.is_bounded) & ~is_divergence_finite(p, q, growth).squeeze(-1)
+    log_size = torch.where(diverges.unsqueeze(-1), either, log_size)
+    kept = either_matters(log_size, either)
+    vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
+    is_lost = (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1)
+    underflows = is_lost & ~diverges & (not terms.is_of_ratio and terms.log_scale is None)
+    if not (p.is_splittable() and q.is_splittable()):  # their densities are extrapolated far out
+        underflows, diverges = underflows | diverges, torch.zeros_like(diverges)
+    start, stop = span(v, kept)
+    rest = torch.zeros_like(diverges, dtype=v.dtype)
+    if not growth.is_bounded and not bool(has_terms.all()):
+        lower, rest_below = _beyond(v.flip(-1), has_terms.flip(-1), log_size.flip(-1))
+        upper, rest_above = _beyond(v, has_terms, log_size)
+        cut = ~diverges.unsqueeze(-1) & has_terms.any(-1, keepdim=True)
+        start = torch.where(cut, torch.maximum(start, lower), start)
+        stop = torch.where(cut, torch.minimum(stop, upper), stop)
+        rest = torch.where(cut, rest_below + rest_above, 0).squeeze(-1)
+    cuts = [first_crossings(piece, v, log_p, log_q, corner.at) for corner in terms.corners]
+    places = first_edges(start, stop, [*breakpoints, *cuts], _FIRST_PANELS)
+    places = places if terms.beyond is None else out_to_ends(piece.line(), *places)
+    return FirstPanels(places, diverges, underflows, rest)
+
+
+def either_matters(log_size: Tensor, either: Tensor) -> Tensor:
+    """Return which terms, or masses of P or Q, are not negligible."""
+    return matters(log_size) | (either > -NEGLIGIBLE)
+
+
+def runs_away(log_size: Tensor, has_terms: Tensor) -> Tensor:
+    """Return where the terms do not fall up to the last point that has terms."""
+    log_size = torch.where(has_terms, log_size, -torch.inf)
+    last = _last(has_terms)
+    end, before = (log_size.gather(-1, (last - k).clamp(min=0)).squeeze(-1) for k in (0, _FALL))
+    return (end >= before) & (end >= log_size.amax(-1) - NEGLIGIBLE) & has_terms.any(-1)
+
+
+def _last(there: Tensor) -> Tensor:
+    return there.shape[-1] - 1 - there.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+
+
+def _scanned(piece: Piece, v: Tensor, growth: Growth) -> tuple[Tensor, Tensor, Tensor]:
+    """Return both logarithms, and where they give the terms: not where an underflow would make the terms infinite."""
+    log_p, log_q, _ = piece.logs(v)
+    both = (log_p > -torch.inf).any(-1, keepdim=True) & (log_q > -torch.inf).any(-1, keepdim=True)
+    is_finite = ~(_is_infinite(log_p, log_q, growth) & both)
+    return log_p, log_q, is_finite & (torch.maximum(log_p, log_q) > -torch.inf)
+
+
+def _is_infinite(log_p: Tensor, log_q: Tensor, growth: Growth) -> Tensor:
+    """Return where a density of 0 makes the terms infinite."""
+    some_p, some_q = log_p > -torch.inf, log_q > -torch.inf
+    without_q = some_p & ~some_q & (growth.far.limit == math.inf)
+    return without_q | (some_q & ~some_p & (growth.near.limit == math.inf))
+
+
+def _with_points_to_the_end(piece: Piece, v: Tensor, has_terms: Tensor, growth: Growth) -> Tensor:
+    """Add points to a scan, on both sides, from the last point that has terms to the place where they end."""
+    count = v.shape[-1]
+    ordered, has_terms = (torch.stack([x, x.flip(-1)], -2) for x in (v, has_terms))
+    last = _last(has_terms)
+    inner, outer = (ordered.gather(-1, (last + k).clamp(max=count - 1)).squeeze(-1) for k in (0, 1))
+
+    def is_inside(x: Tensor) -> Tensor:
+        log_p, log_q, _ = piece.logs(x)
+        return (torch.maximum(log_p, log_q) > -torch.inf) & ~_is_infinite(log_p, log_q, growth)
+
+    end, _ = last_where(is_inside, inner, outer)
+    steps = torch.linspace(0, 1, _POINTS_TO_THE_END + 1, dtype=v.dtype, device=v.device)[1:]
+    apart = (end - inner).abs() > 1e-9 * inner.abs()
+    more = inner.unsqueeze(-1) + (end - inner).unsqueeze(-1) * steps
+    more = torch.where(apart.unsqueeze(-1), more, v[..., count // 2, None, None])
+    return torch.cat([v, more.flatten(-2)], -1).sort(-1).values
+
+
+def _beyond(v: Tensor, has_terms: Tensor, log_size: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the last point that has terms, and the approximate integral of the terms beyond it."""
+    last = _last(has_terms)
+    before = (last - _FALL).clamp(min=0)
+    end, size = v.gather(-1, last), log_size.gather(-1, last)
+    fall = (log_size.gather(-1, before) - size) / (end - v.gather(-1, before)).abs().clamp(min=1e-300)
+    counts = (size > log_size.amax(-1, keepdim=True) - NEGLIGIBLE) & (fall > 0)
+    return end, torch.where(counts, 2 * torch.exp(size) / torch.where(fall > 0, fall, 1), 0)

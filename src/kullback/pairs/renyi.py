@@ -1,0 +1,76 @@
+"""Closed forms of Renyi divergences of orders from 1/2 on; smaller orders follow by exchanging P and Q.
+
+If the density of R is proportional to p^a q^(1 - a), the divergence is KL(R || Q) + a / (1 - a) KL(R || P), at every
+order a except 0 and 1. No log-normalizer appears alone in it, so nearly equal P and Q lose no digits. With natural
+parameters n_P and n_Q, R has the natural parameters a n_P + (1 - a) n_Q. If these are not valid, the integral of
+p^a q^(1 - a) is infinite.
+
+Each formula takes the order `alpha` and `rest` = 1 - alpha, which has full precision if alpha is near 1.
+
+Rényi Divergence and Kullback-Leibler Divergence (van Erven and Harremoës, 2014), proposition 2 and theorem 30
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from kullback.pairs.overrides import overrides_density
+
+RenyiRule = Callable[[Any, Any, float, float], "Tensor | None"]
+# The families whose members have one formula with each other, the formula, and the bound on its rounding error.
+_RULES: list[tuple[tuple[type, ...], RenyiRule, Callable[..., Tensor] | None]] = []
+_ROUNDING = 1e-13
+WIDE_RATIO = 1e150
+"""The square of a ratio of scales above this may overflow."""
+
+
+def renyi_form(
+    *families: type, error: Callable[..., Tensor] | None = None
+) -> Callable[[RenyiRule], RenyiRule]:
+    """Register the formula of families with each other, as a function of P, Q, the order and 1 minus the order.
+
+    It may return None. `error` bounds its rounding error, from P, Q and the value; None means the common bound.
+    """
+
+    def enter(rule: RenyiRule) -> RenyiRule:
+        _RULES.append((families, rule, error))
+        return rule
+
+    return enter
+
+
+def renyi_in_closed_form(
+    p: Distribution, q: Distribution, alpha: float, rest: float, *, wants_error: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return Renyi's divergence of an order from 1/2 on other than 1, and its error if `wants_error`, else None.
+
+    If there is no formula, return None alone.
+    """
+    if overrides_density(p) or overrides_density(q):
+        return None
+    for families, rule, error_of in _RULES:
+        if isinstance(p, families) and isinstance(q, families):
+            value = rule(p, q, alpha, rest)
+            if value is None:
+                return None
+            if not wants_error:
+                return value, None
+            fixed = value.detach()
+            error = _ROUNDING * (1 + fixed) if error_of is None else error_of(p, q, fixed)
+            return value, torch.where(fixed.isinf(), 0, error)
+    return None
+
+
+def mixed(to_p: Tensor, to_q: Tensor, finite: Tensor, alpha: float, rest: float) -> Tensor:
+    """Return the divergence from KL(R || P) and KL(R || Q)."""
+    return where_finite(finite, to_q + alpha / rest * to_p)
+
+
+def where_finite(finite: Tensor, value: Tensor) -> Tensor:
+    """Return a divergence, and +inf where the integral of p^a q^(1 - a) is infinite."""
+    return torch.where(finite, value.clamp(min=0), torch.inf)
