@@ -75,24 +75,23 @@ def distillation_loss(
             computed by `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` is ignored. Or another
             `PartialTeacher`, which computes D itself.
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
-        temperature: T, which divides both.
+        temperature: T, which divides the logits of both.
         mask: which positions count, boolean, the leading shape. If mask, weight and labels leave none, a warning says
             so, on the CPU only.
         weight: w, a non-negative number for each position, the leading shape.
         labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
-        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`. The value of a position
+        label_weight: the share of the cross-entropy with `labels`, :math:`\lambda` from 0 to 1. The value of a position
             is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
             probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
         ignore_index: the label of positions that do not count.
-        reduction: ``"none"`` returns w D for each position, 0 where it does not count. ``"sum"`` returns the sum,
-            ``"mean"`` the weighted mean over counted positions, ``"batchmean"`` the sum divided by
-            ``student.shape[0]``.
+        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``: w D for each position, 0 where it does not
+            count; the sum; the weighted mean over counted positions; or the sum divided by ``student.shape[0]``.
         temperature_squared: multiply D by T squared, which keeps the size of the gradient.
         normalizer: divide the sum by this number instead. With the number of counted positions of all micro-batches of
             a step, the accumulated gradients equal the gradient of the whole batch.
-        vocabulary: how to handle different numbers of classes: raise an error (``"error"``), keep only the first
-            classes, which both have, and normalize again (``"truncate"``), or give no mass to the classes that a side
-            lacks (``"mask"``). With ``"mask"``, KL is +inf wherever the teacher has more classes than the student.
+        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``. The first
+            raises. The second keeps only the first classes, which both have, and normalizes again. The third gives no
+            mass to the classes that a side lacks: KL is +inf wherever the teacher has more classes than the student.
         inplace_backward: let the backward pass overwrite `student` with its gradient, which saves memory. Use it only
             for logits that are not read afterwards, are not a parameter or a view of one, and share no memory with
             `teacher`. Not available with ``reduction="none"``.
@@ -286,19 +285,19 @@ def linear_distillation_loss(
         logit_scale: a, the factor of the products before the cap. A pair is (student's, teacher's).
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides the logits of both.
-        mask: which positions count, boolean, the leading shape. Finding the counted positions
-            synchronizes an accelerator. If mask, weight and labels leave none, a warning says so, on the CPU only.
+        mask: which positions count, boolean, the leading shape. If mask, weight and labels leave none, a warning says
+            so, on the CPU only. Finding the counted positions synchronizes an accelerator.
         weight: w, a non-negative number for each position, the leading shape.
         labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
-        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`. The value of a position
+        label_weight: the share of the cross-entropy with `labels`, :math:`\lambda` from 0 to 1. The value of a position
             is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
             probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
         ignore_index: the label of positions that do not count.
-        reduction: ``"none"`` returns w D for each position, 0 where it does not count. ``"sum"`` returns the sum,
-            ``"mean"`` the weighted mean over counted positions, ``"batchmean"`` the sum divided by
-            ``student.shape[0]``.
+        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``: w D for each position, 0 where it does not
+            count; the sum; the weighted mean over counted positions; or the sum divided by ``student.shape[0]``.
         temperature_squared: multiply D by T squared, which keeps the size of the gradient.
-        normalizer: divide the sum by this number instead, such as the number of counted positions of all micro-batches.
+        normalizer: divide the sum by this number instead. With the number of counted positions of all micro-batches of
+            a step, the accumulated gradients equal the gradient of the whole batch.
         vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``, as in
             `distillation_loss`.
         chunk_bytes: the memory for the logits of a chunk of positions, both sides together. By default, 32 MiB or a
@@ -311,7 +310,7 @@ def linear_distillation_loss(
             classes; the shards of all ranks, joined in rank order, are the heads. All other arguments, including the
             hidden states, are equal on all ranks.
         classes: the number of classes without padding, for all shards together. Later classes count as -inf.
-        return_entropy: also return the student's entropy, computed in the same pass over the chunks.
+        return_entropy: also return the student's entropy at each position, computed in the same pass over the chunks.
 
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
