@@ -11,13 +11,13 @@ from typing import Any, Never, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Independent
 
 from kullback.common.bijective import check_bijective
 from kullback.common.inputs import check_confidence, check_generator, number_from, whole_from
 from kullback.errors import ArgumentTypeError, NoRuleError, invalid_type, invalid_value, no_rule, safe_repr
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
-from kullback.kernels import rounding_error, row_divergence
+from kullback.kernels import RowDivergence, logit_divergence, rounding_error, row_divergence
 from kullback.pairs import FEWEST_DRAWS, METHODS, SolveOptions
 from kullback.pairs.clone import have_ordinary_tensors, with_ordinary_tensors, without_empty_wrapper
 from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
@@ -38,6 +38,9 @@ _FINITE_METHODS = ("auto", "summation")
 # The method that computes the divergence of the proportions of counts.
 _PLUGIN = "plugin"
 _OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without counts
+_ROWS = {
+    x: RowDivergence(_KL, dtype=x) for x in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+}
 
 
 def kl_divergence(
@@ -444,6 +447,8 @@ def no_common_rule(call: str, p: object, q: object) -> NoRuleError:
 def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
     """Convert SciPy distributions to torch, and a Categorical to a representation if the other side is one."""
     if isinstance(p, Distribution) and isinstance(q, Distribution) and have_ordinary_tensors(p, q):
+        if not (isinstance(p, Independent) or isinstance(q, Independent)):
+            return p, q
         return without_empty_wrapper(p), without_empty_wrapper(q)
     from_scipy = not (isinstance(p, _OPERANDS) and isinstance(q, _OPERANDS))
     p, q = operand(call, "p", p), operand(call, "q", q)
@@ -591,9 +596,10 @@ def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
         value = fused_divergence_of_logits(a, b)
         if value is not None:
             return value
-    if a.shape == b.shape and a.dtype is b.dtype and a.device == b.device and p.dim == q.dim:
-        return row_divergence(_KL, p, q)
-    return None
+    if not (a.shape == b.shape and a.dtype is b.dtype and a.device == b.device and p.dim == q.dim):
+        return None
+    rows = _ROWS.get(a.dtype) if p.in_logs and p.dim == -1 else None
+    return row_divergence(_KL, p, q) if rows is None else logit_divergence(rows, a, b)
 
 
 def comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:

@@ -123,7 +123,10 @@ def estimate_by_rules(
 ) -> Estimate:
     """Return a divergence as `estimate`, of a pair that the kernels have declined."""
     pair = _pair(call, p, q)
-    has_own_density = overrides_density(p) or overrides_density(q)
+    if pair.plan.is_plain:
+        has_own_density = "log_prob" in vars(p) or "log_prob" in vars(q)
+    else:
+        has_own_density = overrides_density(p) or overrides_density(q)
     for step in pair.plan.kl if isinstance(kind, KL) else pair.plan.other:
         if options.method not in step.methods or (step.of_family and has_own_density):
             continue
@@ -435,17 +438,18 @@ def _by_identity(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimat
 
 
 def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
+    if not torch.compiler.is_compiling():
+        return _of_densities(pair, kind, options)
     _leave_graph(pair, "an integral or a sum, which chooses its nodes from the values of the parameters")
     return outside_of_graphs(_of_densities)(pair, kind, options)
 
 
 def _leave_graph(pair: Pair, description: str) -> None:
-    """Break the graph that torch compiles, if there is one; the message is shown if the graph must not break."""
-    if torch.compiler.is_compiling():
-        torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
-            msg=f"{pair.call} of {pair.names()} is {description}. A graph cannot do that. Write: torch.compile(...) "
-            "without fullgraph=True, or call it outside"
-        )
+    """Break the graph that torch compiles; the message is shown if the graph must not break."""
+    torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
+        msg=f"{pair.call} of {pair.names()} is {description}. A graph cannot do that. Write: torch.compile(...) "
+        "without fullgraph=True, or call it outside"
+    )
 
 
 def _of_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
@@ -470,7 +474,8 @@ def _of_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estima
 
 
 def _by_draws(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    _leave_graph(pair, "a mean over draws, which checks the values of its terms")
+    if torch.compiler.is_compiling():
+        _leave_graph(pair, "a mean over draws, which checks the values of its terms")
     return outside_of_graphs(_of_draws)(pair, kind, options)
 
 
