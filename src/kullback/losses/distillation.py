@@ -18,6 +18,7 @@ from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itsel
 from kullback.kernels.row_operation import RowTotal, RowValueFunction
 from kullback.losses.head import Head, HeadRows, StoredTeacher, may_overflow
 from kullback.losses.head_tensors import (
+    CLASS_DIMS,
     HEAD_CALL,
     STUDENT_NAMES,
     TEACHER_NAMES,
@@ -360,7 +361,7 @@ def linear_distillation_loss(
     ranks = sides = None
     if group is not None or has_dtensor([*of_student, *of_teacher]):
         named = _named(of_student, of_teacher)
-        tensors, ranks = local_tensors(HEAD_CALL, named, (None, 0, 0) * 2, group)
+        tensors, ranks = local_tensors(HEAD_CALL, named, [*CLASS_DIMS, *CLASS_DIMS], group)
         of_student, of_teacher = sides_of(tensors)
     settings = LossSettings(
         kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import torch
 from torch import Tensor
 
-from kullback.common.dtypes import upcast
 from kullback.common.inputs import are_logits, can_inspect, check_dense, recordable, tensor_remedy
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type, invalid_value
@@ -147,7 +146,7 @@ class PartialRows(ABC):
 
     def values(self, log_probs: Tensor, columns: Tensor, labels: HardLabels | None) -> Tensor:
         """Return the divergence of each row, mixed with the cross-entropy if there are labels."""
-        log_probs = upcast(log_probs)
+        log_probs = log_probs.to(columns.dtype)
         if labels is None:
             return self.divergence(log_probs, columns)
         return labels.mixed_with(self.divergence(log_probs, columns[:, :-1]), columns[:, -1])
