@@ -160,6 +160,11 @@ class _LossModule(torch.nn.Module):
         for name, value in settings.items():
             setattr(self, name, value)
 
+    def extra_repr(self) -> str:
+        """Show the settings of the loss."""
+        owner = next(kind for kind in type(self).__mro__ if _LossModule in kind.__bases__)
+        return shown_options(self, owner, always=("kind", "temperature", "reduction"))
+
     def _settings(self, others: tuple[str, ...]) -> dict[str, Any]:
         """Return the settings by name: those of every loss, and `others`."""
         return {name: getattr(self, name) for name in LossSettings._fields + others}
@@ -227,10 +232,6 @@ class DistillationLoss(_LossModule):
         check_flag("DistillationLoss", "inplace_backward", inplace_backward)
         self.inplace_backward = inplace_backward
         self.group = group
-
-    def extra_repr(self) -> str:
-        """Show the settings of the loss."""
-        return shown_options(self, DistillationLoss, always=("kind", "temperature", "reduction"))
 
     @_by_position("student", "teacher", "labels")
     def forward(
@@ -336,10 +337,6 @@ class LinearDistillationLoss(_LossModule):
         of_heads.checked("LinearDistillationLoss")
         super().__init__(settings.checked("LinearDistillationLoss")._asdict() | of_heads._asdict())
         self.group = group
-
-    def extra_repr(self) -> str:
-        """Show the settings of the loss."""
-        return shown_options(self, LinearDistillationLoss, always=("kind", "temperature", "reduction"))
 
     @_by_position(
         "student", "student_weight", "teacher", "teacher_weight", "labels", "student_bias", "teacher_bias"

@@ -18,6 +18,7 @@ from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itsel
 from kullback.kernels.row_operation import RowTotal, RowValueFunction
 from kullback.losses.head import Head, HeadRows, StoredTeacher, may_overflow
 from kullback.losses.head_tensors import (
+    CLASS_DIMS,
     HEAD_CALL,
     STUDENT_NAMES,
     TEACHER_NAMES,
@@ -27,9 +28,9 @@ from kullback.losses.head_tensors import (
 )
 from kullback.losses.positions import Positions, positions_of
 from kullback.losses.reduction import Reduction
-from kullback.losses.settings import EachSide, HeadSettings, LossSettings, Vocabulary, check_classes
+from kullback.losses.settings import EachSide, HeadSettings, LossSettings, Vocabulary
 from kullback.losses.sharded import checked_on_every_rank, local_tensors, numbers_of_ranks, requires_gradient
-from kullback.losses.teachers import LogitTeacher, PartialTeacher, check_any_class
+from kullback.losses.teachers import LogitTeacher, PartialTeacher, check_any_class, compared_classes
 from kullback.parallel.collectives import Ranks
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.shards import Sides, has_dtensor
@@ -357,10 +358,10 @@ def linear_distillation_loss(
     """
     of_student = HeadTensors(student, student_weight, student_bias)
     of_teacher = HeadTensors(teacher, teacher_weight, teacher_bias)
-    ranks = None
+    ranks = sides = None
     if group is not None or has_dtensor([*of_student, *of_teacher]):
         named = _named(of_student, of_teacher)
-        tensors, ranks = local_tensors(HEAD_CALL, named, (None, 0, 0) * 2, group)
+        tensors, ranks = local_tensors(HEAD_CALL, named, [*CLASS_DIMS, *CLASS_DIMS], group)
         of_student, of_teacher = sides_of(tensors)
     settings = LossSettings(
         kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
@@ -377,7 +378,6 @@ def linear_distillation_loss(
         )
         return positions, heads, checked_heads, overflows
 
-    sides = None
     if ranks is None or ranks.size == 1:
         positions, heads, checked_heads, overflows = check()
     else:
@@ -387,8 +387,11 @@ def linear_distillation_loss(
     settings, weights, mixed = positions.settings, positions.weights, positions.labels
     softcaps, scales, chunk_bytes, *_ = checked_heads
     if sides is None:
-        heads = _same_vocabulary(heads, settings)
-        n_classes = heads[0].weight.shape[0]
+        sizes = len(heads[0].weight), len(heads[-1].weight)
+        kept = compared_classes(HEAD_CALL, ("student_weight", "teacher_weight"), sizes, settings)
+        if kept != sizes:
+            heads = [head.map_classes(lambda x: x[: kept[0]]) for head in heads]
+        n_classes = kept[0]
     else:
         parts = sides.student_part, sides.teacher_part
         heads = [head.map_classes(partial(part, dim=0)) for head, part in zip(heads, parts, strict=False)]
@@ -397,8 +400,7 @@ def linear_distillation_loss(
     tensors = [x for head in heads for x in (head.hidden.reshape(n, head.hidden.shape[-1]), *head[1:])]
     if mixed is not None:
         positions.check_labels(n_classes)
-    student_head = Head(softcaps[0], scales[0], float32_logits)
-    teacher_head = Head(softcaps[1], scales[1], float32_logits)
+    student_head, teacher_head = map(Head, softcaps, scales, (float32_logits,) * 2)
     inspected = [*tensors, weights, None if mixed is None else mixed.classes]
     if stored is not None:
         rows = stored.checked_rows(positions, n_classes, accurate_dtype(positions.device))
@@ -560,26 +562,3 @@ def _fit_chunks(tensors: list[Tensor | None]) -> bool:
 def _named(student: HeadTensors, teacher: HeadTensors) -> dict[str, Any]:
     """Return the tensors by the names of their arguments."""
     return dict(zip([*STUDENT_NAMES, *TEACHER_NAMES], [*student, *teacher], strict=True))
-
-
-def _same_vocabulary(heads: list[HeadTensors], settings: LossSettings) -> list[HeadTensors]:
-    """Return the tensors with as many classes as the settings and the other side allow."""
-    classes, vocabulary = settings.classes, settings.vocabulary
-    sizes = [head.weight.shape[0] for head in heads]
-    if 0 in sizes:
-        check_any_class(HEAD_CALL, (STUDENT_NAMES, TEACHER_NAMES)[sizes.index(0)].weight, 0)
-    if classes is not None:
-        shared = check_classes(HEAD_CALL, classes, min(sizes))
-    elif min(sizes) == max(sizes) or vocabulary == "mask":
-        return heads
-    elif vocabulary == "error":
-        raise invalid_value(
-            HEAD_CALL,
-            "student_weight",
-            wanted=f"as many classes as teacher_weight, {sizes[1]}",
-            got=f"{sizes[0]}",
-            instead="vocabulary='truncate' if the first classes of both mean the same",
-        )
-    else:
-        shared = min(sizes)
-    return [head.map_classes(lambda x: x[:shared]) for head in heads]
