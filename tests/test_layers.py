@@ -37,6 +37,7 @@ LAYERS = {
         {"io", "kernels", "results", "samples"},
         {"parallel"},
         {"estimators", "pairs"},
+        {"operands"},
         {"dispatch"},
         {"information", "losses"},
         {"diagnosis", "fitting", "functional", "metrics", "nn", "policy", "predictions", "tables", "testing"},
@@ -111,6 +112,7 @@ LAYERS = {
         {"closed_forms", "distribution_checks", "other_objects", "plain_form", "scipy_adapter"},
         {"coverage", "integration"},
         {"monte_carlo", "univariate"},
+        {"unsolved"},
         {"solve"},
         {"bounds", "install"},
         {"__init__"},
@@ -472,3 +474,62 @@ def test_one_function_makes_intervals_from_evidence(tmp_path):
         "kullback.estimators.a.f",
         "kullback.estimators.b.f",
     }
+
+
+# ---- A family is one file.
+# A family is named in its own file, and in those of other families for which they have a closed form with it.
+MOST_FILES = 6
+# These are also tools: a normal variable drives draws, a uniform one distribution functions, classes hold weights.
+TOOLS = {
+    "Categorical",
+    "LowRankMultivariateNormal",
+    "MultivariateNormal",
+    "Normal",
+    "OneHotCategorical",
+    "Uniform",
+}
+FAMILY_FILES = "kullback.pairs.families"
+
+
+@cache
+def names_in_code(path: Path) -> frozenset[str]:
+    """Every name, attribute, imported name and string constant of a file; not the words of docstrings and comments."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.alias):
+            names.add(node.name.rpartition(".")[2])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    return frozenset(names)
+
+
+def files_naming(family: str) -> list[str]:
+    return [module for module, path in module_names(PACKAGE).items() if family in names_in_code(path)]
+
+
+def test_a_family_is_named_in_few_files():
+    import kullback.dispatch  # noqa: F401 - it registers the families
+    from kullback.pairs.family import FAMILIES
+
+    files = {kind.__name__: files_naming(kind.__name__) for kind in FAMILIES}
+    assert {name: of for name, of in files.items() if len(of) > MOST_FILES and name not in TOOLS} == {}
+    assert files["Gamma"] == [f"{FAMILY_FILES}.{name}" for name in ("gamma", "uniform", "weibull")]
+    assert files["StudentT"] == [f"{FAMILY_FILES}.{name}" for name in ("cauchy", "student_t")]
+
+
+def test_a_table_of_families_outside_of_their_files_is_found():
+    """No file of the package names three families of numbers, except where they are parts of torch's own classes."""
+    import kullback.dispatch  # noqa: F401
+    from kullback.pairs.family import FAMILIES
+
+    numbers = {kind.__name__ for kind, record in FAMILIES.items() if record.density is not None} - TOOLS
+    tables = {
+        module: sorted(numbers & names_in_code(path))
+        for module, path in module_names(PACKAGE).items()
+        if not module.startswith(FAMILY_FILES) and len(numbers & names_in_code(path)) > 2
+    }
+    assert tables == {}
