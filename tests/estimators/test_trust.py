@@ -21,7 +21,7 @@ from kullback.estimators import (
     variational_estimate,
 )
 from kullback.estimators.draws import Draws, few_clusters, number_from_scores, variance_of_sum
-from kullback.estimators.evidence import note_on_sign
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, note_on_sign
 from kullback.estimators.spans import common_span
 from kullback.estimators.tails import fit_tail_by_moments, heaviness, tail_allowance
 from kullback.estimators.unseen import unseen_by_q, upper_end
@@ -143,9 +143,9 @@ def test_several_draws_beyond_q_are_said_where_the_upper_end_is_kept():
     unseen = unseen_by_q(x, np.full(100, 0.01), y, 100)
     assert unseen.draws == pytest.approx(4)
     verdict = upper_end(unseen, 1.0)
-    assert math.isfinite(verdict.reach)
-    assert "4 % of P's samples are outside the range of Q's samples" in verdict.note
-    assert math.isinf(upper_end(unseen, 1e-3).reach)
+    assert math.isfinite(verdict.nats)
+    assert f"4 % of {SIDE_P}'s samples are outside the range of {SIDE_Q}'s samples" in verdict.note
+    assert math.isinf(upper_end(unseen, 1e-3).nats)
 
 
 def test_categories_that_q_never_showed_are_said_where_the_upper_end_is_kept():
