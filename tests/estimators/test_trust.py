@@ -252,8 +252,8 @@ def test_planes_that_differ_are_infinitely_far(estimate):
 
 def test_few_draws_of_many_components_are_no_plane():
     rng = np.random.default_rng(0)
-    p, q = Samples(rng.random((20, 30))), Samples(rng.random((20, 30)))
-    span = common_span(Draws.of(p), Draws.of(q))
+    p, q = (Draws.of(Samples(rng.random((20, 30)))) for _ in range(2))
+    span = common_span(p, q)
     assert span.p is p
     assert span.infinite == ""
 
