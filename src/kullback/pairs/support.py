@@ -110,13 +110,14 @@ def is_always_infinite(p: Family, q: Family) -> bool:
 
 def is_always_finite(p: type, q: type) -> bool:
     """Return whether KL is finite for all parameters of two families, because no test of `is_infinite` applies."""
-    if (p, q) not in _ALWAYS_FINITE and not torch.compiler.is_compiling():
+    if (p, q) not in ALWAYS_FINITE and not torch.compiler.is_compiling():
         densities = [_unknown_density(FAMILIES[kind]) if kind in FAMILIES else None for kind in (p, q)]
-        _ALWAYS_FINITE[p, q] = None not in densities and is_infinite(*cast("Any", densities)) is None
-    return _ALWAYS_FINITE.get((p, q), False)
+        ALWAYS_FINITE[p, q] = None not in densities and is_infinite(*cast("Any", densities)) is None
+    return ALWAYS_FINITE.get((p, q), False)
 
 
-_ALWAYS_FINITE: dict[tuple[type, type], bool] = {}
+ALWAYS_FINITE: dict[tuple[type, type], bool] = {}
+"""The answers of `is_always_finite`; a new family changes them."""
 
 
 def _unknown_density(family: Family) -> Density | None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
+from kullback.errors import RegistrationError, explain
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import Density, DensityReader, register_density
 from kullback.pairs.densities.maps import enter_standard
@@ -16,6 +17,7 @@ from kullback.pairs.families.infinite import enter_if_infinite
 from kullback.pairs.family import FAMILIES, Family
 from kullback.pairs.overrides import forget_overrides
 from kullback.pairs.registry import closed_form
+from kullback.pairs.support import ALWAYS_FINITE
 from kullback.pairs.torch_registry import forget_plans
 
 
@@ -27,7 +29,20 @@ def register_family(family: Family) -> Family:
 
     Returns:
         the record.
+
+    Raises:
+        RegistrationError: the type has a record already.
     """
+    if family.type in FAMILIES:
+        raise RegistrationError(
+            explain(
+                "register_family",
+                "family",
+                wanted="a type without a record",
+                got=f"{family.type.__name__}, which has one",
+                instead="a subclass of your own, with a log_prob of its own if the density differs",
+            )
+        )
     FAMILIES[family.type] = family
     if family.density is not None:
         register_density(family.type)(_reader(family))
@@ -38,6 +53,7 @@ def register_family(family: Family) -> Family:
             enter_if_infinite(p, q)
             if p.log_moments is not None and q.from_log_moments is not None:
                 _enter_by_log_moments(p, q)
+    ALWAYS_FINITE.clear()
     forget_overrides()
     forget_plans()
     return family
