@@ -37,6 +37,7 @@ LAYERS = {
         {"io", "kernels", "results", "samples"},
         {"parallel"},
         {"estimators", "pairs"},
+        {"operands"},
         {"dispatch"},
         {"information", "losses"},
         {"diagnosis", "fitting", "functional", "metrics", "nn", "policy", "predictions", "tables", "testing"},
@@ -56,12 +57,19 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.estimators": (
-        {"directions", "draws", "sample_checks"},
-        {"dependence", "dimension", "knn_entropy", "permutations", "shared_draws", "surfaces", "tails"},
-        {"lattice", "spans"},
-        {"unseen"},
-        {"known_categories", "normal_interval"},
-        {"known_counts"},
+        {"draws"},
+        {"evidence", "sample_checks"},
+        {
+            "dependence",
+            "dimension",
+            "knn_entropy",
+            "permutations",
+            "registry",
+            "shared_draws",
+            "surfaces",
+            "tails",
+        },
+        {"known_categories", "lattice", "spans", "unseen"},
         {"discrete", "importance", "knn", "known_density", "variational"},
         {"counted", "histogram"},
         {"density_ratio"},
@@ -104,6 +112,7 @@ LAYERS = {
         {"closed_forms", "distribution_checks", "other_objects", "plain_form", "scipy_adapter"},
         {"coverage", "integration"},
         {"monte_carlo", "univariate"},
+        {"unsolved"},
         {"solve"},
         {"bounds", "install"},
         {"__init__"},
@@ -431,6 +440,40 @@ def test_a_circle_inside_one_part_is_found(tmp_path):
 
 def test_a_module_without_a_layer_is_found(tmp_path):
     assert unplaced_parts(write_package(tmp_path, {"errors.py": "", "helpers.py": ""})) == {"helpers"}
+
+
+def makers_of_intervals(package: Path) -> set[str]:
+    """The functions that give an `Estimate` its interval, or make limits from evidence, as 'module.function'."""
+    makers = set()
+    for module, path in module_names(package).items():
+        if not module.startswith(("kullback.dispatch", "kullback.estimators")):
+            continue
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for node in ast.walk(function):
+                names = {keyword.arg for keyword in getattr(node, "keywords", ())}
+                called = called_name(node)
+                made = called == "Estimate" and ("interval" in names or len(node.args) > 3)
+                if made or (called == "replace" and "interval" in names) or called == "_limits":
+                    makers.add(f"{module}.{function.name}")
+    return makers
+
+
+def test_one_function_makes_intervals_from_evidence(tmp_path):
+    """Besides, one turns evidence with its interval into an `Estimate`, and one converts nats to bits."""
+    evidence = "kullback.estimators.evidence"
+    wanted = {f"{evidence}.interval_from", f"{evidence}.estimate_of", "kullback.dispatch._in_units"}
+    assert makers_of_intervals(PACKAGE) == wanted
+    files = {
+        "estimators/a.py": "def f(value, low, high):\n    return Estimate(value, None, 'a', (low, high))",
+        "estimators/b.py": "def f(estimate, low, high):\n    return replace(estimate, interval=(low, high))",
+        "estimators/c.py": "def f(value):\n    return Estimate(value, None, 'summation')",
+    }
+    assert makers_of_intervals(write_package(tmp_path, files)) == {
+        "kullback.estimators.a.f",
+        "kullback.estimators.b.f",
+    }
 
 
 # ---- A family is one file.

@@ -17,7 +17,7 @@ from torch.distributions import Distribution, Gamma, HalfNormal, LogNormal, Norm
 
 from kullback import Samples, divergence, fit, kl_divergence, kl_estimate
 from kullback.errors import RegistrationError
-from kullback.pairs import family, registry, support
+from kullback.pairs import family, registry
 from kullback.pairs.densities import density
 from kullback.pairs.families import Family, infinite, register_family
 from kullback.pairs.overrides import forget_overrides
@@ -33,7 +33,6 @@ TABLES = (
     density._READERS,
     registry._RULES["closed_form"],
     registry._RULES["shortcut"],
-    support.ALWAYS_FINITE,
 )
 
 

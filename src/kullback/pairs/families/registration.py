@@ -17,7 +17,6 @@ from kullback.pairs.families.infinite import enter_if_infinite
 from kullback.pairs.family import FAMILIES, Family
 from kullback.pairs.overrides import forget_overrides
 from kullback.pairs.registry import closed_form
-from kullback.pairs.support import ALWAYS_FINITE
 from kullback.pairs.torch_registry import forget_plans
 
 
@@ -53,7 +52,6 @@ def register_family(family: Family) -> Family:
             enter_if_infinite(p, q)
             if p.log_moments is not None and q.from_log_moments is not None:
                 _enter_by_log_moments(p, q)
-    ALWAYS_FINITE.clear()
     forget_overrides()
     forget_plans()
     return family
