@@ -29,8 +29,8 @@ TABLES = (
     family.FAMILIES,
     infinite.ALWAYS_INFINITE,
     density._READERS,
-    registry._CLOSED_FORMS,
-    registry._SHORTCUTS,
+    registry._RULES["closed_form"],
+    registry._RULES["shortcut"],
     support._ALWAYS_FINITE,
 )
 

@@ -19,7 +19,7 @@ from kullback.errors import ArgumentValueError, invalid_value, safe_repr
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import grouped_alike
 from kullback.estimators.discrete.counts import count_categories, drawn_one_by_one
-from kullback.estimators.draws import Array, Integers, in_usual_units, numpy_of
+from kullback.estimators.draws import Array, Draws, Integers, in_usual_units
 from kullback.estimators.knn.search import nearest_among
 from kullback.estimators.permutations import (
     BinCounts,
@@ -29,7 +29,7 @@ from kullback.estimators.permutations import (
     p_value,
     permuted,
 )
-from kullback.estimators.sample_checks import check_samples, seed_of
+from kullback.estimators.sample_checks import checked, seed_of
 from kullback.generators import KL
 from kullback.representations import Counts
 from kullback.results.estimate import Estimate
@@ -206,25 +206,25 @@ def two_sample_test(
         rng = np.random.default_rng(seed_of(generator, CALL))
         labeling = Labeling(None, np.zeros(0, bool))
         probability, statistic, method = _tested(statistics, labeling, permutations, rng)
+        effect, notes = _effect(p, q, generator)
     else:
-        p, q = (drawn_one_by_one(CALL, side) for side in (p, q))
-        check_samples(CALL, p, q)
-        _check_weightless(p, q)
-        p, q = in_usual_units(p, q)
+        first, second = checked(CALL, drawn_one_by_one(CALL, p), drawn_one_by_one(CALL, q), finite=False)
+        _check_weightless(first, second)
+        first, second = in_usual_units(first, second)
         permutations = _number_of(permutations)
         rng = np.random.default_rng(seed_of(generator, CALL))
-        groups = grouped_alike(p, q)
+        groups = grouped_alike(first, second)
         probability, statistic, method = permutation_test(
             groups.p, groups.q, permutations, rng, in_pairs=groups.in_pairs
         )
         probability, said = math.nan if groups.is_open else probability, groups.notes
-    effect, notes = _effect(p, q, generator)
+        effect, notes = _effect(first, second, generator)
     notes = tuple(dict.fromkeys((*said, *notes)))
     return TwoSampleTest(probability, statistic, effect, permutations, method, notes)
 
 
 def permutation_test(
-    p: Samples, q: Samples, permutations: int, rng: np.random.Generator, *, in_pairs: bool = False
+    p: Draws, q: Draws, permutations: int, rng: np.random.Generator, *, in_pairs: bool = False
 ) -> tuple[float, float, str]:
     """Return the p-value, and the value and name of the statistic with the clearest difference."""
     return _tested(_statistics(p, q, rng), Labeling.of(p, q, in_pairs=in_pairs), permutations, rng)
@@ -253,7 +253,7 @@ def _of_counts(p: Counts, q: Counts) -> BinCounts:
     return _likelihood_ratio(first + second, counts=first)
 
 
-def _check_weightless(p: Samples, q: Samples) -> None:
+def _check_weightless(p: Draws, q: Draws) -> None:
     for name, side in (("p", p), ("q", q)):
         if side.weights is not None:
             raise invalid_value(
@@ -280,7 +280,7 @@ def _number_of(permutations: int) -> int:
 
 
 def _effect(
-    p: Samples | Counts, q: Samples | Counts, generator: torch.Generator | None
+    p: Draws | Counts, q: Draws | Counts, generator: torch.Generator | None
 ) -> tuple[Estimate | None, tuple[str, ...]]:
     """Estimate the difference; None with a note if no estimator accepts the draws."""
     try:
@@ -291,11 +291,11 @@ def _effect(
     return effect, effect.notes
 
 
-def _statistics(p: Samples, q: Samples, rng: np.random.Generator) -> PermutationStatistics:
+def _statistics(p: Draws, q: Draws, rng: np.random.Generator) -> PermutationStatistics:
     if p.discrete:
         codes = _pooled_codes(p, q)
         return _likelihood_ratio(np.bincount(codes), codes=codes)
-    x, y = numpy_of(p), numpy_of(q)
+    x, y = p.x, q.x
     if x.shape[1] == 1:
         return _of_ranks(np.concatenate([x[:, 0], y[:, 0]]))
     return _of_vectors(np.concatenate([x, y]), rng)
@@ -313,7 +313,7 @@ def _likelihood_ratio(totals: Integers, **draws: Integers) -> BinCounts:
     return BinCounts(totals, {"likelihood_ratio": mutual_information}, **draws)
 
 
-def _pooled_codes(p: Samples, q: Samples) -> Integers:
+def _pooled_codes(p: Draws, q: Draws) -> Integers:
     if p.labels is not None and q.labels is not None:
         names = [np.asarray(side.labels)[side.tensor[:, 0].numpy()] for side in (p, q)]
         return np.unique(np.concatenate(names), return_inverse=True)[1]

@@ -11,21 +11,12 @@ is 0.5 where P and Q differ much, and up to 1.3 where they are equal.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import number_from
 from kullback.common.special import scaled_e1
-from kullback.errors import invalid_value, safe_repr
-
-
-def plugin(a: Tensor, b: Tensor) -> Tensor:
-    """Return the divergence of the proportions: biased upwards, and infinite if Q has no draw of a category of P."""
-    a, b, n, m = _counts(a, b)
-    return _sum(a, a / n * (a.log() - b.log() + (m / n).log()))
 
 
 def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
@@ -36,41 +27,7 @@ def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
     Divergence (Zhang and Grabchak, 2014)
     """
     a, b, n, m = _counts(a, b)
-    return _sum(a, a / n * (a.digamma() - (b + 1).digamma() + (m + 1).digamma() - n.digamma()))
-
-
-def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
-    """Return Zhang and Grabchak's estimate plus the bias that the rarest categories predict; it may be negative.
-
-    Entropy and the species accumulation curve: a novel entropy estimator via discovery rates of new species (Chao, Wang
-    and Jost, 2013); Estimation with quadratic loss (James and Stein, 1961)
-    """
-    a, b, _, _ = _counts(a, b)
-    return zhang_grabchak(a, b) + coverage_correction(a, b).shrunken
-
-
-def miller_madow(a: Tensor, b: Tensor) -> Tensor:
-    """Return the divergence of the proportions minus the first term of its bias (Miller, 1955)."""
-    a, b, n, m = _counts(a, b)
-    p, q = a / n, b.clamp(min=0.5) / m
-    bias_p = ((a > 0).sum(-1, keepdim=True) - 1) / (2 * n)
-    return _sum(a, p * (p.log() - q.log() - (1 - q) / (2 * m * q))) - bias_p[..., 0]
-
-
-def augmented_plugin(a: Tensor, b: Tensor) -> Tensor:
-    """Return the augmented plug-in estimate of Bu, Zou, Liang and Veeravalli (2018); it may be negative."""
-    a, b, n, m = _counts(a, b)
-    return _sum(a, a / n * (a.log() - (b + 1).log() + (m / n).log()))
-
-
-def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
-    """Return the divergence of the proportions after `prior` more draws of every category on both sides."""
-    if not 0 < number_from(prior) < math.inf:
-        raise invalid_value(
-            "dirichlet", "prior", wanted="a number above 0", got=safe_repr(prior), instead="prior=0.5"
-        )
-    a, b, _, _ = _counts(a, b)
-    return plugin(a + prior, b + prior)
+    return sum_over(a, a / n * (a.digamma() - (b + 1).digamma() + (m + 1).digamma() - n.digamma()))
 
 
 def kl_influence(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,6 +154,6 @@ def _counts(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return a, b, a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
 
 
-def _sum(a: Tensor, terms: Tensor) -> Tensor:
+def sum_over(a: Tensor, terms: Tensor) -> Tensor:
     """Sum the terms of the categories that P drew; the terms of the others may be NaN and are left out."""
     return torch.where(a > 0, terms, 0.0).sum(-1)

@@ -12,7 +12,17 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Chi2, Exponential, Gamma, Gumbel, InverseGamma, Laplace, Weibull
+from torch.distributions import (
+    AffineTransform,
+    Chi2,
+    Exponential,
+    ExpTransform,
+    Gamma,
+    Gumbel,
+    InverseGamma,
+    Laplace,
+    Weibull,
+)
 
 from kullback.common.dtypes import upcast
 from kullback.common.roots import log_root
@@ -32,6 +42,7 @@ from kullback.common.special import (
 from kullback.kernels.codes import ElementForm
 from kullback.kernels.native.native_closed_forms import Form
 from kullback.pairs.densities.density import HalfLineDensity, Points, Tail, breakpoints_around
+from kullback.pairs.densities.maps import exact, scaling
 from kullback.pairs.families.gumbel import gumbel_divergence, kl_to_gumbel
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import POSITIVE, Family, Means, Parameters, ScipyForm
@@ -323,6 +334,7 @@ register_family(
         ExponentialDensity,
         POSITIVE,
         units={"rate": -1},
+        cdf=lambda d: [scaling(-exact(d.rate)), ExpTransform(), AffineTransform(1.0, -1.0)],
         log_moments=_of_gamma,
         from_log_moments=_to_exponential,
         scipy=[ScipyForm("expon", lambda scale: Exponential(1 / scale))],

@@ -25,6 +25,8 @@ from kullback.common.special import (
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import HalfLineDensity, Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity
+from kullback.pairs.densities.mapped import NORMAL
+from kullback.pairs.densities.maps import folded, standardized
 from kullback.pairs.families.gumbel import kl_to_gumbel
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import POSITIVE, REAL, Family, Means, Parameters, ScipyForm, symmetric_image
@@ -233,6 +235,8 @@ register_family(
         units={"loc": 1, "scale": 1},
         from_log_moments=_to_normal,
         image=symmetric_image,
+        cdf=standardized,
+        curve=NORMAL,
         scipy=[
             ScipyForm("norm", Normal, "loc scale"),
             ScipyForm("Normal", Normal, reads="mu sigma"),
@@ -262,6 +266,7 @@ register_family(
         units={"scale": 1},
         log_moments=_of_half_normal,
         from_log_moments=_to_half_normal,
+        cdf=folded(Normal),
         scipy=[ScipyForm("halfnorm", HalfNormal)],
         match=_match_half_normal,
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 from kullback.common.dtypes import upcast
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import Density, DensityReader, register_density
+from kullback.pairs.densities.maps import enter_standard
 from kullback.pairs.families.infinite import enter_if_infinite
 from kullback.pairs.family import FAMILIES, Family
 from kullback.pairs.overrides import forget_overrides
@@ -30,6 +31,8 @@ def register_family(family: Family) -> Family:
     FAMILIES[family.type] = family
     if family.density is not None:
         register_density(family.type)(_reader(family))
+    if family.curve is not None:
+        enter_standard(family.type)
     for other in FAMILIES.values():
         for p, q in ((family, other), (other, family)):
             enter_if_infinite(p, q)
