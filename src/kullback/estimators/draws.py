@@ -72,7 +72,7 @@ class Draws:
         return len(self.tensor)
 
     def __repr__(self) -> str:
-        return repr(self.given)
+        return f"Draws(n={len(self)}, d={self.tensor.shape[1]})" if self.given is None else repr(self.given)
 
     @cached_property
     def discrete(self) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.short_repr import ShortRepr
 from kullback.errors import SIDES_EXCHANGED, sides_exchanged
 from kullback.estimators.draws import Array, Draws, few_clusters
 from kullback.results.estimate import Estimate
@@ -41,8 +42,8 @@ class Shift(NamedTuple):
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Evidence:
+@dataclass(frozen=True, repr=False)
+class Evidence(ShortRepr):
     r"""What draws show of a divergence: a value, its uncertainty and its possible bias.
 
     The uncertainty is one of four: the influence of each draw, values from resampled draws, a standard error, or the
