@@ -118,7 +118,7 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.report": (
-        {"document", "formats", "llama_cpp"},
+        {"document", "estimates", "formats", "llama_cpp"},
         {"plots", "schemas"},
         {"subjects"},
         {"frame", "html", "json", "markdown", "terminal"},

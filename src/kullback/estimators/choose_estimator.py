@@ -33,7 +33,7 @@ from kullback.estimators.discrete.categorical_estimators import (
 )
 from kullback.estimators.discrete.counts import drawn_one_by_one, is_drawn
 from kullback.estimators.discrete.kinds import bias_corrected, estimable, largest_of
-from kullback.estimators.draws import Draws, in_usual_units
+from kullback.estimators.draws import Draws
 from kullback.estimators.evidence import (
     SIDE_P,
     SIDE_Q,
@@ -94,7 +94,7 @@ def estimate_from_samples(
     _check_kind(settings, p, q, kind)
     with in_the_name_of(call, METHODS):
         if isinstance(p, Samples | Draws) and isinstance(q, Samples | Draws):
-            p, q = in_usual_units(*checked(call, p, q))
+            p, q = checked(call, p, q)
         else:
             p, q = (
                 checked_side(call, name, x) if isinstance(x, Samples) else x

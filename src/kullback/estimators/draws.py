@@ -37,7 +37,7 @@ class Draws:
         rows: the place of each draw among all of these; None if all are kept.
         exponent: the power of two that is the unit of the first component, where its values are huge or tiny.
         device: the device of the user's tensor.
-        shown: the repr of the user's `Samples`.
+        given: the user's `Samples`.
     """
 
     tensor: Tensor
@@ -50,7 +50,7 @@ class Draws:
     rows: Integers | None = None
     exponent: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    shown: str = ""
+    given: Samples | None = None
 
     @classmethod
     def of(cls, samples: Samples | Draws) -> Draws:
@@ -65,16 +65,16 @@ class Draws:
             tensor, weights = tensor[torch.from_numpy(rows).to(tensor.device)], weights[rows]
             cluster = None if cluster is None else np.unique(cluster[rows], return_inverse=True)[1]
         device = samples.tensor.device
-        known = samples.labels, samples.columns, samples.independent, len(samples), rows, 0, device
-        return cls(tensor, weights, cluster, *known, repr(samples))
+        known = samples.labels, samples.columns, samples.independent, samples.tensor.shape[0], rows, 0, device
+        return cls(tensor, weights, cluster, *known, samples)
 
     def __len__(self) -> int:
         return len(self.tensor)
 
     def __repr__(self) -> str:
-        return self.shown
+        return repr(self.given)
 
-    @property
+    @cached_property
     def discrete(self) -> bool:
         """Whether the draws are categories."""
         return not self.tensor.is_floating_point()
@@ -137,7 +137,7 @@ class Draws:
     @property
     def effective(self) -> float:
         """The number of equally weighted draws with the same information."""
-        return effective_number(self.weights, len(self))
+        return float(len(self)) if self.weights is None else effective_number(self.weights, len(self))
 
     def variance(self, influence: Array) -> float:
         """Return the variance of a sum of the draws' influences."""

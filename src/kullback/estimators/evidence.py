@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -195,13 +195,14 @@ def _limits(
 
 def estimate_of(evidence: Evidence, device: torch.device) -> Estimate:
     """Return evidence that has its interval as an `Estimate`, with its notes in words."""
-    value, error, low, high = (
-        None if x is None else torch.as_tensor(x, dtype=torch.float64, device=device)
-        for x in (evidence.value, evidence.error, *(evidence.ends or (None, None)))
-    )
-    interval = None if low is None or high is None else (low, high)
-    notes = tuple(note.replace(_MARK, "") for note in evidence.notes)
-    return Estimate(cast("Tensor", value), None, evidence.method, interval, evidence.n, notes, error)
+
+    def tensor(x: Tensor | float) -> Tensor:
+        return torch.as_tensor(x, dtype=torch.float64, device=device)
+
+    interval = None if evidence.ends is None else (tensor(evidence.ends[0]), tensor(evidence.ends[1]))
+    error = None if evidence.error is None else tensor(evidence.error)
+    notes = tuple([note.replace(_MARK, "") for note in evidence.notes]) if evidence.notes else ()
+    return Estimate(tensor(evidence.value), None, evidence.method, interval, evidence.n, notes, error)
 
 
 def infinite(note: str, n: tuple[int, int] | None = None) -> Evidence:

@@ -24,7 +24,7 @@ from kullback.estimators.discrete.categorical_estimators import described
 from kullback.estimators.discrete.count_intervals import kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, tabulate
 from kullback.estimators.discrete.kinds import describe_kind, estimable, largest_of, measured
-from kullback.estimators.draws import Array, Draws, Integers, in_usual_units
+from kullback.estimators.draws import Array, Draws, Integers
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, added, exchanged
 from kullback.estimators.lattice import common_step, jittered
 from kullback.estimators.registry import evidence_by, from_draws
@@ -87,7 +87,8 @@ class _Sorted:
 
     def counts(self, edges: Array) -> torch.Tensor:
         """Return the number of draws in each bin, float64."""
-        inside = np.diff(self.places(edges), prepend=0, append=len(self.values))
+        places = np.searchsorted(self.values, edges, side="right")
+        inside = np.diff(places, prepend=0, append=len(self.values))
         return torch.from_numpy(inside.astype(np.float64))
 
     def shares(self, edges: Array) -> Array:
@@ -116,7 +117,8 @@ class _Sides:
         p, q = self.p, self.q
         if p.weights is p.cluster is q.weights is q.cluster is None:
             a, b = self.first.counts(edges), self.second.counts(edges)
-            return CategoryCounts(a, b, (1.0, 1.0), 1.0, (len(p), len(q)))
+            n = len(self.first.values), len(self.second.values)
+            return CategoryCounts(a, b, (1.0, 1.0), 1.0, n)
         codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, side.x[:, 0])) for side in (p, q))
         return tabulate(codes_p, codes_q, len(edges) + 1, p, q)
 
@@ -177,14 +179,14 @@ def histogram(
         2005); Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
     bins = _check(p, q, bins)
-    kind = estimable("histogram", as_divergence("histogram", kind))
+    if kind is not _KL:
+        kind = estimable("histogram", as_divergence("histogram", kind))
     settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
     if isinstance(kind, ReverseKL):
         return exchanged(lambda: evidence_by(histogram, q, p, **settings))
     if isinstance(kind, Jeffreys):
         back = lambda: exchanged(lambda: evidence_by(histogram, q, p, **settings))  # noqa: E731
         return added(evidence_by(histogram, p, q, **settings), back())
-    p, q = in_usual_units(p, q)
     rounding: list[str] = []
     seed, step = seed_of(generator), common_step(p, q)
     if step is not None and not torch.equal(p.tensor, q.tensor):
@@ -200,8 +202,9 @@ def histogram(
         n = _independent_draws(sides) * (1 + 1e-12)  # rounded weights must not cost a bin
         bins = max(2, int(min(5 * n**0.4, 2 * n / _DRAWS_IN_A_BIN)))
     edges = _with_gaps(sides.first, sides.second, _edges(sides.first, sides.second, bins))
-    measure = _kl if isinstance(kind, KL) else partial(_of_kind, kind)
-    return measure(sides, edges, confidence, rounding)
+    if isinstance(kind, KL):
+        return _kl(sides, edges, confidence, rounding)
+    return _of_kind(cast("Divergence", kind), sides, edges, confidence, rounding)
 
 
 def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> Evidence:
@@ -316,16 +319,13 @@ def _with_gaps(first: _Sorted, second: _Sorted, edges: Array) -> Array:
 def _with_tails(values: Array, edges: Array) -> Array:
     """Add edges that halve P's draws in the outer bins repeatedly."""
     first, last = np.searchsorted(values, edges[[0, -1]], side="right")
-    left = [values[k - 1] for k in _halves(int(first))]
-    right = [values[len(values) - k - 1] for k in _halves(len(values) - int(last))]
-    return np.unique(np.concatenate([edges, left, right]))
-
-
-def _halves(k: int) -> list[int]:
-    halves: list[int] = []
-    while (k := k // 2) >= _DRAWS_IN_A_TAIL:
-        halves.append(k)
-    return halves
+    tails: list[float] = []
+    for outside, is_left in ((int(first), True), (len(values) - int(last), False)):
+        k = outside // 2
+        while k >= _DRAWS_IN_A_TAIL:
+            tails.append(values[k - 1] if is_left else values[len(values) - k - 1])
+            k //= 2
+    return np.unique(np.concatenate([edges, tails]))
 
 
 def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:

@@ -13,6 +13,8 @@ from kullback.estimators.draws import Array
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, SMALL_P, SMALL_Q, Evidence, infinite, quantile_of
 from kullback.estimators.knn_entropy import category_surprise
 
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
+
 _STEPS = 50
 # The bias of one rare category, in draws.
 _RARE = 0.5

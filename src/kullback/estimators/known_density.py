@@ -39,6 +39,8 @@ from kullback.samples import Samples
 
 _T = TypeVar("_T")
 
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
+
 # The smallest number of draws for a density from neighbors.
 _FEWEST = 16
 # The covariance of the k-th distances of draws with common neighbors, relative to their variance.

@@ -32,7 +32,7 @@ def common_step(p: Draws, q: Draws) -> float | None:
     values. Prices do not: most end in 9.
     """
     x, y = p.distinct[0], q.distinct[0]
-    if len(x) > (1 - _FEW_TIES) * len(p) or len(y) > (1 - _FEW_TIES) * len(q):
+    if len(x) > (1 - _FEW_TIES) * len(p.x) or len(y) > (1 - _FEW_TIES) * len(q.x):
         return None
     values = np.unique(np.concatenate([x, y]))
     if len(values) <= FEWEST_VALUES:
@@ -74,7 +74,7 @@ def as_categories(p: Draws, q: Draws) -> tuple[Draws, Draws, str] | None:
         f"{len(codes):,} draws have only {len(values):,} unevenly spaced values. Each value counts as a category, so "
         "distances between values do not matter."
     )
-    first, second = np.split(codes.astype(np.int64)[:, None], [len(p)])
+    first, second = np.split(codes.astype(np.int64)[:, None], [len(p.x)])
     return p.at(first), q.at(second), note
 
 

@@ -129,7 +129,8 @@ def evidence_by(
     evidence: Evidence = function(p, q, *options, confidence=confidence, generator=generator, **named)
     n = (len(p), len(q)) if evidence.n is None else evidence.n
     evidence = replace(evidence, method=evidence.method or method, n=n)
-    return interval_from(evidence, confidence, *(side for side in (p, q) if isinstance(side, Draws)))
+    sides = (p, q) if isinstance(p, Draws) and isinstance(q, Draws) else ()
+    return interval_from(evidence, confidence, *sides)
 
 
 def device_of(side: Any) -> torch.device:

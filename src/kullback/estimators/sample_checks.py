@@ -11,7 +11,7 @@ import torch
 
 from kullback.common.inputs import check_generator
 from kullback.errors import P, Q, invalid_type, invalid_value
-from kullback.estimators.draws import Draws
+from kullback.estimators.draws import Draws, in_usual_units
 from kullback.samples import Samples
 
 # Whole weights of different values, with a larger mean, are counts.
@@ -32,10 +32,10 @@ class EstimateWarning(UserWarning):
 
 
 def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Draws, Draws]:
-    """Return the draws of both sides, which estimators pass on without another check.
+    """Return the draws of both sides in usual units, which estimators pass on without another check.
 
     Refuse draws from different spaces: other dimensions, categories and numbers, labels on one side only. Refuse
-    weights that look like counts, and, if `finite`, infinite draws.
+    weights that look like counts, and infinite draws. Without `finite`, these and the units remain.
     """
     if isinstance(p, Draws) and isinstance(q, Draws):
         return p, q
@@ -50,7 +50,8 @@ def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Dr
             )
     p, q = cast("Samples", p), cast("Samples", q)
     _check_space(call, p, q)
-    return checked_side(call, "p", p, finite=finite), checked_side(call, "q", q, finite=finite)
+    first, second = checked_side(call, "p", p, finite=finite), checked_side(call, "q", q, finite=finite)
+    return in_usual_units(first, second) if finite else (first, second)
 
 
 def checked_side(call: str, name: str, samples: Samples | Draws, *, finite: bool = True) -> Draws:

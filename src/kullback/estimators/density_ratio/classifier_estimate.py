@@ -62,7 +62,7 @@ _LEAST_SHARE = 0.05
 _HEAVY = 0.5
 # With a larger share of P's draws above all of Q's scores, only the scores' own divergence has an interval.
 _MOST_BEYOND = 0.25
-# Fewer draws of P and Q together use one thread: on a busy machine up to fifty times as fast (measured).
+# Fewer draws of P and Q together use one thread: on a busy machine up to fifty times as fast.
 _DRAWS_FOR_THREADS = 20_000
 # The number of splits into halves for extrapolation; each takes two fits of half the size.
 _HALVINGS = 3

@@ -247,14 +247,17 @@ def described(
         return Evidence(raw, notes=notes, remarks=table.notes, n=table.n)
     bins = categories == "bins"
     low, high = kl_interval(table.a, table.b, confidence, table.inflation, spread=table.spread, bins=bins)
-    missed = f"{100 * unseen:.3g} % of {SIDE_P}'s samples are in {categories} where {SIDE_Q} has no samples"
-    if not bool(high.isfinite()):
+    is_open = not bool(high.isfinite())
+    if is_open or (unseen * table.a.sum() >= _SEVERAL and not bins):
+        missed = (
+            f"{100 * unseen:.3g} % of {SIDE_P}'s samples are in {categories} where {SIDE_Q} has no samples"
+        )
         too_low = ", and the value is likely too low" * finite
-        notes.append(f"{missed}, so KL could be arbitrarily large: the upper limit is infinite{too_low}.")
-    elif unseen * table.a.sum() >= _SEVERAL and not bins:
         notes.append(
-            f"{missed}. The upper limit assumes that these {categories} are like the ones with one or two samples of "
-            f"{SIDE_Q}."
+            f"{missed}, so KL could be arbitrarily large: the upper limit is infinite{too_low}."
+            if is_open
+            else f"{missed}. The upper limit assumes that these {categories} are like the ones with one or two samples "
+            f"of {SIDE_Q}."
         )
     if high.isfinite() and singletons > MOST_UNSEEN:
         notes.append(

@@ -27,7 +27,8 @@ def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
     Divergence (Zhang and Grabchak, 2014)
     """
     a, b, n, m = _counts(a, b)
-    return sum_over(a, a / n * (a.digamma() - (b + 1).digamma() + (m + 1).digamma() - n.digamma()))
+    terms = a / n * (a.digamma() - (b + 1).digamma() + (m + 1).digamma() - n.digamma())
+    return torch.where(a > 0, terms, 0.0).sum(-1)
 
 
 def kl_influence(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,11 +40,15 @@ def kl_influence(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     have mean 0 over the draws. The influence curve and its role in robust estimation (Hampel, 1974)
     """
     a, b, n, m = _counts(a, b)
-    terms = torch.where(a > 0, a.digamma() - (b + 1).digamma() + (m + 1).digamma() - n.digamma(), 0.0)
-    of_p = terms - (a / n * terms).sum(-1, keepdim=True)
+    of_p = _influence_of_p(a, b, n, m)
     ratio = a / n * m / b.clamp(min=1)
     of_q = (b / m * ratio).sum(-1, keepdim=True) - ratio
     return of_p, of_q
+
+
+def _influence_of_p(a: Tensor, b: Tensor, n: Tensor, m: Tensor) -> Tensor:
+    terms = torch.where(a > 0, a.digamma() - (b + 1).digamma() + (m + 1).digamma() - n.digamma(), 0.0)
+    return terms - (a / n * terms).sum(-1, keepdim=True)
 
 
 def kl_variance(a: Tensor, b: Tensor, inflation: tuple[float, float] = (1.0, 1.0)) -> Tensor:
@@ -60,7 +65,6 @@ def kl_variance(a: Tensor, b: Tensor, inflation: tuple[float, float] = (1.0, 1.0
         a, b: the counts of P and of Q.
         inflation: the factors of the two variances in V for dependent draws.
     """
-    a, b, _, _ = _counts(a, b)
     (from_p, from_q), second = first_order(a, b), second_order(a, b).variance
     return torch.maximum(from_p * inflation[0] + from_q * inflation[1] - second, second)
 
@@ -70,9 +74,9 @@ def unseen_shares(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
     The second one estimates the probability of all categories that are missing from P's sample (Good, 1953).
     """
-    a, b, n, _ = _counts(a, b)
-    never, once = (a > 0) & (b == 0), _whole(a) == 1
-    return torch.where(never, a / n, 0.0).sum(-1), torch.where(once, a / n, 0.0).sum(-1)
+    a = a.to(torch.float64)
+    share, once = a / a.sum(-1, keepdim=True), (a > 0) & (a.round().clamp(min=1) == 1)
+    return torch.where((a > 0) & (b == 0), share, 0.0).sum(-1), torch.where(once, share, 0.0).sum(-1)
 
 
 class CoverageCorrection(NamedTuple):
@@ -131,7 +135,7 @@ def first_order(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return the delta method's variance of an estimate in two parts: from P's draws, and from Q's."""
     n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
     share = a / n
-    of_p, _ = kl_influence(a, b)
+    of_p = _influence_of_p(a, b, n, m)
     from_q = (share.square() * torch.polygamma(1, b + 1)).sum(-1) - 1 / m[..., 0]
     return (share * of_p.square()).sum(-1) / n[..., 0], from_q.clamp(min=0)
 
