@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from kullback.common.bijective import check_bijective
-from kullback.common.inputs import check_confidence, check_generator, number_from, whole_from
+from kullback.common.constraints import CONFIDENCE, GENERATOR, Arguments, Number, Whole
 from kullback.errors import ArgumentTypeError, NoRuleError, invalid_type, invalid_value, no_rule, safe_repr
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.kernels import rounding_error, row_divergence
@@ -316,7 +316,7 @@ def _estimate(
     options: SolveOptions,
     confidence: float,
 ) -> Estimate:
-    check_confidence(call, confidence)
+    _ESTIMATE.check(call, confidence=confidence)
     options = options._replace(confidence=confidence)
     kind = as_divergence(call, kind)
     p, q = operands(call, p, q)
@@ -339,6 +339,34 @@ def _estimate(
     return replace(_in_units(counted, unit), value=answer.value, confidence=float(confidence))
 
 
+_WITHOUT = "{call}(p, q) without it"
+_ARGUMENTS = Arguments(
+    "kl_divergence",
+    "divergence",
+    "kl_estimate",
+    "estimate",
+    rtol=Number(least=0, instead=_WITHOUT, example=1e-6, optional=True),
+    atol=Number(least=0, instead=_WITHOUT, example=1e-9),
+    max_evaluations=Whole(least=1, instead=_WITHOUT, example=10_000),
+    draws=Whole(least=FEWEST_DRAWS, instead=_WITHOUT, example=1000),
+    generator=GENERATOR,
+)
+_ESTIMATE = Arguments("kl_estimate", "estimate", confidence=CONFIDENCE)
+_BASE = Arguments(
+    "divergence",
+    "estimate",
+    "kl_estimate",
+    base=Number(
+        above=1,
+        below=math.inf,
+        wanted="a number above 1",
+        optional=True,
+        example=2,
+        instead="base=2 for bits, base=10 for hartleys, or no base for nats",
+    ),
+)
+
+
 def _options(
     call: str,
     method: str,
@@ -352,20 +380,10 @@ def _options(
 ) -> SolveOptions:
     if not isinstance(method, str) or method not in METHODS:  # pyright: ignore[reportUnnecessaryIsInstance]
         _check_estimator(call, method)
-    without = f"{call}(p, q) without it"
-    for name, number in (("rtol", rtol), ("atol", atol)):
-        if number is not None and not number_from(number) >= 0:
-            got = safe_repr(number)
-            raise invalid_value(call, name, wanted="a non-negative number", got=got, instead=without)
-    counts: list[int] = []
-    for name, count, least in (("max_evaluations", max_evaluations, 1), ("draws", draws, FEWEST_DRAWS)):
-        whole = whole_from(count)
-        if whole is None or not least <= whole < 2**63:
-            wanted = f"an integer of at least {least}"
-            raise invalid_value(call, name, wanted=wanted, got=safe_repr(count), instead=without)
-        counts.append(whole)
-    check_generator(call, generator)
-    return SolveOptions(method, rtol, atol, counts[0], counts[1], generator, wants_error)
+    numbers = _ARGUMENTS.check(
+        call, rtol=rtol, atol=atol, max_evaluations=max_evaluations, draws=draws, generator=generator
+    )
+    return SolveOptions(method, **numbers, wants_error=wants_error)
 
 
 # Functions import the estimators, only for draws: it takes as long as all other imports, and most calls have no draws.
@@ -557,15 +575,7 @@ def nats_per_unit(call: str, kind: Divergence, base: float | None) -> float:
             got=f"base={safe_repr(base)} with {kind!r}",
             instead=f"{call}(...) without base",
         )
-    if not 1 < number_from(base) < math.inf:
-        raise invalid_value(
-            call,
-            "base",
-            wanted="a number above 1",
-            got=safe_repr(base),
-            instead="base=2 for bits, base=10 for hartleys, or no base for nats",
-        )
-    return math.log(base)
+    return math.log(_BASE.check(call, base=base)["base"])
 
 
 def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.distributions import Categorical, Distribution
 
-from kullback.common.inputs import check_confidence, first_of, is_integer
+from kullback.common.inputs import first_of, is_integer
 from kullback.common.labels import Labels, same_labels
 from kullback.errors import (
     ArgumentValueError,
@@ -41,7 +41,7 @@ from kullback.estimators.knn.data import RepeatedDrawsError
 from kullback.estimators.knn.neighbor_estimate import nearest_neighbors
 from kullback.estimators.known_density import from_density
 from kullback.estimators.lattice import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categories
-from kullback.estimators.sample_checks import check_samples, seed_of
+from kullback.estimators.sample_checks import INTERVAL, check_samples, seed_of
 from kullback.estimators.shared_draws import Shared, shared_draws
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.representations import Counts, Representation
@@ -82,7 +82,7 @@ def estimate_from_samples(
     generator: torch.Generator | None = None,
 ) -> Estimate:
     """Estimate a divergence with `Samples` on at least one side, by the named estimator or the suitable one."""
-    check_confidence(call, confidence)
+    INTERVAL.check(call, confidence=confidence, generator=generator)
     notes = _note_on_amounts(p, q)
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
@@ -128,7 +128,7 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
 
 def _of_shared(settings: _Settings, shared: Shared, kind: Divergence) -> Estimate:
     """Return the mean of two estimates, with each shared draw on one side only, and the hull of their intervals."""
-    rng = np.random.default_rng(seed_of(settings.generator, settings.call))
+    rng = np.random.default_rng(seed_of(settings.generator))
     one, other = (_by_kind(settings, *sides, kind) for sides in shared.divided(rng))
     interval = standard_error = None
     if one.interval is not None and other.interval is not None:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kullback.common.inputs import check_confidence, whole_from
-from kullback.errors import invalid_value, safe_repr
+from kullback.common.constraints import Arguments, Whole
+from kullback.errors import invalid_value
 from kullback.estimators.directions import added, exchanged
 from kullback.estimators.discrete import point
 from kullback.estimators.discrete.categorical_estimators import describe
@@ -27,7 +27,7 @@ from kullback.estimators.discrete.kinds import describe_kind, estimable, largest
 from kullback.estimators.draws import Array, Integers, effective_number, in_usual_units, numpy_of, with_weight
 from kullback.estimators.lattice import common_step, jittered
 from kullback.estimators.normal_interval import note_on_sign
-from kullback.estimators.sample_checks import check_finite, check_samples, seed_of
+from kullback.estimators.sample_checks import INTERVAL, check_finite, check_samples, seed_of
 from kullback.estimators.unseen import UpperEndShift, unseen_by_q, upper_end
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.generators.growth import order_of
@@ -38,7 +38,6 @@ _KL = KL()
 
 # The smallest mean number of draws of P and Q together in a bin.
 _DRAWS_IN_A_BIN = 20
-_MOST_BINS = 1_000_000
 
 # The smallest number of P's draws in a bin of its tails.
 _DRAWS_IN_A_TAIL = 5
@@ -176,7 +175,8 @@ def histogram(
         Divergence estimation of continuous distributions based on data-dependent partitions (Wang, Kulkarni and Verdu,
         2005); Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
-    bins = _check("histogram", p, q, confidence, bins)
+    INTERVAL.check("histogram", confidence=confidence, generator=generator)
+    bins = _check("histogram", p, q, bins)
     kind = estimable("histogram", as_divergence("histogram", kind))
     settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
     if isinstance(kind, ReverseKL):
@@ -255,10 +255,17 @@ def _of_kind(kind: Divergence, sides: _Sides, edges: Array, confidence: float, n
     return Estimate(value, None, "histogram", (low, high), table.n, said, error)
 
 
-def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | None) -> int | None:
+_ARGUMENTS = Arguments(
+    "histogram",
+    bins=Whole(
+        least=2, most=1_000_000, example=20, instead="bins=None for a number that suits n", optional=True
+    ),
+)
+
+
+def _check(call: str, p: Samples, q: Samples, bins: int | None) -> int | None:
     """Return the number of bins, or raise."""
     check_samples(call, p, q)
-    check_confidence(call, confidence)
     if p.discrete or p.tensor.shape[1] != 1:
         raise invalid_value(
             call,
@@ -269,16 +276,7 @@ def _check(call: str, p: Samples, q: Samples, confidence: float, bins: int | Non
         )
     check_finite(call, "p", p)
     check_finite(call, "q", q)
-    number = whole_from(bins)
-    if bins is not None and (number is None or not 2 <= number <= _MOST_BINS):
-        raise invalid_value(
-            call,
-            "bins",
-            wanted=f"an integer, 2 or more and at most {_MOST_BINS:,}",
-            got=safe_repr(bins),
-            instead="bins=None for a number that suits n",
-        )
-    return number
+    return _ARGUMENTS.check(bins=bins)["bins"]
 
 
 def _sorted(samples: Samples) -> _Sorted:

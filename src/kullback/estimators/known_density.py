@@ -20,7 +20,6 @@ from torch.distributions import Binomial, Distribution, constraints
 from torch.distributions.constraints import Constraint
 
 from kullback.common.bijective import check_bijective
-from kullback.common.inputs import check_confidence
 from kullback.common.optional import load
 from kullback.common.progress import progress_bar
 from kullback.common.special import HALF_LOG_2PI
@@ -44,7 +43,7 @@ from kullback.estimators.normal_interval import (
     opened,
     quantile_of,
 )
-from kullback.estimators.sample_checks import check_finite, check_weights, seed_of, seeded
+from kullback.estimators.sample_checks import INTERVAL, check_finite, check_weights, seed_of, seeded
 from kullback.estimators.spans import common_span, rank_of
 from kullback.estimators.surfaces import surface_of
 from kullback.estimators.tails import note_on_heavy_tail, tail_allowance
@@ -123,7 +122,7 @@ def from_density(
     call = "from_density"
     load("scipy", call)
     _check_sides(call, p, q)
-    check_confidence(call, confidence)
+    INTERVAL.check(call, confidence=confidence, generator=generator)
     discrete = _is_discrete(call, p, q)
     _check_draws(call, p, discrete=discrete)
     log_q = _log_prob(call, q, numpy_of(p))

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from kullback.common.inputs import check_confidence
 from kullback.common.optional import load
 from kullback.common.progress import Update, progress_bar
 from kullback.errors import invalid_type, invalid_value
@@ -36,7 +35,7 @@ from kullback.estimators.dimension import fills_less
 from kullback.estimators.draws import Array, Draws, Integers, number_from_scores
 from kullback.estimators.histogram import histogram
 from kullback.estimators.normal_interval import half_width, infinite_estimate, normal_estimate, opened
-from kullback.estimators.sample_checks import check_finite, check_samples, seed_of
+from kullback.estimators.sample_checks import INTERVAL, check_finite, check_samples, seed_of
 from kullback.estimators.spans import common_span
 from kullback.estimators.tails import heaviness
 from kullback.estimators.unseen import UpperEndShift, unseen_in_scores, upper_end
@@ -123,7 +122,7 @@ def density_ratio(
     call = "density_ratio"
     load("sklearn", call)
     check_samples(call, p, q)
-    check_confidence(call, confidence)
+    INTERVAL.check(call, confidence=confidence, generator=generator)
     check_classifier(call, classifier)
     _check_sides(call, p, q, folds)
     span = common_span(p, q)

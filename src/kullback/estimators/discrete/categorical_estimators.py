@@ -17,12 +17,12 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import check_confidence
 from kullback.estimators.discrete import point
 from kullback.estimators.discrete.count_intervals import MOST_UNSEEN, coarser, kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, count_categories
 from kullback.estimators.discrete.measures import FEWEST_DRAWS
 from kullback.estimators.normal_interval import note_on_sign
+from kullback.estimators.sample_checks import INTERVAL
 from kullback.representations import Counts
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
@@ -54,8 +54,7 @@ def _from_counts(
             generator: torch.Generator | None = None,
             **options: Any,
         ) -> Estimate:
-            del generator
-            check_confidence(name, confidence)
+            INTERVAL.check(name, confidence=confidence, generator=generator)
             table = count_categories(name, p, q)
             raw = of_counts(table.a, table.b, **options)
             value = raw.clamp(min=0)

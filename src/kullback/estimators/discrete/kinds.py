@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import check_confidence
 from kullback.errors import NoRuleError, explain
 from kullback.estimators.discrete.categorical_estimators import is_refused, nothing_shared, rows_note
 from kullback.estimators.discrete.count_intervals import kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, count_categories
 from kullback.estimators.discrete.measures import KL_MEASURE, Measure, at_the_ends, measure_of
 from kullback.estimators.discrete.total_variation import total_variation_estimate, total_variation_interval
+from kullback.estimators.sample_checks import INTERVAL
 from kullback.generators import (
     KL,
     Alpha,
@@ -75,9 +75,8 @@ def bias_corrected(
         Notes on bias in estimation (Quenouille, 1956)
         Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
     """
-    del generator
     name = "bias_corrected"
-    check_confidence(name, confidence)
+    INTERVAL.check(name, confidence=confidence, generator=generator)
     kind = estimable(name, as_divergence(name, kind))
     table = count_categories(name, p, q)
     result, notes = describe_kind(table, kind, confidence)

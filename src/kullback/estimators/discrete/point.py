@@ -17,9 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import number_from
+from kullback.common.constraints import Arguments, Number
 from kullback.common.special import scaled_e1
-from kullback.errors import invalid_value, safe_repr
 
 
 def plugin(a: Tensor, b: Tensor) -> Tensor:
@@ -63,12 +62,12 @@ def augmented_plugin(a: Tensor, b: Tensor) -> Tensor:
     return _sum(a, a / n * (a.log() - (b + 1).log() + (m / n).log()))
 
 
+_DIRICHLET = Arguments("dirichlet", prior=Number(above=0, below=math.inf, example=0.5))
+
+
 def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
     """Return the divergence of the proportions after `prior` more draws of every category on both sides."""
-    if not 0 < number_from(prior) < math.inf:
-        raise invalid_value(
-            "dirichlet", "prior", wanted="a number above 0", got=safe_repr(prior), instead="prior=0.5"
-        )
+    prior = _DIRICHLET.check(prior=prior)["prior"]
     a, b, _, _ = _counts(a, b)
     return plugin(a + prior, b + prior)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from kullback.common.inputs import check_confidence, whole_from
+from kullback.common.inputs import whole_from
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimators.dimension import too_few_dimensions
 from kullback.estimators.draws import Array, Draws, affordable_draws
@@ -22,7 +22,7 @@ from kullback.estimators.knn.data import charted, check_independent, check_point
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import KNearest, search_line, search_space
 from kullback.estimators.normal_interval import infinite_estimate, standard_normal_quantile
-from kullback.estimators.sample_checks import seed_of
+from kullback.estimators.sample_checks import INTERVAL, seed_of
 from kullback.estimators.spans import as_log_ratios, common_span
 from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, upper_end
 from kullback.results.estimate import Estimate
@@ -135,7 +135,7 @@ def nearest_neighbors(
         Divergence Estimation for Multidimensional Densities Via k-Nearest-Neighbor Distances (Wang, Kulkarni and
         Verdu, 2009); Ensemble Estimators for Multivariate Entropy Estimation (Sricharan, Wei and Hero, 2013)
     """
-    check_confidence("nearest_neighbors", confidence)
+    INTERVAL.check("nearest_neighbors", confidence=confidence, generator=generator)
     check_points(p, q)
     p, q, proportions = as_log_ratios(p, q)
     span = common_span(p, q)
