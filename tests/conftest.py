@@ -143,9 +143,9 @@ def registered_rules() -> Iterator[None]:
 
     from kullback.pairs import registry, torch_registry
 
-    tables: list[dict[Any, Any]] = [_KL_REGISTRY, vars(registry)["_USER_RULES"]]
+    tables: list[dict[Any, Any]] = [_KL_REGISTRY, vars(registry)["_RULES"]["user"]]
     before = [dict(table) for table in tables]
-    vars(registry)["_USER_RULES"].clear()
+    tables[1].clear()
     torch_registry.forget_plans()
     yield
     for table, rules in zip(tables, before, strict=True):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import mpmath
 import pytest
@@ -236,6 +240,66 @@ def test_the_native_closed_forms_are_asked_once_for_a_pair(
         1 / unit
     )
     assert asked.count(p) == 1
+
+
+def calls_of(function: Callable[[], object]) -> list[tuple[str, str]]:
+    """Return the calls of kullback's functions, in their order."""
+    calls: list[tuple[str, str]] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and "/kullback/" in file:
+            calls.append((file.rpartition("/kullback/")[2], frame.f_code.co_qualname))
+
+    function()  # makes the plan
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_equal_options_take_the_same_path() -> None:
+    x, y = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    pairs = [
+        (td.Normal(x, 1.0), td.Normal(y, 2.0)),
+        (td.StudentT(5 * y), td.Normal(x, 1.0)),
+        (Logits(x), Logits(y.cumsum(0))),
+    ]
+    spelled: list[dict[str, Any]] = [
+        {"atol": float("0.0")},
+        {"rtol": None, "method": "-auto"[1:], "base": None},
+        {"draws": int("10000"), "max_evaluations": int("10000"), "generator": None},
+    ]
+    for p, q in pairs:
+        default = calls_of(lambda p=p, q=q: kl_divergence(p, q))
+        for options in spelled:
+            assert calls_of(lambda p=p, q=q, o=options: kl_divergence(p, q, **o)) == default, (p, options)
+    assert len(calls_of(lambda: kl_divergence(*pairs[0], rtol=1e-3, draws=77))) == 9
+
+
+def test_options_are_checked_at_every_call() -> None:
+    p, q = td.Normal(0.0, 1.0), td.Normal(1.0, 1.0)
+    for name, good, bad in (
+        ("atol", 0.0, False),
+        ("rtol", 1e-3, torch.tensor(1e-3)),
+        ("draws", 10_000, 10_000.0),
+        ("max_evaluations", 1, True),
+        ("max_evaluations", 10, [10]),
+        ("rtol", 1.0, {}),
+    ):
+        kl_divergence(p, q, **{name: good})
+        for call in (kl_divergence, kl_estimate, estimate):
+            with refused(errors.ArgumentValueError, call=call.__name__, argument=name):
+                call(p, q, **{name: bad})
+    most = torch.tensor(10_000)  # a count that changes is read again
+    locs, scales = (torch.tensor(x).double() for x in ([0.0, 1.3, 2.7, 4.1, 9.2], [0.1, 0.2, 0.05, 0.3, 1.0]))
+    mixed = td.MixtureSameFamily(td.Categorical(torch.ones(5).double()), td.Laplace(locs, scales))
+    pair = mixed, td.Cauchy(0 * locs[0], 1.0), Alpha(0.3)
+    divergence(*pair, rtol=1e-12, max_evaluations=most)
+    with pytest.raises(errors.ConvergenceError):
+        divergence(*pair, rtol=1e-12, max_evaluations=most.fill_(1000))
 
 
 def test_the_most_specific_rule_wins_and_comes_before_torch_s() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import re
 import subprocess
 import sys
@@ -16,6 +17,11 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributions import Laplace, Normal
+
+import kullback
+from kullback.pairs.torch_registry import PLANS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "kullback"
@@ -86,8 +92,8 @@ LAYERS = {
     ),
     "kullback.pairs": (
         {"torch_registry"},
-        {"overrides"},
         {"family"},
+        {"overrides"},
         {"clone", "numerics", "solve_options"},
         {"native_forms"},
         {"registry", "renyi"},
@@ -351,6 +357,35 @@ readers = {"csv", "h5py", "pandas", "pyarrow", "safetensors", "sqlite3"}
 print(sorted(n for n in names if n.startswith("kullback.io") or n.partition(".")[0] in readers))
 print("kullback.losses.sampled_tail" in names)
 """
+
+
+def caches_of(type_p, type_q):
+    """The dictionaries whose keys contain a pair of types, wherever they are, also inside of `functools.lru_cache`."""
+    keys = [x for x in gc.get_referrers(type_p) if type(x) is tuple and type_q in x]
+    caches = {id(x): x for key in keys for x in gc.get_referrers(key) if isinstance(x, dict) and key in x}
+    return list(caches.values())
+
+
+def test_one_cache_holds_the_plan_of_a_pair():
+    class OwnNormal(Normal):
+        pass
+
+    class OwnLaplace(Laplace):
+        pass
+
+    p, q = OwnNormal(0.0, 1.0), OwnLaplace(0.5, 2.0)
+    with kullback.install():
+        torch.distributions.kl_divergence(p, q)
+        kullback.estimate(p, q)
+        for kind in ("kl", "reverse_kl", "js", "renyi:2"):
+            kullback.divergence(p, q, kind)
+        caches = caches_of(OwnNormal, OwnLaplace)
+        assert [x is PLANS for x in caches] == [True], caches
+    another = {(OwnNormal, OwnLaplace): "a rule"}
+    assert [x is another for x in caches_of(OwnNormal, OwnLaplace)] == [True]
+    remembered = functools.lru_cache(lambda *types: len(types))
+    remembered(OwnNormal, OwnLaplace)
+    assert len(caches_of(OwnNormal, OwnLaplace)) == 2
 
 
 def test_the_losses_load_no_file_reader():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Never, cast
 
 import torch
@@ -12,23 +14,25 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from kullback.common.bijective import check_bijective
-from kullback.common.constraints import CONFIDENCE, GENERATOR, Arguments, Number, Whole
+from kullback.common.constraints import CONFIDENCE, Arguments, Number
 from kullback.errors import ArgumentTypeError, NoRuleError, invalid_type, invalid_value, no_rule, safe_repr
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.kernels import rounding_error, row_divergence
-from kullback.pairs import FEWEST_DRAWS, METHODS, SolveOptions
-from kullback.pairs.clone import with_ordinary_tensors, without_empty_wrapper
+from kullback.pairs import METHODS, SolveOptions
+from kullback.pairs.clone import have_ordinary_tensors, with_ordinary_tensors, without_empty_wrapper
 from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.distribution_checks import check_domains
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.pairs.other_objects import line_for
 from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch, with_equal_outcomes
-from kullback.pairs.solve import estimate as estimate_pair, estimate_exchanged
+from kullback.pairs.solve import estimate as estimate_pair, estimate_by_rules, estimate_exchanged
+from kullback.pairs.solve_options import OPTIONS
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
 Operand = Representation | Samples | Distribution | Frozen
+_OPERANDS = (Representation, Samples, Distribution)
 _KL = KL()
 # The methods for two finite distributions.
 _FINITE_METHODS = ("auto", "summation")
@@ -103,35 +107,19 @@ def kl_divergence(
     References:
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
-    # Compare with the default objects by identity, which is faster than equality.
-    is_default = (
-        method is _METHOD
-        and base is rtol is generator is None
-        and atol is _ATOL
-        and max_evaluations is _MAX_EVALUATIONS
-        and draws is _DRAWS
-    )
-    if is_default:
-        # A fast path: for a small batch, the checks of the options would take longer than the divergence.
+    options = _options("kl_divergence", method, rtol, atol, max_evaluations, draws, generator)
+    solve = estimate_pair
+    if method == "auto":
+        # A fast path: for a small batch, the other steps would take longer than the divergence.
         if type(p) is type(q) and type(p) in _OF_CLASSES:
             value = _value_of_rows(cast(Representation, p), cast(Representation, q))
         else:
             value = fused_divergence(p, q)
         if value is not None:
-            return value
-        options = _DEFAULT_OPTIONS
-    else:
-        options = _options(
-            "kl_divergence", method, rtol, atol, max_evaluations, draws, generator, wants_error=False
-        )
-    answer = _answer("kl_divergence", p, q, _KL, base, options)
+            return value if base is None else value / nats_per_unit("kl_divergence", _KL, base)
+        solve = estimate_by_rules
+    answer = _answer("kl_divergence", p, q, _KL, base, options, solve=solve)
     return answer.value if answer.n is None else _value_with_warnings(answer)
-
-
-_DEFAULTS = cast("dict[str, Any]", kl_divergence.__kwdefaults__)
-_METHOD, _ATOL, _MAX_EVALUATIONS, _DRAWS = map(_DEFAULTS.get, ("method", "atol", "max_evaluations", "draws"))
-# The kernels have already declined the pair.
-_DEFAULT_OPTIONS = SolveOptions(wants_error=False, try_native=False)
 
 
 def divergence(
@@ -185,7 +173,7 @@ def divergence(
         A General Class of Coefficients of Divergence of One Distribution from Another (Ali and Silvey, 1966)
     """
     kind = as_divergence("divergence", kind)
-    options = _options("divergence", method, rtol, atol, max_evaluations, draws, generator, wants_error=False)
+    options = _options("divergence", method, rtol, atol, max_evaluations, draws, generator)
     return _value_with_warnings(_answer("divergence", p, q, kind, base, options))
 
 
@@ -317,7 +305,7 @@ def _estimate(
     confidence: float,
 ) -> Estimate:
     _ESTIMATE.check(call, confidence=confidence)
-    options = options._replace(confidence=confidence)
+    options = options._replace(confidence=confidence, wants_error=True)
     kind = as_divergence(call, kind)
     p, q = operands(call, p, q)
     answer = _answer(call, p, q, kind, base, options, exact=True)
@@ -339,18 +327,6 @@ def _estimate(
     return replace(_in_units(counted, unit), value=answer.value, confidence=float(confidence))
 
 
-_WITHOUT = "{call}(p, q) without it"
-_ARGUMENTS = Arguments(
-    "kl_divergence",
-    "divergence",
-    "kl_estimate",
-    "estimate",
-    rtol=Number(least=0, instead=_WITHOUT, example=1e-6, optional=True),
-    atol=Number(least=0, instead=_WITHOUT, example=1e-9),
-    max_evaluations=Whole(least=1, instead=_WITHOUT, example=10_000),
-    draws=Whole(least=FEWEST_DRAWS, instead=_WITHOUT, example=1000),
-    generator=GENERATOR,
-)
 _ESTIMATE = Arguments("kl_estimate", "estimate", confidence=CONFIDENCE)
 _BASE = Arguments(
     "divergence",
@@ -375,15 +351,33 @@ def _options(
     max_evaluations: int,
     draws: int,
     generator: torch.Generator | None,
-    *,
-    wants_error: bool = True,
+) -> SolveOptions:
+    """Return the options after a check; equal options are checked once."""
+    check = _checked_options if torch.compiler.is_compiling() else _remembered_options
+    try:
+        options = check(call, method, rtol, atol, max_evaluations, draws)
+    except TypeError:  # a number without a hash, or an error that is raised again
+        options = _checked_options(call, method, rtol, atol, max_evaluations, draws)
+    if generator is None:
+        return options
+    OPTIONS.check(call, generator=generator)
+    return options._replace(generator=generator)
+
+
+def _checked_options(
+    call: str, method: str, rtol: float | None, atol: float, max_evaluations: int, draws: int
 ) -> SolveOptions:
     if not isinstance(method, str) or method not in METHODS:  # pyright: ignore[reportUnnecessaryIsInstance]
         _check_estimator(call, method)
-    numbers = _ARGUMENTS.check(
-        call, rtol=rtol, atol=atol, max_evaluations=max_evaluations, draws=draws, generator=generator
-    )
-    return SolveOptions(method, **numbers, wants_error=wants_error)
+    numbers = OPTIONS.check(call, rtol=rtol, atol=atol, max_evaluations=max_evaluations, draws=draws)
+    return SolveOptions(method, **numbers, wants_error=False)
+
+
+@lru_cache(maxsize=128, typed=True)
+def _remembered_options(call: str, method: str, *numbers: Any) -> SolveOptions:
+    if any(isinstance(x, Tensor) for x in numbers):
+        raise TypeError  # a tensor may have another value at the next call
+    return _checked_options(call, method, *numbers)
 
 
 # Functions import the estimators, only for draws: it takes as long as all other imports, and most calls have no draws.
@@ -412,12 +406,13 @@ def _answer(
     options: SolveOptions,
     *,
     exact: bool = False,
+    solve: Callable[..., Estimate] = estimate_pair,
 ) -> Estimate:
     unit = 1.0 if base is None else nats_per_unit(call, kind, base)
     p, q = operands(call, p, q)
     method, are_counts = options.method, isinstance(p, Counts) and isinstance(q, Counts)
     if isinstance(p, Distribution) and isinstance(q, Distribution):
-        answer = between_distributions(call, p, q, kind, options)
+        answer = between_distributions(call, p, q, kind, options, solve)
     elif (
         isinstance(p, Samples) or isinstance(q, Samples) or (are_counts and method not in (*METHODS, _PLUGIN))
     ):
@@ -454,7 +449,9 @@ def no_common_rule(call: str, p: object, q: object) -> NoRuleError:
 
 def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
     """Convert SciPy distributions to torch, and a Categorical to a representation if the other side is one."""
-    from_scipy = is_frozen(p) or is_frozen(q)
+    if isinstance(p, Distribution) and isinstance(q, Distribution) and have_ordinary_tensors(p, q):
+        return without_empty_wrapper(p), without_empty_wrapper(q)
+    from_scipy = not (isinstance(p, _OPERANDS) and isinstance(q, _OPERANDS))
     p, q = operand(call, "p", p), operand(call, "q", q)
     if from_scipy:
         p, q = with_equal_outcomes(p, q)
@@ -465,7 +462,7 @@ def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
 
 def operand(call: str, argument: str, x: object) -> Any:
     """Return an operand, converted from SciPy to torch if necessary; raise for any other type."""
-    if not isinstance(x, Representation | Samples | Distribution):
+    if not isinstance(x, _OPERANDS):
         if not is_frozen(x):
             raise _not_a_distribution(call, argument, x)
         x = to_torch(call, argument, x)
@@ -510,12 +507,17 @@ def _value_with_warnings(answer: Estimate) -> Tensor:
 
 
 def between_distributions(
-    call: str, p: Distribution, q: Distribution, kind: Divergence, options: SolveOptions
+    call: str,
+    p: Distribution,
+    q: Distribution,
+    kind: Divergence,
+    options: SolveOptions,
+    solve: Callable[..., Estimate] = estimate_pair,
 ) -> Estimate:
-    """Return the divergence of two torch distributions, with its method and error."""
-    kind = kind.simplest()
+    """Return the divergence of two torch distributions, with its method and error; `solve` computes KL."""
+    kind = kind if isinstance(kind, KL) else kind.simplest()
     if isinstance(kind, KL):
-        return estimate_pair(call, p, q, options)
+        return solve(call, p, q, options)
     if isinstance(kind, ReverseKL | Jeffreys):  # before P and Q change places
         check_domains(call, p, q)
     if isinstance(kind, ReverseKL):

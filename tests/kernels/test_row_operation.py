@@ -117,3 +117,33 @@ def test_a_total_may_complete_its_gradients_once() -> None:
     assert completed == [2]
     assert torch.equal(by_x, -Y)
     assert torch.equal(by_y, -X)
+
+
+@dataclass(slots=True, eq=False)
+class ProductsAndNorms(TotalProducts):
+    """The same, with the squared norms of the first rows as a second result."""
+
+    has_second: bool = True
+
+    def compute(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (x * y).sum(-1), (x * x).sum(-1)
+
+    def total(self, tensors: Any, wanted: Wanted) -> tuple[Any, ...]:
+        _, norms = self.compute(*tensors)
+        return *TotalProducts(self.weights, self.scale).total(tensors, wanted), norms
+
+
+def test_a_second_result_comes_with_the_first_and_has_no_gradient() -> None:
+    for is_early in (True, False):
+        x, y = leaves()
+        total, norms = RowTotal.apply(ProductsAndNorms(), is_early, x, y)
+        assert norms.tolist() == [5.0, 10.0, 0.25]
+        assert not norms.requires_grad
+        first, second = (torch.autograd.grad(total, x, retain_graph=True)[0] for _ in range(2))
+        assert torch.equal(first, Y)
+        assert torch.equal(second, Y)
+    x, y = leaves()
+    values, norms = RowValueFunction.apply(ProductsAndNorms(), x, y)
+    assert norms.tolist() == [5.0, 10.0, 0.25]
+    assert not norms.requires_grad
+    assert torch.equal(torch.autograd.grad(values.sum(), x)[0], Y)

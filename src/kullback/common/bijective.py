@@ -12,7 +12,9 @@ def check_bijective(call: str, argument: str, d: Distribution) -> None:
     """Raise if a distribution, or one inside it, takes its density from a map that is not one-to-one."""
     waiting = [d]
     for part in waiting:  # the list grows meanwhile
-        waiting += [x for x in vars(part).values() if isinstance(x, Distribution)]
+        for inner in vars(part).values():
+            if isinstance(inner, Distribution):
+                waiting.append(inner)  # noqa: PERF401 - a comprehension is one more call
         if (
             isinstance(part, TransformedDistribution)
             and type(part).log_prob is TransformedDistribution.log_prob

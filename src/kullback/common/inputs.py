@@ -202,7 +202,11 @@ def all_recordable(tensors: Iterable[Any]) -> list[Any]:
     """Return `recordable` of each tensor."""
     if torch.compiler.is_compiling():
         return list(tensors)
-    return [x if x is None or not x.is_inference() else recordable(x) for x in tensors]
+    recorded = list(tensors)
+    for place, x in enumerate(recorded):
+        if x is not None and x.is_inference():
+            recorded[place] = recordable(x)
+    return recorded
 
 
 def check_dense(call: str, argument: str, x: Tensor) -> None:
@@ -296,11 +300,13 @@ def can_inspect(x: Tensor) -> bool:
     return can_inspect_all((x,))
 
 
-def can_inspect_all(tensors: Iterable[Tensor]) -> bool:
-    """Return whether Python can read the values of all tensors."""
-    if torch.compiler.is_compiling() or is_traced():
+def can_inspect_all(tensors: Iterable[Tensor | None]) -> bool:
+    """Return whether Python can read the values of all tensors; None stands for a tensor that is left out."""
+    if torch.compiler.is_compiling() or _dispatch_mode(_PROXY) is not None:
         return False
     for x in tensors:
+        if x is None:
+            continue
         if x.is_meta or (type(x) is not Tensor and is_fake(x)) or _is_wrapped(x) or _is_legacy_batch(x):
             return False
     return True

@@ -40,7 +40,7 @@ from kullback.fitting.objective import DivergenceObjective, ElboObjective, Likel
 from kullback.fitting.optimize import Minimum, lower_of
 from kullback.fitting.starts import other_starts
 from kullback.fitting.stochastic import fit_by_draws
-from kullback.fitting.unconstrained import has_numbers, read_family
+from kullback.fitting.unconstrained import read_family
 from kullback.generators import KL, Divergence, ReverseKL, as_divergence
 from kullback.pairs.clone import upcast_copy, with_ordinary_tensors, with_tensors, without_empty_wrapper
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
@@ -314,9 +314,10 @@ def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
     starts = itertools.islice(other_starts(problem), count)
     by_formula = "maximum_likelihood" if isinstance(target, Samples) else "moment_matching"
     if is_kl and method in ("auto", by_formula):
-        distribution = nearest(q, target, problem.family, problem.fixed) if is_nearest is None else q
-        is_new = is_nearest is None and distribution is not None
-        is_finite = is_nearest or (is_new and has_numbers(distribution))
+        is_tried = is_nearest is not None
+        distribution, is_finite = (
+            (q, is_nearest) if is_tried else nearest(q, target, problem.family, problem.fixed)
+        )
         # Without finite means, the other methods find the optimum or report that there is none.
         others = method == "auto" and isinstance(target, Distribution)
         if is_finite or not (distribution is None or others):

@@ -40,8 +40,12 @@ from kullback.samples import Samples
 Parameters = dict[str, Tensor]
 
 
-def nearest(q: Distribution, to: Distribution | Samples, family: Family, fixed: frozenset[str]) -> Any:
-    """Return the member of q's family with the smallest KL(to || q); None if there is no formula.
+def nearest(
+    q: Distribution, to: Distribution | Samples, family: Family, fixed: frozenset[str]
+) -> tuple[Any, bool]:
+    """Return the member of q's family with the smallest KL(to || q), and whether its parameters are in their ranges.
+
+    The member is None if there is no formula.
 
     Arguments:
         q: the start, of the batch's shape, in float64.
@@ -50,12 +54,10 @@ def nearest(q: Distribution, to: Distribution | Samples, family: Family, fixed: 
         fixed: the names of fixed parameters.
     """
     parameters = _parameters(q, to, fixed)
-    if parameters is None:
-        return None
+    if parameters is None or not family.free.keys() <= parameters.keys():
+        return None, False
     values: Parameters = {}
     for name, leaf in family.free.items():
-        if name not in parameters:
-            return None
         values[name] = parameters[name].expand(leaf.value.shape)
     record = family_of(type(q))
     ends = () if record is None else record.support
@@ -63,7 +65,9 @@ def nearest(q: Distribution, to: Distribution | Samples, family: Family, fixed: 
         name: _outwards(x, 2 * ends.index(name) - 1, family.dtype) if name in ends else x
         for name, x in values.items()
     }
-    return family.finished(values)
+    return family.finished(values), isinstance(q, Categorical | OneHotCategorical) or family.are_inside(
+        values
+    )
 
 
 def _outwards(x: Tensor, side: int, dtype: torch.dtype) -> Tensor:
@@ -74,8 +78,9 @@ def _outwards(x: Tensor, side: int, dtype: torch.dtype) -> Tensor:
 
 
 def _parameters(q: Distribution, to: Distribution | Samples, fixed: frozenset[str]) -> Parameters | None:
-    if isinstance(to, Distribution) and any(d.event_shape and overrides_density(d) for d in parts_of(to)):
-        return None  # the formulas below are those of the family
+    for part in parts_of(to) if isinstance(to, Distribution) else ():
+        if part.event_shape and overrides_density(part):
+            return None  # the formulas below are those of the family
     for families, rule in _RULES:
         if isinstance(q, families):
             return rule(q, to, fixed)

@@ -81,7 +81,7 @@ def _values(problem: FitProblem, near: Any) -> Values | None:
     """Return the parameters of the member nearest to a distribution, or q's with its mean and deviation."""
     q, family, fixed = problem.q, problem.family, problem.fixed
     try:
-        member = nearest(q, near.expand(q.batch_shape), family, fixed)
+        member, _ = nearest(q, near.expand(q.batch_shape), family, fixed)
     except (ValueError, NotImplementedError):
         member = None
     if member is not None:

@@ -219,7 +219,7 @@ def _integrated(
     """Return the integral of p times each statistic; NaN if the nodes miss a part of the mass."""
     center, width = p.center_and_width()
     line = Line(p.coordinate(), center.expand(*shape, 1), width.expand(*shape, 1))
-    marks = line.marks((p,), *([parameters.pop()] if has_corner else []))
+    marks = line.marks([(p, line.coordinate)], *([parameters.pop()] if has_corner else []))
 
     def weighed(v: Tensor) -> tuple[Tensor, Tensor]:
         at, log_jacobian = line.points(v)
@@ -258,9 +258,10 @@ def _integrated(
         v, half = panel_nodes(*panels.places)
         log_p, _ = weighed(v.flatten(-2))
         nodes += [line.points(v.flatten(-2))[0].x, torch.exp(log_p) * (WEIGHTS_KRONROD * half).flatten(-2)]
-    values, _, _, mass, mass_errors = (x.sum(-1) for x in panels.columns)
-    lost = ((mass - 1).abs() > _MASS_ERROR + SAFETY * mass_errors) | is_heavy
-    values = torch.where(lost, torch.nan, values / mass)
+    values, _, _, mass, mass_errors = panels.columns
+    mass = mass.sum(-1)
+    lost = ((mass - 1).abs() > _MASS_ERROR + SAFETY * mass_errors.sum(-1)) | is_heavy
+    values = torch.where(lost, torch.nan, values.sum(-1) / mass)
     return values[0] if len(f) == 1 else values
 
 

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributions import (
-    Categorical,
     Distribution,
     Independent,
     LowRankMultivariateNormal,
     MixtureSameFamily,
     MultivariateNormal,
-    OneHotCategorical,
     Transform,
     TransformedDistribution,
     Uniform,
@@ -28,7 +26,7 @@ from torch.distributions import (
 )
 
 from kullback.common.dtypes import tensor_of, upcast
-from kullback.errors import KullbackError, invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value
 from kullback.pairs.numerics.parameters import dtype_of, given_logits
 
 Values = Mapping[str, Tensor]
@@ -105,6 +103,17 @@ class Family:
         """Return the distribution with these free parameters, in float64."""
         return self.make({**{name: leaf.value for name, leaf in self.constant.items()}, **values})
 
+    def are_inside(self, values: Values) -> bool:
+        """Return whether free parameters, in the dtype of the start, are numbers inside their ranges."""
+        rounded = {name: upcast(x.to(self.dtype)) for name, x in values.items()}
+        for name, leaf in self.free.items():
+            x = rounded[name]
+            if leaf.beyond is not None:
+                x = leaf.sign * (x - self._other_end(leaf.beyond, rounded))
+            if not bool(rounded[name].isfinite().all()) or not bool(leaf.constraint.check(x).all()):
+                return False
+        return True
+
     def finished(self, values: Values) -> Any:
         """Return the distribution with these free parameters, without gradient and in the dtype of the start."""
         every = {**{name: leaf.value for name, leaf in self.constant.items()}, **values}
@@ -161,17 +170,6 @@ def read_family(q: Distribution, fixed: frozenset[str]) -> Family:
         if leaf.beyond in free:  # then the other end moves
             free[leaf.beyond] = Leaf(free[leaf.beyond].value, constraints.positive, path, -1)
     return Family(free, constant, q.batch_shape, dtype_of(q), make)
-
-
-def has_numbers(d: Any) -> bool:
-    """Return whether the parameters of a distribution are numbers inside their ranges; always true for classes."""
-    if isinstance(d, Categorical | OneHotCategorical):
-        return True
-    try:
-        read_family(d, frozenset())
-    except KullbackError:
-        return False
-    return True
 
 
 def _is_named(path: str, name: str) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import accurate_dtype
-from kullback.common.inputs import can_inspect, can_inspect_all
+from kullback.common.inputs import can_inspect_all
 from kullback.errors import invalid_value
 
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
@@ -42,6 +42,8 @@ class RowOperation:
     """The weights of a total, which are constants; None means 1. A row of weight 0 contributes 0."""
     scale: float
     """The factor of a total."""
+    has_second: bool = False
+    """Whether `compute` and `total` have a second result for the caller, a tensor without a gradient, at the end."""
 
     def compute(self, *tensors: Any, **_: Any) -> tuple[Any, ...]:
         """Return a tuple of the values, and of everything else that the gradients need."""
@@ -70,8 +72,8 @@ class RowOperation:
             instead="loss.backward() or torch.autograd.grad(loss, inputs)",
         )
 
-    def total(self, tensors: Any, wanted: Wanted) -> tuple[Tensor, Gradients]:
-        """Return the sum of the values times `weights` and `scale`, and its wanted gradients."""
+    def total(self, tensors: Any, wanted: Wanted) -> tuple[Any, ...]:
+        """Return the sum of the values times `weights` and `scale`, its wanted gradients, and the second result."""
         raise NotImplementedError
 
     def complete(self, gradients: Gradients) -> Gradients:
@@ -205,9 +207,7 @@ class _Transformable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        is_plain = not torch.is_grad_enabled() and can_inspect_all(
-            [x for x in (*saved, grads[0]) if x is not None]
-        )
+        is_plain = not torch.is_grad_enabled() and can_inspect_all((*saved, grads[0]))
         with differentiable_backward():
             by = ctx.operation.gradients(saved[:3], saved[3:], grads[0], ctx.needs_input_grad[1:], is_plain)
         return None, by[0], by[1], None
@@ -230,18 +230,19 @@ class RowValueFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, operation: RowOperation, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, operation: RowOperation, *tensors: Tensor | None) -> Any:
         values, *kept = operation.compute(*tensors)
+        second = kept.pop() if operation.has_second else None
         ctx.operation, ctx.dtype = operation, values.dtype
         # An alias of the result, because autograd counts changes of the result, and it would refer to itself.
         ctx.kept = (values.detach(), *kept) if kept else ()
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
-        return values
+        return values if second is None else _with_second(ctx, values, second)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        is_plain = not torch.is_grad_enabled() and can_inspect(grads[0])
+        is_plain = not torch.is_grad_enabled() and can_inspect_all(grads[:1])
         wanted = ctx.needs_input_grad[1:]
         return None, *ctx.operation.gradients(ctx.saved_tensors, ctx.kept, grads[0], wanted, is_plain)
 
@@ -258,21 +259,25 @@ class RowTotal(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, operation: RowOperation, is_early: bool, *tensors: Tensor | None) -> Tensor:
+    def forward(ctx: Any, operation: RowOperation, is_early: bool, *tensors: Tensor | None) -> Any:
         ctx.operation = operation
         # Autograd cannot save tensors of torch.inference_mode. The gradient computed below does not need them.
-        ctx.save_for_backward(*[None if x is None or x.is_inference() else x for x in tensors])
+        saved: list[Tensor | None] = list(tensors)
+        for place, x in enumerate(tensors):
+            if x is not None and x.is_inference():
+                saved[place] = None
+        ctx.save_for_backward(*saved)
         ctx.save_for_forward(*tensors)
         wanted = ctx.needs_input_grad[2:] if is_early else (False,) * len(tensors)
-        total, gradients = operation.total(tensors, wanted)
+        total, gradients, *second = operation.total(tensors, wanted)
         ctx.gradients = gradients if True in wanted else None
         ctx.dtype = total.dtype
-        return total
+        return _with_second(ctx, total, second[0]) if second else total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), ready, operation = grads, ctx.gradients, ctx.operation
-        is_plain = not torch.is_grad_enabled() and can_inspect(grad)
+        grad, ready, operation = grads[0], ctx.gradients, ctx.operation
+        is_plain = not torch.is_grad_enabled() and can_inspect_all(grads[:1])
         if ready is not None and is_plain:
             ctx.gradients = None
             return None, None, *operation.complete(_scaled(ready, grad))
@@ -294,6 +299,11 @@ class RowTotal(torch.autograd.Function):
         weights = row_weights(operation.weights, tensors[0], operation.scale)
         changes = operation.changes(tensors, tangents[2:])
         return torch.where(weights == 0, 0, weights * changes).sum().to(ctx.dtype)
+
+
+def _with_second(ctx: Any, result: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    ctx.mark_non_differentiable(second)
+    return result, second
 
 
 def row_weights(weights: Weights, rows: Tensor, factor: Tensor | float) -> Tensor:

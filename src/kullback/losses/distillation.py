@@ -23,8 +23,7 @@ from kullback.losses.head_tensors import (
     STUDENT_NAMES,
     TEACHER_NAMES,
     HeadTensors,
-    check_heads,
-    in_autocast_dtype,
+    checked_tensors,
     sides_of,
 )
 from kullback.losses.positions import Positions, positions_of
@@ -371,26 +370,24 @@ def linear_distillation_loss(
     of_heads = HeadSettings(softcap, logit_scale, chunk_bytes, float32_logits, return_entropy)
     stored = teacher if isinstance(teacher, PartialTeacher) else None
 
-    def check() -> tuple[Positions, HeadSettings, bool]:
+    def check() -> tuple[Positions, list[HeadTensors], HeadSettings, bool]:
         checked, checked_heads = settings.checked(HEAD_CALL), of_heads.checked(HEAD_CALL)
         overflows = may_overflow(checked.kind)
-        dtype = check_heads(of_student, of_teacher, stored, checked)
+        dtype, heads = checked_tensors(of_student, of_teacher, stored, checked)
         positions = positions_of(
             HEAD_CALL, checked, of_student.hidden, dtype, mask, weight, labels, normalizer
         )
-        return positions, checked_heads, overflows
+        return positions, heads, checked_heads, overflows
 
     sides = None
     if ranks is None or ranks.size == 1:
-        positions, (softcaps, scales, chunk_bytes, *_), overflows = check()
+        positions, heads, checked_heads, overflows = check()
     else:
-        positions, (softcaps, scales, chunk_bytes, *_), overflows = checked_on_every_rank(
-            ranks, check, [*of_student, *of_teacher]
-        )
+        tensors = [*of_student, *of_teacher]
+        positions, heads, checked_heads, overflows = checked_on_every_rank(ranks, check, tensors)
         sides = _agreed_sides(ranks, positions, of_student, of_teacher, stored, of_heads)
     settings, weights, mixed = positions.settings, positions.weights, positions.labels
-    heads = [of_student] if stored is not None else [of_student, of_teacher]
-    heads = [in_autocast_dtype(head) for head in heads]
+    softcaps, scales, chunk_bytes, *_ = checked_heads
     if sides is None:
         heads = _same_vocabulary(heads, settings)
         n_classes = heads[0].weight.shape[0]
@@ -400,19 +397,17 @@ def linear_distillation_loss(
         n_classes = sides.student[-1][1]
     n = positions.shape.numel()
     tensors = [x for head in heads for x in (head.hidden.reshape(n, head.hidden.shape[-1]), *head[1:])]
-    positions.check_labels(n_classes)
+    if mixed is not None:
+        positions.check_labels(n_classes)
     student_head = Head(softcaps[0], scales[0], float32_logits)
     teacher_head = Head(softcaps[1], scales[1], float32_logits)
     inspected = [*tensors, weights, None if mixed is None else mixed.classes]
     if stored is not None:
-        stored.check_indices(HEAD_CALL, n_classes)
-        stored.check_counted(HEAD_CALL, weights)
-        rows = stored.rows(settings.kind, n_classes, temperature, accurate_dtype(positions.device))
+        rows = stored.checked_rows(positions, n_classes, accurate_dtype(positions.device))
         tensors.append(rows.log_probs.reshape(n, rows.log_probs.shape[-1]))
         inspected += [rows.log_probs, rows.indices]
         # Autograd differentiates the log-probabilities in `tensors`.
         teacher_head = StoredTeacher(replace(rows, log_probs=rows.log_probs.detach()))
-    inspected = [x for x in inspected if x is not None]
     is_chunked = _fit_chunks(inspected)
     operation = HeadRows(
         student_head,
@@ -424,43 +419,45 @@ def linear_distillation_loss(
         chunk_bytes,
         _counted(weights) if is_chunked and weights is not None else None,
         mixed,
+        has_second=return_entropy,
     )
     if sides is not None:
         operation = _sharded(operation, sides, tensors, is_chunked)
-    return _loss_of_heads(operation, tensors, positions, is_chunked, return_entropy)
+    compute = _chunked_loss if is_chunked else _whole_loss
+    return compute(operation, tensors, positions)
 
 
-def _loss_of_heads(
-    operation: HeadRows, tensors: list[Any], positions: Positions, is_chunked: bool, return_entropy: bool
-) -> Any:
-    """Return the loss, and the student's entropies if they are requested."""
-    excluded = None if positions.weights is None else (positions.weights == 0).reshape(-1)
-    entropies = None
-    if return_entropy and is_chunked:
-        n = positions.shape.numel()
-        entropies = torch.zeros(n, dtype=positions.dtype, device=positions.device)
-        operation = replace(operation, entropies=entropies)
-    elif return_entropy:
-        entropies = operation.reference_entropies(tensors, excluded)
-    if is_chunked:
-        loss = _chunked_loss(operation, tensors, positions)
-    else:
-        values = operation.reference_rows(tensors, excluded)
-        loss = positions.reduce(values.reshape(positions.shape))
-    return loss if entropies is None else (loss, entropies.reshape(positions.shape))
+def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Any:
+    """Return the loss, and the student's entropies if the operation gives them.
 
-
-def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Tensor:
-    """Return the weighted total of the operation, or its values if a weight requires a gradient."""
-    if positions.settings.reduction != "none":
-        # In float16 small gradients underflow without the loss scale, which only the backward pass knows.
-        is_half = torch.float16 in [x.dtype for x in tensors if x is not None]
+    A total has constant weights. If a weight requires a gradient, the values are reduced instead.
+    """
+    shares, scale = None, 1.0
+    is_total = positions.settings.reduction != "none"
+    if is_total:
         shares, scale = positions.shares()
-        if shares is None or not shares.requires_grad:
-            shares = None if shares is None else shares.reshape(-1)
-            operation = replace(operation, weights=shares, scale=scale)
-            return RowTotal.apply(operation, torch.is_grad_enabled() and not is_half, *tensors)
-    return positions.reduce(RowValueFunction.apply(operation, *tensors).reshape(positions.shape))
+        is_total = shares is None or not shares.requires_grad
+    if is_total:
+        # In float16 small gradients underflow without the loss scale, which only the backward pass knows.
+        is_early = torch.is_grad_enabled() and torch.float16 not in [
+            x.dtype for x in tensors if x is not None
+        ]
+        shares = None if shares is None else shares.reshape(-1)
+        result = RowTotal.apply(replace(operation, weights=shares, scale=scale), is_early, *tensors)
+    else:
+        result = RowValueFunction.apply(operation, *tensors)
+    loss, *second = result if operation.has_second else (result,)
+    loss = loss if is_total else positions.reduce(loss.reshape(positions.shape))
+    return (loss, second[0].reshape(positions.shape)) if second else loss
+
+
+def _whole_loss(operation: HeadRows, tensors: list[Any], positions: Positions) -> Any:
+    """Return the results of `_chunked_loss` from all logits at once."""
+    excluded = None if positions.weights is None else (positions.weights == 0).reshape(-1)
+    loss = positions.reduce(operation.reference_rows(tensors, excluded).reshape(positions.shape))
+    if not operation.has_second:
+        return loss
+    return loss, operation.reference_entropies(tensors, excluded).reshape(positions.shape)
 
 
 def _agreed_sides(
@@ -558,12 +555,12 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
             )
 
 
-def _fit_chunks(tensors: list[Tensor]) -> bool:
+def _fit_chunks(tensors: list[Tensor | None]) -> bool:
     """Return whether the chunked pass accepts these tensors: they have values and no forward-mode tangent."""
     if not can_inspect_all(tensors):
         return False
     is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return not is_forward or all(forward_ad.unpack_dual(x).tangent is None for x in tensors)
+    return not is_forward or all(x is None or forward_ad.unpack_dual(x).tangent is None for x in tensors)
 
 
 def _named(student: HeadTensors, teacher: HeadTensors) -> dict[str, Any]:

@@ -76,28 +76,6 @@ class Head(NamedTuple):
         """Return the buffers of a pass, for a teacher with this head."""
         return _TeacherSide(self, tensors, wanted, classes)
 
-    def write(self, tensors: HeadTensors, out: Tensor) -> None:
-        """Write the logits to `out`."""
-        hidden, weight, bias = tensors
-        if _is_slow_to_multiply(weight) or (out.dtype != weight.dtype and not weight.is_cuda):
-            hidden32 = hidden.float()
-            for tile, part in _float32_tiles(weight):
-                out[:, tile].copy_(hidden32 @ part.t())
-        elif out.dtype != weight.dtype:
-            out.copy_(torch.mm(hidden, weight.t(), out_dtype=out.dtype))
-        elif weight.is_cpu and weight.dtype == torch.float32 and torch.get_num_threads() == 1:
-            # Tiles make a product of few positions up to a third faster. Several threads would wait after each tile.
-            for tile in _tiles(weight):
-                torch.mm(hidden, weight[tile].t(), out=out[:, tile])
-        else:
-            torch.mm(hidden, weight.t(), out=out)
-        if bias is not None:
-            out.add_(bias)
-        if self.scale not in (None, 1):
-            out.mul_(self.scale)
-        if self.softcap is not None:
-            out.div_(self.softcap).tanh_().mul_(self.softcap)
-
 
 class StoredTeacher(NamedTuple):
     """A teacher with the rows of a `PartialTeacher` in place of a head."""
@@ -134,7 +112,7 @@ class HeadRows(RowOperation):
         scale: the factor of the total.
         shards: the operation on shards, if the classes of the heads are sharded.
         widest: the largest number of classes of a rank.
-        entropies: the student's entropy at each position, which the forward pass writes.
+        has_second: whether the student's entropy at each position is a second result.
     """
 
     student: Head
@@ -150,17 +128,18 @@ class HeadRows(RowOperation):
     scale: float = 1.0
     shards: ShardedRows | None = None
     widest: int = 0
-    entropies: Tensor | None = None
+    has_second: bool = False
 
-    def compute(self, *tensors: Any) -> tuple[Tensor]:
-        """Return the divergence of each position, as a row operation."""
-        return (sweep(self, tensors, None, (False,) * len(tensors))[0].to(self.dtype),)
+    def compute(self, *tensors: Any) -> tuple[Tensor, ...]:
+        """Return the divergence of each position and, as the second result, the entropies."""
+        values, _, *second = sweep(self, tensors, None, (False,) * len(tensors))
+        return values.to(self.dtype), *second
 
-    def total(self, tensors: Any, wanted: Wanted) -> tuple[Tensor, Gradients]:
-        """Return the weighted sum of the divergences, and its gradients."""
+    def total(self, tensors: Any, wanted: Wanted) -> tuple[Any, ...]:
+        """Return the weighted sum of the divergences, its gradients and, as the second result, the entropies."""
         weights = row_weights(self.weights, tensors[0], self.scale)
-        values, gradients = sweep(self, tensors, weights, wanted)
-        return torch.where(weights == 0, 0, weights * values).sum().to(self.dtype), gradients
+        values, gradients, *second = sweep(self, tensors, weights, wanted)
+        return torch.where(weights == 0, 0, weights * values).sum().to(self.dtype), gradients, *second
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the gradients of the sum of `grad` times the divergences. They compute the logits again, by chunks.
@@ -171,7 +150,7 @@ class HeadRows(RowOperation):
             check_first_derivative(self.shards.ranks, grad)
         if not is_plain:
             return self._through_whole_logits(tensors, grad, wanted)
-        return self.complete(sweep(replace(self, entropies=None), tensors, upcast(grad), wanted)[1])
+        return self.complete(sweep(replace(self, has_second=False), tensors, upcast(grad), wanted)[1])
 
     def complete(self, gradients: Gradients) -> Gradients:
         """Sum the gradients of hidden states over the ranks. Autograd casts the sums to their dtypes."""
@@ -245,10 +224,10 @@ def may_overflow(kind: Divergence) -> bool:
     )
 
 
-def sweep(
-    operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted
-) -> tuple[Tensor, list[Tensor | None]]:
+def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted) -> tuple[Any, ...]:
     """Return the divergence of each position, 0 where it does not count, and the gradient of their weighted sum.
+
+    With `has_second`, the student's entropies follow, 0 where a position does not count.
 
     If the gradient of the logits overflows their dtype, the products with it become NaN. These positions are computed
     again in float64.
@@ -259,20 +238,20 @@ def sweep(
         weights: the weight of each position in the sum, in the most accurate dtype; None without gradients.
         wanted: for each tensor, whether its gradient is needed.
     """
-    values, gradients = _sweep(operation, tensors, weights, wanted)
+    values, gradients, *second = _sweep(operation, tensors, weights, wanted)
     accurate = values.dtype
     if weights is None or not operation.overflows:
-        return values, gradients
+        return values, gradients, *second
     ranges = [torch.finfo(x.dtype).max for x in tensors if x is not None]
     if min(ranges) == torch.finfo(accurate).max:
-        return values, gradients
+        return values, gradients, *second
     is_finite = all(x is None or bool(x.isfinite().all()) for x in gradients)
     if is_finite and operation.shards is None:  # with shards, another rank's gradients may be infinite
-        return values, gradients
+        return values, gradients, *second
     is_far = (weights * values).abs() > min(ranges) / _MAX_DERIVATIVE_PER_VALUE
     if not bool(is_far.any()):
-        return values, gradients
-    operation, counts = replace(operation, entropies=None), ~is_far
+        return values, gradients, *second
+    operation, counts = replace(operation, has_second=False), ~is_far
     if operation.counted is not None:
         counts &= torch.zeros_like(is_far).index_fill(0, operation.counted, True)
     near, far = (replace(operation, counted=x.nonzero().squeeze(-1)) for x in (counts, is_far))
@@ -281,25 +260,26 @@ def sweep(
     sums = [x if x is None or y is None else x + y for x, y in zip(gradients, added, strict=True)]
     rounded = [x if x is None or y is None else x.to(y.dtype) for x, y in zip(sums, gradients, strict=True)]
     if operation.shards is None:
-        return values, rounded
+        return values, rounded, *second
     # The gradients of hidden states are summed over the ranks, and rounded afterwards.
     (student, teacher), (exact_student, exact_teacher) = sides_of(rounded), sides_of(sums)
     student = student._replace(hidden=exact_student.hidden)
     if isinstance(teacher, HeadTensors):
         teacher = teacher._replace(hidden=exact_teacher.hidden)
-    return values, [*student, *teacher]
+    return values, [*student, *teacher], *second
 
 
-def _sweep(
-    operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted
-) -> tuple[Tensor, list[Tensor | None]]:
+def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted: Wanted) -> tuple[Any, ...]:
     """Return the results of `sweep`, with the gradients of logits in the dtype of the logits."""
     (student, teacher), (by_student, by_teacher) = sides_of(tensors), sides_of(wanted)
     dtype = accurate_dtype(student.hidden.device) if weights is None else weights.dtype
     values = student.hidden.new_zeros(student.hidden.shape[0], dtype=dtype)
+    entropies = torch.zeros_like(values, dtype=operation.dtype) if operation.has_second else None
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
         positions = values.shape[0] if operation.counted is None else operation.counted.shape[0]
-        classes = max(len(side.weight) for side in (student, teacher) if isinstance(side, HeadTensors))
+        classes = len(student.weight)
+        if isinstance(operation.teacher, Head):
+            classes = max(classes, len(teacher.weight))
         q_side = _Side(operation.student, student, by_student, classes)
         p_side = operation.teacher.side(teacher, by_teacher, classes)
         width = operation.widest or classes
@@ -308,16 +288,17 @@ def _sweep(
         rows = operation.chunk_rows(
             positions, row_bytes, head_bytes, q_side.dtype.itemsize, values.device.type
         )
-        q_side.prepare(rows, positions, operation.shards is not None)
-        p_side.prepare(rows, positions, operation.shards is not None)
+        for side in (q_side, p_side):
+            if isinstance(side, _Side):
+                side.prepare(rows, positions, operation.shards is not None)
         for start in range(0, positions, max(rows, 1)):
             chunk = slice(start, min(start + rows, positions))
             where = chunk if operation.counted is None else operation.counted[chunk]
             weighted = None if weights is None else weights[where]
             labels = None if operation.labels is None else operation.labels.of_rows(where)
             q = q_side.logits(where)
-            if operation.entropies is not None:
-                operation.entropies[where] = operation.entropy(q).to(operation.entropies.dtype)
+            if entropies is not None:
+                entropies[where] = operation.entropy(q).to(entropies.dtype)
             values[where], by_p, by_q = p_side.compare(
                 operation, q, where, weighted, q_side.is_wanted, labels
             )
@@ -325,7 +306,8 @@ def _sweep(
                 p_side.add(by_p, where)
             if by_q is not None:
                 q_side.add(by_q, where)
-        return values, q_side.gradients() + p_side.gradients()
+        gradients = q_side.gradients() + p_side.gradients()
+        return (values, gradients) if entropies is None else (values, gradients, entropies)
 
 
 class _Side:
@@ -340,6 +322,7 @@ class _Side:
         self.dtype = head.logits_dtype(self.weight)
         self.buffers = 2 if self.is_wanted and head.softcap is not None else 1
         self.class_bytes = self.buffers * self.dtype.itemsize
+        self.is_slow = _is_slow_to_multiply(self.weight)
 
     def prepare(self, rows: int, positions: int, is_sharded: bool) -> None:
         """Allocate the buffers for chunks of `rows` positions."""
@@ -362,11 +345,33 @@ class _Side:
         """Write the logits of some positions to the buffer and return it; -inf for classes that this side lacks."""
         hidden, own = self.hidden[where], self.weight.shape[0]
         logits = self.buffer[: hidden.shape[0]]
-        self.head.write(HeadTensors(hidden, self.weight, self.bias), logits[:, :own])
+        self._write(hidden, logits[:, :own])
         logits[:, own:] = -torch.inf
         if self.spare is not None:
             self.spare[: hidden.shape[0]].copy_(logits)
         return logits
+
+    def _write(self, hidden: Tensor, out: Tensor) -> None:
+        """Write the logits of hidden states to `out`."""
+        weight, head = self.weight, self.head
+        if self.is_slow or (out.dtype != weight.dtype and not weight.is_cuda):
+            hidden32 = hidden.float()
+            for tile, part in _float32_tiles(weight):
+                out[:, tile].copy_(hidden32 @ part.t())
+        elif out.dtype != weight.dtype:
+            out.copy_(torch.mm(hidden, weight.t(), out_dtype=out.dtype))
+        elif weight.is_cpu and weight.dtype == torch.float32 and torch.get_num_threads() == 1:
+            # Tiles make a product of few positions up to a third faster. Several threads would wait after each tile.
+            for tile in _tiles(weight):
+                torch.mm(hidden, weight[tile].t(), out=out[:, tile])
+        else:
+            torch.mm(hidden, weight.t(), out=out)
+        if self.bias is not None:
+            out.add_(self.bias)
+        if head.scale not in (None, 1):
+            out.mul_(head.scale)
+        if head.softcap is not None:
+            out.div_(head.softcap).tanh_().mul_(head.softcap)
 
     def add(self, gradient: Tensor, where: slice | Tensor) -> None:
         """Add the gradient of the logits of some positions to the sums; this overwrites `gradient`."""
@@ -378,7 +383,7 @@ class _Side:
             gradient.mul_(self.head.scale)
         if self.by_bias is not None:
             self.by_bias += gradient.sum(0, dtype=self.by_bias.dtype)
-        if _is_slow_to_multiply(self.weight):
+        if self.is_slow:
             self._add_in_float32(gradient, where)
         else:
             self._add(gradient.to(self.weight.dtype), where)
@@ -453,9 +458,6 @@ class _StoredSide:
         self.rows = rows
         self.log_probs = log_probs
         self.by_log_probs = torch.zeros_like(log_probs) if is_wanted else None
-
-    def prepare(self, rows: int, positions: int, is_sharded: bool) -> None:
-        """Do nothing: the teacher needs no buffer."""
 
     def compare(
         self,

@@ -61,10 +61,12 @@ def _is_autocast_on(device: str) -> bool:
     return is_available and torch.is_autocast_enabled(device)
 
 
-def check_heads(
+def checked_tensors(
     student: HeadTensors, teacher: HeadTensors, stored: PartialTeacher | None, settings: LossSettings
-) -> torch.dtype:
-    """Return the dtype of the loss; raise unless hidden states, weights and biases of both sides fit together.
+) -> tuple[torch.dtype, list[HeadTensors]]:
+    """Return the dtype of the loss and the tensors of each head; raise unless those of both sides fit together.
+
+    Autograd can save the tensors. They are in the autocast dtype if autocast is on; float64 stays.
 
     Arguments:
         student: the arguments of the student.
@@ -72,9 +74,11 @@ def check_heads(
         stored: the teacher, if it is stored and has no head.
         settings: the settings of the loss.
     """
-    heads = [(STUDENT_NAMES, student)]
-    if stored is None:
-        heads.append((TEACHER_NAMES, teacher))
+    heads = (
+        [(STUDENT_NAMES, student)]
+        if stored is not None
+        else [(STUDENT_NAMES, student), (TEACHER_NAMES, teacher)]
+    )
     present = [x for _, head in heads for x in head if x is not None]
     are_plain = are_logits(*present)
     for names, head in heads:
@@ -82,10 +86,13 @@ def check_heads(
             is_absent = x is None and ndim == 1
             if not is_absent and not (are_plain and x is not None and ndim in (None, x.ndim)):
                 _check_tensor(name, x, ndim)
+    device = student.hidden.device
+    autocast_dtype = torch.get_autocast_dtype(device.type) if _is_autocast_on(device.type) else None
     for names, head in heads:
-        _check_head(names, head)
-    dtypes = [x.dtype for x in present]
-    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        _check_head(names, head, autocast_dtype is not None)
+    dtype = torch.float32
+    for x in present:
+        dtype = torch.promote_types(dtype, x.dtype)
     rows = teacher.hidden
     if stored is not None:
         _check_absent(teacher, stored)
@@ -95,9 +102,9 @@ def check_heads(
         check_positions(HEAD_CALL, student.hidden, rows, "", last="hidden size", rows="hidden states")
     names = [*STUDENT_NAMES, *TEACHER_NAMES]
     for name, x in zip(names, [*student, rows, teacher.weight, teacher.bias], strict=True):
-        if x is not None and x.device != student.hidden.device:
-            raise _on_another_device(name, x, student.hidden.device)
-    return dtype
+        if x is not None and x.device != device:
+            raise _on_another_device(name, x, device)
+    return dtype, [_recorded(head, autocast_dtype) for _, head in heads]
 
 
 def _check_absent(teacher: HeadTensors, stored: PartialTeacher) -> None:
@@ -145,7 +152,7 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
     )
 
 
-def _check_head(names: HeadTensors, head: HeadTensors) -> None:
+def _check_head(names: HeadTensors, head: HeadTensors, is_autocast_on: bool) -> None:
     (hidden, weight, bias), side = head, names.hidden
     if weight.shape[1] != hidden.shape[-1]:
         raise invalid_value(
@@ -163,9 +170,8 @@ def _check_head(names: HeadTensors, head: HeadTensors) -> None:
             got=f"shape {tuple(bias.shape)}",
             instead=f"{names.bias}=None, or the bias that belongs to {names.weight}",
         )
-    autocast = _is_autocast_on(hidden.device.type)
     for name, x in ((names.weight, weight), (names.bias, bias)):
-        if x is not None and x.dtype != hidden.dtype and not autocast:
+        if x is not None and x.dtype != hidden.dtype and not is_autocast_on:
             raise invalid_type(
                 HEAD_CALL,
                 name,
@@ -175,10 +181,9 @@ def _check_head(names: HeadTensors, head: HeadTensors) -> None:
             )
 
 
-def in_autocast_dtype(head: HeadTensors) -> HeadTensors:
-    """Return tensors that autograd can save, in the autocast dtype if autocast is on; float64 stays."""
-    tensors, device = all_recordable(list(head)), head.hidden.device.type
-    if _is_autocast_on(device):
-        dtype = torch.get_autocast_dtype(device)
-        tensors = [x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors]
+def _recorded(head: HeadTensors, autocast_dtype: torch.dtype | None) -> HeadTensors:
+    """Return tensors that autograd can save, in the dtype if it is not None and they are not float64."""
+    tensors = all_recordable(head)
+    if autocast_dtype is not None:
+        tensors = [x if x is None or x.dtype == torch.float64 else x.to(autocast_dtype) for x in tensors]
     return HeadTensors(*tensors)

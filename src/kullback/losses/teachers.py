@@ -152,6 +152,8 @@ class PartialRows(ABC):
 
     def of_rows(self, rows: slice | Tensor) -> Self:
         """Return a selection of the rows."""
+        if isinstance(rows, slice) and rows == slice(0, len(self.indices)):
+            return self
         return replace(self, **{name: getattr(self, name)[rows] for name in self.per_row})
 
     def classes(
@@ -258,6 +260,12 @@ class PartialTeacher(ShortRepr, ABC):
                 instead="a student with the teacher's vocabulary",
             )
 
+    def checked_rows(self, positions: Positions, classes: int, dtype: torch.dtype) -> PartialRows:
+        """Return `rows`; raise unless they fit the number of classes and are known at the positions that count."""
+        self.check_indices(positions.call, classes)
+        self.check_counted(positions.call, positions.weights)
+        return self.rows(positions.settings.kind, classes, positions.settings.temperature, dtype)
+
     def check(self, call: str, student: Tensor, settings: LossSettings) -> torch.dtype:
         """Return the dtype of the loss; raise unless the teacher fits the student's logits and the settings."""
         self.check_student(call, student)
@@ -284,10 +292,7 @@ class PartialTeacher(ShortRepr, ABC):
         return self._values(student, positions, sides.classes, shard)
 
     def _values(self, student: Tensor, positions: Positions, classes: int, shard: Shard | None) -> Tensor:
-        settings = positions.settings
-        self.check_indices(positions.call, classes)
-        self.check_counted(positions.call, positions.weights)
-        rows = self.rows(settings.kind, classes, settings.temperature, positions.dtype)
+        rows = self.checked_rows(positions, classes, positions.dtype)
         excluded = None if positions.weights is None else positions.weights == 0
         return rows.of_student(student, positions.labels, shard, excluded)
 

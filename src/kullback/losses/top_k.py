@@ -309,59 +309,58 @@ def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
         log_probs = torch.where(unknown.unsqueeze(-1), -math.log(k), log_probs)
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
     accurate = upcast(log_probs)
-    _refuse_where(
-        accurate.isnan() | (accurate > tolerance),
-        accurate,
-        "log_probs",
-        wanted="log-probabilities, which are <= 0",
-        instead="logits.log_softmax(-1).topk(k), which normalizes over all classes first",
-    )
     kept = accurate.exp().sum(-1)
-    _refuse_where(
-        kept > 1 + tolerance,
-        kept,
-        "log_probs",
-        wanted="natural log-probabilities whose probabilities sum to at most 1 in each row",
-        instead="log-probabilities normalized over all classes, each class once",
-    )
-    if teacher.tail == "renormalize":
-        _refuse_where(
-            (accurate == -math.inf).all(-1),
-            kept,
-            "log_probs",
-            wanted="a class with mass in each row, for tail='renormalize' to scale",
-            instead="tail='bucket', or leave these positions out",
-        )
-    _refuse_where(
-        indices < 0,
-        indices,
-        "indices",
-        wanted="indices of classes, 0 or more",
-        instead="any index for padding, with log-probability -inf",
-    )
     # Each padding entry gets its own negative number, which is not a class.
     places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
     ordered = torch.where(accurate == -math.inf, -places, indices).sort(-1).values
-    _refuse_where(
-        ordered[..., 1:] == ordered[..., :-1],
-        ordered[..., 1:],
-        "indices",
-        wanted="each class once in a row",
-        instead="one entry for each class, and log-probability -inf for padding",
-        where="in sorted order",
+    nothing = (
+        (accurate == -math.inf).all(-1) if teacher.tail == "renormalize" else torch.zeros_like(kept).bool()
     )
-
-
-def _refuse_where(
-    wrong: Tensor, values: Tensor, argument: str, *, wanted: str, instead: str, where: str = ""
-) -> None:
-    if bool(wrong.any()):
-        index = tuple(int(i) for i in wrong.nonzero()[0])
-        got = f"{values[index].item():g} at index {index} {where}".rstrip()
-        raise invalid_value(
-            "TopK",
-            argument,
-            wanted=wanted,
-            got=f"{got}, the first of {int(wrong.sum())} in {wrong.numel()}",
-            instead=instead,
-        )
+    for wrong, values, argument, wanted, instead in (
+        (
+            accurate.isnan() | (accurate > tolerance),
+            accurate,
+            "log_probs",
+            "log-probabilities, which are <= 0",
+            "logits.log_softmax(-1).topk(k), which normalizes over all classes first",
+        ),
+        (
+            kept > 1 + tolerance,
+            kept,
+            "log_probs",
+            "natural log-probabilities whose probabilities sum to at most 1 in each row",
+            "log-probabilities normalized over all classes, each class once",
+        ),
+        (
+            nothing,
+            kept,
+            "log_probs",
+            "a class with mass in each row, for tail='renormalize' to scale",
+            "tail='bucket', or leave these positions out",
+        ),
+        (
+            indices < 0,
+            indices,
+            "indices",
+            "indices of classes, 0 or more",
+            "any index for padding, with log-probability -inf",
+        ),
+        (
+            ordered[..., 1:] == ordered[..., :-1],
+            ordered[..., 1:],
+            "indices",
+            "each class once in a row",
+            "one entry for each class, and log-probability -inf for padding",
+        ),
+    ):
+        if bool(wrong.any()):
+            index = tuple(int(i) for i in wrong.nonzero()[0])
+            where = " in sorted order" if wanted == "each class once in a row" else ""
+            got = f"{values[index].item():g} at index {index}{where}"
+            raise invalid_value(
+                "TopK",
+                argument,
+                wanted=wanted,
+                got=f"{got}, the first of {int(wrong.sum())} in {wrong.numel()}",
+                instead=instead,
+            )

@@ -21,6 +21,9 @@ from kullback.pairs.overrides import overrides_density
 Change = Callable[[Any, str, Tensor], Tensor]
 
 
+_CONTAINERS = (Distribution, Transform, list, tuple)
+
+
 def with_tensors(thing: Any, change: Change) -> Any:
     """Return a copy of a distribution or transform with `change` applied once to every tensor in it."""
     return _copied(thing, change, {})
@@ -36,10 +39,15 @@ def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
     # Before the copy of its contents: a transform and its inverse refer to each other.
     new = copies[id(thing)] = copy.copy(thing)
     for name, value in vars(thing).items():
-        if isinstance(value, Tensor) and id(value) not in copies:
-            copies[id(value)] = change(thing, name, value)
-        # A weak reference points to the inverse of the original transform; torch makes a new inverse on demand.
-        new.__dict__[name] = None if isinstance(value, weakref.ref) else _copied(value, change, copies)
+        if isinstance(value, Tensor):
+            if id(value) not in copies:
+                copies[id(value)] = change(thing, name, value)
+            new.__dict__[name] = copies[id(value)]
+        elif isinstance(value, weakref.ref):
+            # It points to the inverse of the original transform; torch makes a new inverse on demand.
+            new.__dict__[name] = None
+        elif isinstance(value, _CONTAINERS) and type(value) is not torch.Size:
+            new.__dict__[name] = _copied(value, change, copies)
     return new
 
 
@@ -48,11 +56,9 @@ def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribu
 
     Shapes that the distribution, or one inside it, keeps as a tuple or a list become a `torch.Size` in the copy.
     """
-    if torch.compiler.is_compiling():
+    if have_ordinary_tensors(d):
         return d
     d = with_torch_sizes(d)
-    if are_ordinary(_tensors_in(d)):
-        return d
 
     def checked(_owner: Any, name: str, x: Tensor) -> Tensor:
         if x.is_complex():
@@ -74,6 +80,16 @@ def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribu
         return dense(call, f"{argument}.{name}", x)
 
     return with_tensors(d, checked)
+
+
+def have_ordinary_tensors(*distributions: Distribution) -> bool:
+    """Return whether `with_ordinary_tensors` returns all of these distributions unchanged."""
+    if torch.compiler.is_compiling():
+        return True
+    for part in parts_of(*distributions):
+        if type(part.batch_shape) is not torch.Size or type(part.event_shape) is not torch.Size:
+            return False
+    return are_ordinary(_tensors_in(*distributions))
 
 
 def without_empty_wrapper(d: Distribution) -> Distribution:

@@ -6,7 +6,7 @@ SciPy, the change of units, the compiled kernels and `fit`. None of them has a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -120,7 +120,7 @@ class Family:
     log_moments: Callable[[Any], Any] | None = None
     from_log_moments: Callable[[Any, Any], Tensor] | None = None
     image: Callable[[Any, Tensor, Tensor], Distribution] | None = None
-    scipy: tuple[ScipyForm, ...] = ()
+    scipy: Sequence[ScipyForm] = ()
     match: MatchRule | None = None
     start: Mapping[str, float] = field(default_factory=dict[str, float])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Iterable
 from types import TracebackType
@@ -16,10 +15,11 @@ from kullback.pairs.clone import with_ordinary_tensors
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.coverage import families, rule_of
 from kullback.pairs.registry import WRAPPERS, on_registration, plan_for, user_pairs
-from kullback.pairs.solve import estimate
+from kullback.pairs.solve import estimate_by_rules
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.torch_registry import (
     OURS,
+    PLANS,
     REPLACED,
     TypePair,
     forget_plans,
@@ -31,7 +31,7 @@ from kullback.pairs.torch_registry import (
 
 _lock = threading.Lock()
 _ANYTHING: TypePair = (Distribution, Distribution)
-_OPTIONS = SolveOptions(wants_error=False, try_native=False)
+_OPTIONS = SolveOptions(wants_error=False)
 
 
 def _serve(p: Distribution, q: Distribution) -> Tensor:
@@ -40,7 +40,7 @@ def _serve(p: Distribution, q: Distribution) -> Tensor:
     if value is not None:
         return value
     types = type(p), type(q)
-    if not _is_served(*types) and plan_for(*types).user_rule("kl_divergence", types) is None:
+    if not _is_served(types) and plan_for(*types).user_rule("kl_divergence") is None:
         rule = rule_without_kullback(*types)
         if rule is None:
             raise NoRuleError(
@@ -57,7 +57,7 @@ def _serve(p: Distribution, q: Distribution) -> Tensor:
         return rule.function(p, q)
     try:
         p, q = (with_ordinary_tensors("kl_divergence", name, d) for name, d in (("p", p), ("q", q)))
-        return estimate("kl_divergence", p, q, _OPTIONS).value
+        return estimate_by_rules("kl_divergence", p, q, _OPTIONS).value
     except ConvergenceError as error:
         raise NoRuleError(*error.args) from error
 
@@ -171,10 +171,16 @@ def _enter_while_installed(pair: TypePair) -> None:
             _enter([pair])
 
 
-@functools.cache
-def _is_served(type_p: type, type_q: type) -> bool:
+def _is_served(types: TypePair) -> bool:
     """Return whether two types are torch's classes, or their subclasses, with a deterministic rule."""
-    kinds = [next((kind for kind in each.__mro__ if kind in families()), None) for each in (type_p, type_q)]
+    key = ("served", *types)
+    if key not in PLANS:
+        PLANS[key] = _has_rule(types)
+    return PLANS[key]
+
+
+def _has_rule(types: TypePair) -> bool:
+    kinds = [next((kind for kind in each.__mro__ if kind in families()), None) for each in types]
     if None in kinds:
         return False
     p, q = (families()[kind] for kind in kinds if kind is not None)

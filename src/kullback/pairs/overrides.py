@@ -1,4 +1,4 @@
-"""Subclasses and instances that override `log_prob`, or the draws, of a family of torch.
+"""Subclasses and instances that override `log_prob`, or the draws, of a family.
 
 The rules of the family do not serve such a distribution. It is integrated or summed by its own `log_prob`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch.distributions import Distribution, ExponentialFamily
 
+from kullback.pairs.family import FAMILIES
 from kullback.pairs.torch_registry import TORCH, is_of_torch
 
 # Classes of other libraries that override `log_prob` with the same density as the family, unless the named attribute
@@ -50,13 +51,22 @@ def class_overrides_density(kind: type) -> bool:
     return owner is not None and f"{owner.__module__}.{owner.__qualname__}" not in _SAME_DENSITY
 
 
+def forget_overrides() -> None:
+    """Forget which classes override a family, because there is a new family."""
+    _OVERRIDING.clear()
+
+
+def _is_family(kind: type) -> bool:
+    return kind in FAMILIES or (is_of_torch(kind) and kind not in _BASES)
+
+
 def _overriding_class(kind: type, method: str) -> type | None:
     key = (kind, method)
     if key in _OVERRIDING:
         return _OVERRIDING[key]
-    owner = next((each for each in kind.__mro__ if method in vars(each)), None)
-    families = (each for each in kind.__mro__ if is_of_torch(each) and each not in _BASES)
-    overriding = None if owner is None or is_of_torch(owner) or next(families, None) is None else owner
+    own = next((i for i, each in enumerate(kind.__mro__) if method in vars(each)), len(kind.__mro__))
+    before = next((i for i, each in enumerate(kind.__mro__) if _is_family(each)), 0)
+    overriding = kind.__mro__[own] if own < before else None
     if not torch.compiler.is_compiling():  # a graph that changes an object that it has read is traced again
         _OVERRIDING[key] = overriding
     return overriding

@@ -1,14 +1,19 @@
-"""The rules for pairs of types: closed forms, reductions and the rules of users. A plan lists the rules of one pair."""
+"""The rules for pairs of types: closed forms, reductions and the rules of users. A plan has the rules of one pair."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, MixtureSameFamily, TransformedDistribution
+from torch.distributions import (
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    TransformedDistribution,
+    constraints,
+)
 
 from kullback.errors import RegistrationError, explain, invalid_type, no_rule, safe_repr
 from kullback.kernels.codes import ElementForm, RowForm
@@ -29,6 +34,13 @@ RuleFunction = Callable[..., Tensor]
 RuleT = TypeVar("RuleT", bound=RuleFunction)
 WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
 """The classes whose rules depend on the distributions that they wrap."""
+
+SURFACES: dict[type, str] = {
+    type(constraints.simplex): "vectors of probabilities",
+    type(constraints.corr_cholesky): "Cholesky factors of correlation matrices",
+    type(constraints.positive_definite): "positive-definite matrices",
+}
+"""Event spaces whose densities are with respect to a measure of their own, and their names."""
 
 FormT = TypeVar("FormT", bound=FormFunction)
 
@@ -58,11 +70,14 @@ class UserRule(NamedTuple):
 Reduction = Callable[..., Estimate | None]
 ReductionT = TypeVar("ReductionT", bound=Reduction)
 
-_REDUCTIONS: dict[TypePair, Reduction] = {}
-_USER_RULES: dict[TypePair, RuleFunction] = {}
-_CLOSED_FORMS: dict[TypePair, ClosedForm] = {}
-_SHORTCUTS: dict[TypePair, Shortcut] = {}
+# All registered rules, by their role and their types.
+_RULES: dict[str, dict[TypePair, Any]] = {"user": {}, "closed_form": {}, "shortcut": {}, "reduction": {}}
 _LISTENERS: list[Callable[[TypePair], None]] = []
+
+
+def _register(role: str, types: TypePair, rule: object) -> None:
+    _RULES[role][types] = rule
+    forget_plans()
 
 
 def closed_form(
@@ -82,7 +97,7 @@ def closed_form(
     """
 
     def enter(function: FormT) -> FormT:
-        other = _CLOSED_FORMS.get((type_p, type_q))
+        other = _RULES["closed_form"].get((type_p, type_q))
         if other is not None and yields:
             return function
         if other is not None and not other.yields:
@@ -90,8 +105,7 @@ def closed_form(
         kernel = native
         if isinstance(kernel, ElementForm | RowForm):
             kernel = NativeForm(function, kernel, type_p, type_q)
-        _CLOSED_FORMS[type_p, type_q] = ClosedForm(function, method, error, kernel, yields)
-        forget_plans()
+        _register("closed_form", (type_p, type_q), ClosedForm(function, method, error, kernel, yields))
         return function
 
     return enter
@@ -99,14 +113,14 @@ def closed_form(
 
 def native_form(type_p: type, type_q: type) -> KernelForm:
     """Return the kernel of a closed form."""
-    return cast(NativeForm, _CLOSED_FORMS[type_p, type_q].native).form
+    return cast(NativeForm, _RULES["closed_form"][type_p, type_q].native).form
 
 
-def shortcut(*types: type) -> Callable[[Shortcut], Shortcut]:
+def shortcut(type_p: type, type_q: type) -> Callable[[Shortcut], Shortcut]:
     """Register a function that computes the divergence of exactly these two types without other checks."""
 
     def enter(function: Shortcut) -> Shortcut:
-        _SHORTCUTS[types[0], types[1]] = function
+        _register("shortcut", (type_p, type_q), function)
         return function
 
     return enter
@@ -116,8 +130,7 @@ def reduction(type_p: type, type_q: type) -> Callable[[ReductionT], ReductionT]:
     """Register a function f(p, q, kl) that turns a pair into other pairs, whose `Estimate` kl(p, q) returns."""
 
     def enter(function: ReductionT) -> ReductionT:
-        _REDUCTIONS[type_p, type_q] = function
-        forget_plans()
+        _register("reduction", (type_p, type_q), function)
         return function
 
     return enter
@@ -125,7 +138,7 @@ def reduction(type_p: type, type_q: type) -> Callable[[ReductionT], ReductionT]:
 
 def user_pairs() -> Iterator[TypePair]:
     """Yield every pair of types with a rule of `register_kl`."""
-    yield from _USER_RULES
+    yield from _RULES["user"]
 
 
 def on_registration(listener: Callable[[TypePair], None]) -> None:
@@ -133,11 +146,38 @@ def on_registration(listener: Callable[[TypePair], None]) -> None:
     _LISTENERS.append(listener)
 
 
-@dataclass(slots=True, eq=False)
-class Plan:
+class Step(NamedTuple):
+    """A rule in its place among the others.
+
+    Attributes:
+        rule: a function of the pair, the kind and the options; it returns None for a pair that it does not serve.
+        kinds: whether it serves KL, and whether it serves other kinds.
+        methods: the methods that allow it.
+        of_family: whether it computes by the family of a distribution, which must not override its density.
+        serves: whether it may serve the types of a plan.
+    """
+
+    rule: Callable[..., Estimate | None]
+    kinds: tuple[bool, bool]
+    methods: frozenset[str]
+    of_family: bool = True
+    serves: Callable[[Plan], bool] = lambda plan: True
+
+
+_STEPS: list[Step] = []
+
+
+def set_order(steps: Iterable[Step]) -> None:
+    """Set the order in which the rules of a pair are tried."""
+    _STEPS[:] = steps
+    forget_plans()
+
+
+class Plan(NamedTuple):
     """The rules that serve a pair of types, and the properties that follow from the types alone.
 
     Attributes:
+        types: the types of P and Q.
         user_rules: the most specific rules of `register_kl`: one, none, or several that are equally specific.
         third_party: the rule that torch would call without kullback, unless it is torch's own rule for torch's types.
         third_party_first: whether `third_party` is more specific than the rules of `register_kl`.
@@ -145,11 +185,13 @@ class Plan:
         reduction: the function that turns the pair into other pairs.
         shortcut: the closed form in C++, or another function that computes the divergence without further checks. None
             if a subclass changes the support, or if there is a rule of a user, or of another package for a subclass.
-        is_plain: whether both are classes of torch that wrap no other distribution. Only then do the types decide the
-            next one.
-        is_comparable: whether a pair of these types has passed the check that both are densities over one space.
+        is_plain: whether both are classes of torch that wrap no other distribution.
+        is_comparable: whether the types alone show that both are densities over one space.
+        kl: the rules for KL that come after `shortcut`, in their order.
+        other: the rules for the other kinds.
     """
 
+    types: TypePair
     user_rules: tuple[UserRule, ...]
     third_party: ThirdPartyRule | None
     third_party_first: bool
@@ -157,52 +199,65 @@ class Plan:
     shortcut: Shortcut | None
     reduction: Reduction | None
     is_plain: bool
-    is_comparable: bool = False
+    is_comparable: bool
+    kl: tuple[Step, ...] = ()
+    other: tuple[Step, ...] = ()
 
-    def user_rule(self, call: str, types: TypePair) -> UserRule | None:
+    def user_rule(self, call: str) -> UserRule | None:
         """Return the rule of `register_kl`; raise if several are equally specific."""
         if len(self.user_rules) > 1:
             raise no_rule(
                 call,
                 "p, q",
-                wanted=f"one most specific rule for {names_of(*types)}",
+                wanted=f"one most specific rule for {names_of(*self.types)}",
                 got="several, none more specific than the others: "
                 + ", ".join(names_of(*rule.pair) for rule in self.user_rules),
-                instead=f"@register_kl{names_of(*types)} to decide",
+                instead=f"@register_kl{names_of(*self.types)} to decide",
             )
         return self.user_rules[0] if self.user_rules else None
 
 
 def plan_for(type_p: type, type_q: type) -> Plan:
     """Return the plan of two types. It is cached until a rule is registered, here or with torch."""
-    key = ("kullback", type_p, type_q)
-    if key in PLANS:
-        return PLANS[key]
-    plan = _made_plan((type_p, type_q))
-    if not torch.compiler.is_compiling():  # a graph that changes an object that it has read is traced again
-        PLANS[key] = plan
-    return plan
+    plan = PLANS.get(("kullback", type_p, type_q))
+    return _made_plan((type_p, type_q)) if plan is None else plan
 
 
 def _made_plan(types: TypePair) -> Plan:
-    own = tuple(UserRule(_USER_RULES[pair], pair) for pair in _most_specific(_USER_RULES, *types))
+    user_rules, closed_forms, reductions = (_RULES[role] for role in ("user", "closed_form", "reduction"))
+    own = tuple(UserRule(user_rules[pair], pair) for pair in _most_specific(user_rules, *types))
     third_party = third_party_rule(types)
-    forms, reductions = (_most_specific(rules, *types) for rules in (_CLOSED_FORMS, _REDUCTIONS))
+    forms, ways = (_most_specific(rules, *types) for rules in (closed_forms, reductions))
     serves = len(forms) == 1 and not any(map(class_overrides_density, types))
-    form = _CLOSED_FORMS[forms[0]] if serves else None
+    form: ClosedForm | None = closed_forms[forms[0]] if serves else None
     has_own = third_party is not None and third_party.for_own_class
-    direct = _SHORTCUTS.get(types)
+    direct = _RULES["shortcut"].get(types)
+    are_plain = all(map(is_plain, types))
     if form is not None and form.native and not has_own and all(map(_keeps_support, types, forms[0])):
         direct = form.native
-    return Plan(
+    plan = Plan(
+        types,
         own,
         third_party,
         third_party is not None and _precedes(third_party, own),
         form,
         None if own else direct,
-        _REDUCTIONS[reductions[0]] if reductions else None,
-        all(map(is_plain, types)),
+        reductions[ways[0]] if ways else None,
+        are_plain,
+        are_plain and not torch.compiler.is_compiling() and _space(types[0]) == _space(types[1]),
     )
+    steps = [step for step in _STEPS if step.serves(plan)]
+    rules_of_kl, others = ([step for step in steps if step.kinds[place]] for place in (0, 1))
+    plan = plan._replace(kl=tuple(rules_of_kl), other=tuple(others))
+    if not torch.compiler.is_compiling():  # a graph that changes an object that it has read is traced again
+        PLANS["kullback", types[0], types[1]] = plan
+    return plan
+
+
+def _space(kind: type) -> tuple[bool | None, str | None]:
+    """Return whether events of a class of torch are discrete, and the name of their space if it has its own measure."""
+    support = getattr(kind, "support", None)  # of the class, for any parameters
+    return getattr(support, "is_discrete", None), SURFACES.get(type(support))
 
 
 def _keeps_support(kind: type, family: type) -> bool:
@@ -276,13 +331,14 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
                 got=safe_repr(kind),
                 instead="@register_kl(MyDistribution, MyDistribution) with the two classes",
             )
-    if (type_p, type_q) in _USER_RULES:
+    rules = _RULES["user"]
+    if (type_p, type_q) in rules:
         raise RegistrationError(
             explain(
                 "register_kl",
                 "type_p, type_q",
                 wanted="a pair without a rule",
-                got=f"{names_of(type_p, type_q)}, which {_USER_RULES[type_p, type_q].__qualname__} serves",
+                got=f"{names_of(type_p, type_q)}, which {rules[type_p, type_q].__qualname__} serves",
                 instead="@register_kl with a subclass of your own, or keep the existing rule",
             )
         )
@@ -297,8 +353,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
                 got=safe_repr(rule),
                 instead="@register_kl(MyDistribution, MyDistribution) above def kl(p, q): ...",
             )
-        _USER_RULES[type_p, type_q] = rule
-        forget_plans()
+        _register("user", (type_p, type_q), rule)
         for listener in _LISTENERS:
             listener((type_p, type_q))
         return rule
@@ -308,12 +363,12 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
 
 def _refuse_ambiguity(type_p: type, type_q: type) -> None:
     """Raise if some types would match both this pair and a registered pair, and neither pair is more specific."""
-    for known_p, known_q in _USER_RULES:
+    for known_p, known_q in user_pairs():
         first, second = _narrower(type_p, known_p), _narrower(type_q, known_q)
         if (
             first is None
             or second is None
-            or (first, second) in _USER_RULES
+            or (first, second) in _RULES["user"]
             or (first, second) == (type_p, type_q)
         ):
             continue

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, MixtureSameFamily
+from torch.distributions import (
+    Categorical,
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    OneHotCategorical,
+)
 
 from kullback.common.inputs import can_inspect_all
 from kullback.common.special import LARGEST_EXPONENT
@@ -57,10 +62,19 @@ from kullback.pairs.numerics.parameters import (
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.overrides import overrides_density
 from kullback.pairs.plain_form import plain_form, pulled_back
-from kullback.pairs.registry import ClosedForm, Plan, UserRule, names_of, plan_for
+from kullback.pairs.registry import (
+    ClosedForm,
+    Plan,
+    Reduction,
+    Step,
+    UserRule,
+    names_of,
+    plan_for,
+    set_order,
+)
 from kullback.pairs.renyi import renyi_in_closed_form
 from kullback.pairs.rounding import rounding_error
-from kullback.pairs.solve_options import SolveOptions
+from kullback.pairs.solve_options import METHODS, SolveOptions
 from kullback.pairs.support import check_comparable, is_always_finite, is_infinite
 from kullback.pairs.torch_registry import ThirdPartyRule
 from kullback.results.estimate import Estimate
@@ -71,26 +85,21 @@ _KL = KL()
 
 
 class Pair(NamedTuple):
-    """P and Q of a call, the plan of their types, and their parameters; while compiling, the parameters are empty."""
+    """P and Q of a call, the plan of their types, and their parameters, of which there are none while compiling."""
 
     call: str
     p: Distribution
     q: Distribution
     plan: Plan
-    parameters_p: list[Tensor]
-    parameters_q: list[Tensor]
+    parameters: list[Tensor]
 
     def names(self) -> str:
         """Return the types, for messages."""
         return names_of(type(self.p), type(self.q))
 
 
-# Computes the divergence of a pair by one rule; returns None if the rule does not serve the pair.
-SolveRule = Callable[[Pair, Divergence, SolveOptions], Estimate | None]
-
-
 def estimate(
-    call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence | None = None
+    call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence = _KL
 ) -> Estimate:
     """Return a divergence by the first rule that serves the pair, or by the method in `options`.
 
@@ -99,29 +108,26 @@ def estimate(
         p: P.
         q: Q.
         options: method, tolerances and the generator for random draws.
-        kind: the divergence; the default is `KL()`.
+        kind: the divergence.
     """
-    kind = _KL if kind is None else kind
-    is_kl = isinstance(kind, KL)
-    plan = plan_for(type(p), type(q))
-    own = ([], []) if torch.compiler.is_compiling() else (parameters_of(p), parameters_of(q))
-    pair = Pair(call, p, q, plan, *own)
-    if is_kl and (plan.user_rules or plan.third_party is not None):
-        result = _by_rule_of_users(pair, options)
-        if result is not None:
-            return result
-    check_comparable(call, p, q, plan)
-    if not plan.is_plain:
-        check_domains(call, p, q)
-        if "MaskedDistribution" in (type(p).__name__, type(q).__name__) and (_is_masked(p) or _is_masked(q)):
-            return _by_mask(pair, kind, options)
-    rules = (_KL_RULES if options.try_native else _KL_RULES[1:]) if is_kl else _OTHER_RULES
-    if overrides_density(p) or overrides_density(q):
-        rules = _RULES_BY_DENSITY
-    if options.method == "monte_carlo":
-        rules = _RULES_BY_DRAWS
-    for rule in rules:
-        result = rule(pair, kind, options)
+    form = plan_for(type(p), type(q)).closed_form if isinstance(kind, KL) else None
+    if form is not None and options.method in ("auto", form.method):
+        value = fused_divergence(p, q)
+        if value is not None:
+            return _with_error(form, _pair(call, p, q), value, options)
+    return estimate_by_rules(call, p, q, options, kind)
+
+
+def estimate_by_rules(
+    call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence = _KL
+) -> Estimate:
+    """Return a divergence as `estimate`, of a pair that the kernels have declined."""
+    pair = _pair(call, p, q)
+    has_own_density = overrides_density(p) or overrides_density(q)
+    for step in pair.plan.kl if isinstance(kind, KL) else pair.plan.other:
+        if options.method not in step.methods or (step.of_family and has_own_density):
+            continue
+        result = step.rule(pair, kind, options)
         if result is not None:
             is_exact = result.error is None or result.method not in ("summation", "quadrature")
             # A whole graph has only sums over classes, which are exact: it refuses integrals and series.
@@ -129,6 +135,11 @@ def estimate(
                 return result
             return outside_of_graphs(_checked)(pair, result, kind, options)
     raise _no_rule(pair, kind, options)
+
+
+def _pair(call: str, p: Distribution, q: Distribution) -> Pair:
+    parameters = [] if torch.compiler.is_compiling() else parameters_of(p, q)
+    return Pair(call, p, q, plan_for(type(p), type(q)), parameters)
 
 
 def estimate_exchanged(call: str, p: Distribution, q: Distribution, options: SolveOptions) -> Estimate:
@@ -139,9 +150,18 @@ def estimate_exchanged(call: str, p: Distribution, q: Distribution, options: Sol
         return estimate(call, q, p, options)
 
 
-def _by_mask(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate:
+def _by_checks(pair: Pair, kind: Divergence, options: SolveOptions) -> None:
+    """Raise if P and Q have no divergence."""
+    check_comparable(pair.call, pair.p, pair.q, pair.plan)
+    if not pair.plan.is_plain:
+        check_domains(pair.call, pair.p, pair.q)
+
+
+def _by_mask(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Compute the divergence of Pyro's masked distributions: 0 where P or Q is masked, like their log-densities."""
     p, q = pair.p, pair.q
+    if not (_is_masked(p) or _is_masked(q)):
+        return None
     kept = torch.ones(batch_shape_of(p, q), dtype=torch.bool, device="cpu")
     bases: list[Any] = []
     for d in (p, q):
@@ -162,18 +182,20 @@ def _by_mask(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate:
 
 
 def _is_masked(d: Distribution) -> bool:
-    return type(d).__name__ == "MaskedDistribution" and {"_mask", "base_dist"} <= vars(d).keys()
+    return _has_mask(type(d)) and {"_mask", "base_dist"} <= vars(d).keys()
+
+
+def _has_mask(kind: type) -> bool:
+    return kind.__name__ == "MaskedDistribution"
 
 
 # ---- Rules of KL.
 
 
-def _by_rule_of_users(pair: Pair, options: SolveOptions) -> Estimate | None:
+def _by_rule_of_users(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Use the most specific rule that was registered with kullback, or with torch for a class that is not torch's."""
-    if options.method not in ("auto", "closed_form"):
-        return None
     p, q, plan = pair.p, pair.q, pair.plan
-    own = plan.user_rule(pair.call, (type(p), type(q)))
+    own = plan.user_rule(pair.call)
     if plan.third_party is not None and plan.third_party_first:
         result = _of_third_party(plan.third_party, p, q)
         if result is not None:
@@ -195,25 +217,15 @@ def _value_of_rule(rule: UserRule, p: Distribution, q: Distribution) -> Tensor:
     return value
 
 
-def _by_native(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Use the C++ kernel of a closed form."""
-    form = pair.plan.closed_form
-    if form is None or options.method not in ("auto", form.method):
-        return None
-    value = fused_divergence(pair.p, pair.q)
-    return None if value is None else _with_error(form, pair, value, options)
-
-
 def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Return NaN, without a gradient, for the elements of a batch with a parameter that is NaN."""
-    parameters = [*pair.parameters_p, *pair.parameters_q]
-    sums = map(torch.sum, map(torch.detach, parameters))  # the sum of numbers is NaN if one of them is
-    if not can_inspect_all(parameters) or not any(map(math.isnan, sums)):
+    sums = map(torch.sum, map(torch.detach, pair.parameters))  # the sum of numbers is NaN if one of them is
+    if not can_inspect_all(pair.parameters) or not any(map(math.isnan, sums)):
         return None
     is_nan: Tensor | None = None
-    for d, own in ((pair.p, pair.parameters_p), (pair.q, pair.parameters_q)):
+    for d in (pair.p, pair.q):
         size = len(d.batch_shape)
-        for x in own:
+        for x in parameters_of(d):
             nans = x.detach().isnan()
             if bool(nans.any()):
                 is_batch = x.shape[:size] == d.batch_shape
@@ -233,8 +245,8 @@ def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | N
 
 
 def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    form = pair.plan.closed_form
-    if form is None or options.method not in ("auto", form.method):
+    form = cast("ClosedForm", pair.plan.closed_form)
+    if options.method not in ("auto", form.method):
         return None
     p, q = in_common_unit(pair.p, pair.q)
     value = form.function(p, q)
@@ -298,16 +310,15 @@ def _with_elements_replaced(p: Distribution, q: Distribution, excluded: Tensor) 
 
 
 def _by_reduction(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    if pair.plan.reduction is None:
-        return None
-    others = options._replace(try_native=True)
-    return pair.plan.reduction(pair.p, pair.q, lambda p, q: estimate(pair.call, p, q, others))
+    """Return the divergence of other pairs: for other kinds than KL, of equal value."""
+    reduce = cast("Reduction", pair.plan.reduction)
+    return reduce(pair.p, pair.q, lambda p, q: estimate(pair.call, p, q, options, kind))
 
 
 def _by_rule_of_torch(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Use a rule that a third party registered with torch for torch's classes."""
-    rule = pair.plan.third_party if options.method in ("auto", "closed_form") else None
-    if rule is None or rule.for_own_class or any(map(overrides_density, parts_of(pair.p, pair.q))):
+    rule = cast("ThirdPartyRule", pair.plan.third_party)
+    if rule.for_own_class or any(map(overrides_density, parts_of(pair.p, pair.q))):
         return None
     return _of_third_party(rule, pair.p, pair.q)
 
@@ -322,18 +333,8 @@ def _of_third_party(rule: ThirdPartyRule, p: Distribution, q: Distribution) -> E
 # ---- Rules of the other kinds.
 
 
-def _by_maps(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return the divergence of the variables before equal maps, which do not change it, or of independent numbers."""
-    reduction = pair.plan.reduction
-    if reduction is None or reduction not in (kl_transformed_transformed, kl_of_dimensions):
-        return None
-    return reduction(pair.p, pair.q, lambda a, b: estimate(pair.call, a, b, options, kind))
-
-
 def _by_classes(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Sum over the classes of two categorical distributions."""
-    if options.method not in ("auto", "summation"):
-        return None
     parts = categorical_of(pair.p), categorical_of(pair.q)
     if parts[0] is None or parts[1] is None:
         return None
@@ -345,12 +346,14 @@ def _by_classes(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate
     return _finished(pair, value, error, "summation")
 
 
+def _has_classes(kind: type) -> bool:
+    return issubclass(kind, Categorical | OneHotCategorical)
+
+
 def _by_renyi(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Compute Renyi's divergence, or a power divergence, from the closed form of Renyi's divergence."""
     power, alpha = power_of(kind), order_of(kind)
     if alpha is None or alpha in (0.0, 1.0) or math.isinf(alpha):
-        return None
-    if options.method not in ("auto", "closed_form"):
         return None
     p, q, rest, is_small = pair.p, pair.q, 1 - alpha, alpha < 0.5
     if is_small:  # equal to the divergence of (Q, P) at order 1 - alpha
@@ -412,23 +415,21 @@ def _renyi(
 
 def _by_plain_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Compute the divergence of the same distributions without empty wrappers, identities and round trips of maps."""
-    if pair.plan.is_plain:
-        return None
     p, q = plain_form(pair.p), plain_form(pair.q)
     if p is pair.p and q is pair.q:
         return None
-    result = estimate(pair.call, p, q, options._replace(try_native=True), kind)
+    result = estimate(pair.call, p, q, options, kind)
     return _finished(pair, result.value, result.error, result.method)
 
 
 def _by_identity(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     """Return 0 for a distribution and itself; None if a derivative by one side alone would be needed."""
     p, q = pair.p, pair.q
-    if options.method != "auto" or (torch.compiler.is_compiling() and p is not q):
+    if torch.compiler.is_compiling() and p is not q:
         return None
     if not same_maps(p, q) or move_apart(p, q):
         return None
-    device = next((x.device for x in (*pair.parameters_p, *pair.parameters_q)), torch.device("cpu"))
+    device = next((x.device for x in pair.parameters), torch.device("cpu"))
     zero = torch.zeros(batch_shape_of(p, q), dtype=torch.float64, device=device)
     return _finished(pair, zero, zero if options.wants_error else None, "closed_form")
 
@@ -478,28 +479,37 @@ def _of_draws(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate |
     return from_draws.estimate(pair.call, pair.p, pair.q, options, kind)
 
 
-_KL_RULES: tuple[SolveRule, ...] = (
-    _by_native,
-    _by_nan,
-    _by_closed_form,
-    _by_reduction,
-    _by_plain_form,
-    _by_rule_of_torch,
-    _by_densities,
-    _by_identity,
+_KL_ALONE, _OTHERS, _ALL = (True, False), (False, True), (True, True)
+_ANY = frozenset(METHODS)
+_DRAWS = frozenset({"monte_carlo"})
+_EXACT = _ANY - _DRAWS
+_FORMULA, _SUM, _AUTO = (frozenset({"auto", *names}) for names in (["closed_form"], ["summation"], []))
+# Maps that do not change a divergence of any kind.
+_OF_ALL_KINDS = (kl_transformed_transformed, kl_of_dimensions)
+set_order(
+    (
+        Step(
+            _by_rule_of_users,
+            _KL_ALONE,
+            _FORMULA,
+            of_family=False,
+            serves=lambda plan: bool(plan.user_rules) or plan.third_party is not None,
+        ),
+        Step(_by_checks, _ALL, _ANY, of_family=False),
+        Step(_by_mask, _ALL, _ANY, of_family=False, serves=lambda plan: any(map(_has_mask, plan.types))),
+        Step(_by_nan, _ALL, _ANY, of_family=False),
+        Step(_by_closed_form, _KL_ALONE, _EXACT, serves=lambda plan: plan.closed_form is not None),
+        Step(_by_reduction, _KL_ALONE, _EXACT, serves=lambda plan: plan.reduction is not None),
+        Step(_by_reduction, _OTHERS, _EXACT, serves=lambda plan: plan.reduction in _OF_ALL_KINDS),
+        Step(_by_classes, _OTHERS, _SUM, serves=lambda plan: all(map(_has_classes, plan.types))),
+        Step(_by_renyi, _OTHERS, _FORMULA),
+        Step(_by_plain_form, _ALL, _EXACT, serves=lambda plan: not plan.is_plain),
+        Step(_by_rule_of_torch, _KL_ALONE, _FORMULA, serves=lambda plan: plan.third_party is not None),
+        Step(_by_densities, _ALL, _EXACT, of_family=False),
+        Step(_by_identity, _ALL, _AUTO),
+        Step(_by_draws, _ALL, _DRAWS, of_family=False),
+    )
 )
-_OTHER_RULES: tuple[SolveRule, ...] = (
-    _by_nan,
-    _by_maps,
-    _by_classes,
-    _by_renyi,
-    _by_plain_form,
-    _by_densities,
-    _by_identity,
-)
-# The rules for a distribution that overrides the `log_prob` of its family.
-_RULES_BY_DENSITY: tuple[SolveRule, ...] = (_by_nan, _by_densities)
-_RULES_BY_DRAWS: tuple[SolveRule, ...] = (_by_nan, _by_draws)
 
 
 def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> Estimate:
@@ -512,7 +522,7 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
         error = (error + rounding).to(dtype).expand(shape)
     value = value.to(dtype)
     if torch.is_grad_enabled() and not value.requires_grad:
-        parameters = [*pair.parameters_p, *pair.parameters_q] or parameters_of(p, q)
+        parameters = pair.parameters or parameters_of(p, q)
         if any([x.requires_grad for x in parameters]):  # noqa: C419 - a generator costs a call for each
             value = value + zero_of(parameters).to(dtype)  # an infinite value has a gradient of 0
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
@@ -526,7 +536,7 @@ def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptio
     # Values that cannot be read are sums over classes, which are exact: integrals and series refuse them.
     if not can_inspect_all((short,)) or not bool(short.any()):
         return result
-    same = _by_identity(pair, kind, options)
+    same = _by_identity(pair, kind, options) if options.method == "auto" else None
     if same is not None:
         return same
     other = pulled_back(pair.p, pair.q)

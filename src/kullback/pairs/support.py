@@ -15,18 +15,12 @@ from kullback.errors import P, Q, invalid_value
 from kullback.generators.growth import End as EndOfTerms, Growth
 from kullback.pairs.densities.density import Density, Tail
 from kullback.pairs.family import FAMILIES, End, Family
-from kullback.pairs.registry import Plan, plan_for
+from kullback.pairs.registry import SURFACES, Plan, plan_for
 
 # If the terms grow by at least this power of log(p / q), their sum is infinite wherever KL is.
 _NO_LESS_THAN_KL = 0.95
 # Coefficients of tails with a smaller relative difference count as equal.
 _ROUNDING = 1e-12
-# Event spaces whose densities are with respect to a measure of their own, and their names.
-_SURFACES: dict[type, str] = {
-    type(constraints.simplex): "vectors of probabilities",
-    type(constraints.corr_cholesky): "Cholesky factors of correlation matrices",
-    type(constraints.positive_definite): "positive-definite matrices",
-}
 
 
 def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | None = None) -> None:
@@ -71,8 +65,6 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
             got=f"{spaces[0]} in {type(p).__name__} and {spaces[1]} in {type(q).__name__}",
             instead="a transform of one of them onto the space of the other",
         )
-    if plan.is_plain and not torch.compiler.is_compiling():  # the graph would guard the old value
-        plan.is_comparable = True
     try:
         torch.broadcast_shapes(p.batch_shape, q.batch_shape)
     except RuntimeError:
@@ -98,7 +90,7 @@ def _is_discrete(d: Distribution) -> bool | None:
 
 def _space(d: Distribution) -> str:
     try:
-        return _SURFACES.get(type(d.support), "arrays of numbers")
+        return SURFACES.get(type(d.support), "arrays of numbers")
     except (NotImplementedError, AttributeError):
         return "arrays of numbers"
 

@@ -21,13 +21,16 @@ _COMMON = frozenset((Tensor, torch.nn.Parameter, type(None)))
 
 def is_dtensor(x: object) -> bool:
     """Return whether `x` is a DTensor, without importing the module that defines DTensor."""
-    return isinstance(x, Tensor) and type(x).__module__.startswith(_MODULE)
+    return isinstance(x, Tensor) and _is_of_dtensors(type(x))
 
 
 def has_dtensor(tensors: Collection[object]) -> bool:
     """Return whether any of the arguments is a DTensor."""
-    others = set(map(type, tensors)) - _COMMON
-    return bool(others) and any(kind.__module__.startswith(_MODULE) for kind in others)
+    return any(map(_is_of_dtensors, set(map(type, tensors)) - _COMMON))
+
+
+def _is_of_dtensors(kind: type) -> bool:
+    return kind.__module__.startswith(_MODULE)
 
 
 def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.distributions import (
+    AffineTransform,
     Bernoulli,
     Beta,
     Binomial,
@@ -15,6 +18,7 @@ from torch.distributions import (
     ContinuousBernoulli,
     Distribution,
     Exponential,
+    ExpTransform,
     FisherSnedecor,
     Gamma,
     GeneralizedPareto,
@@ -28,7 +32,10 @@ from torch.distributions import (
     Normal,
     Pareto,
     Poisson,
+    SigmoidTransform,
+    SoftplusTransform,
     StudentT,
+    TransformedDistribution,
     Uniform,
     VonMises,
     Weibull,
@@ -39,7 +46,10 @@ from kullback.errors import ArgumentValueError
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.densities.density import densities_of
 from kullback.pairs.families.infinite import ALWAYS_INFINITE
-from kullback.pairs.support import is_infinite
+from kullback.pairs.family import FAMILIES
+from kullback.pairs.registry import plan_for
+from kullback.pairs.renyi import renyi_in_closed_form
+from kullback.pairs.support import is_always_finite, is_always_infinite, is_infinite, is_power_infinite
 from tests.refusals import refused
 
 Make = Callable[[Tensor, Tensor], Distribution]
@@ -115,3 +125,52 @@ def test_a_rule_of_the_user_comes_first() -> None:
         return p.loc * 0 + 7
 
     assert float(kl_divergence(Normal(0.0, 1.0), Uniform(0.0, 1.0))) == 7
+
+
+# ---- One function decides: the closed forms, their kernels and the maps are infinite exactly where it says.
+EDGES = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)  # where moments begin to exist
+MAPS = (
+    AffineTransform(1.0, 2.0),
+    AffineTransform(0.0, -3.0),
+    ExpTransform(),
+    SigmoidTransform(),
+    SoftplusTransform(),
+)
+
+
+def where_infinite(p: Distribution, q: Distribution, order: float | None = None) -> Tensor:
+    """Return where KL, or Renyi's divergence of an order, is infinite by the one function."""
+    densities = densities_of(p, q)
+    assert densities is not None
+    infinite = is_infinite(*densities) if order is None else is_power_infinite(*densities, order)
+    none = torch.zeros(p.batch_shape, dtype=torch.bool)
+    return none if infinite is None else infinite.expand_as(none)
+
+
+@settings(max_examples=2)
+@given(st.lists(st.sampled_from(EDGES), min_size=48, max_size=48))
+def test_every_rule_is_infinite_where_supports_and_tails_say_so(drawn: list[float]) -> None:
+    numbers = torch.tensor(drawn, dtype=torch.float64).reshape(4, 12)
+    for kind_p, kind_q in product(MADE, MADE):
+        records = FAMILIES[kind_p], FAMILIES[kind_q]
+        if records[0].has_integers != records[1].has_integers:
+            continue
+        pair = f"{kind_p.__name__} || {kind_q.__name__} at {drawn}"
+        p, q = MADE[kind_p](numbers[0], numbers[1]), MADE[kind_q](numbers[2], numbers[3])
+        infinite = where_infinite(p, q)
+        assert not is_always_infinite(*records) or bool(infinite.all()), pair
+        assert not is_always_finite(kind_p, kind_q) or not bool(infinite.any()), pair
+        by_kernel = fused_divergence(p, q)
+        assert by_kernel is None or torch.equal(by_kernel.isposinf(), infinite), pair
+        form = plan_for(kind_p, kind_q).closed_form
+        by_formula = None if form is None else form.function(p, q)
+        assert by_formula is None or bool(by_formula[~infinite].isfinite().all()), pair
+        if form is not None:
+            assert torch.equal(kl_divergence(p, q).isposinf(), infinite), pair
+        for order in (0.5, 1.5, 2.0, 3.0):
+            of_order = renyi_in_closed_form(p, q, order, 1 - order, wants_error=False)
+            if of_order is not None:
+                assert torch.equal(of_order[0].isposinf(), where_infinite(p, q, order)), (pair, order)
+        for change in () if records[0].has_integers else MAPS:
+            images = (TransformedDistribution(d, [change]) for d in (p, q))
+            assert torch.equal(where_infinite(*images), infinite), (pair, change)

@@ -85,10 +85,10 @@ def _compute(
         first = torch.empty(first.shape, dtype=first.dtype, device="cpu")
     of_numbers = form.operator == "closed_form"
     values = torch.empty_like(first) if of_numbers else first.new_empty(first.shape[:-1])
-    derivatives = [
-        torch.empty_like(first if of_numbers else x, memory_format=torch.contiguous_format) if need else None
-        for need, x in zip(required, parameters, strict=bool(required))
-    ]
+    derivatives: list[Tensor | None] = []
+    for need, x in zip(required, parameters, strict=bool(required)):
+        like = first if of_numbers else x
+        derivatives.append(torch.empty_like(like, memory_format=torch.contiguous_format) if need else None)
     operator = _operator(form.operator)
     if form.operator == "closed_form_of_factors":
         # Mean, matrix and variances of P and of Q; the variances of a full covariance are None.

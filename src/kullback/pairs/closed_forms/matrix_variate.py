@@ -170,4 +170,4 @@ def _curvature(x: Tensor) -> Tensor:
     return polynomial(_HALF_STEP_CURVATURE, 1 / (x * x)) / (x * x * x)
 
 
-register_family(Family(Wishart, scipy=(ScipyForm("wishart_frozen", Wishart, reads="df scale"),)))
+register_family(Family(Wishart, scipy=[ScipyForm("wishart_frozen", Wishart, reads="df scale")]))

@@ -484,9 +484,9 @@ register_family(
         MultivariateNormal,
         units=lambda d: {"loc": 1, "scale_tril": 1} if matrix_of(d) == "scale_tril" else None,
         image=_of_normal_vector,
-        scipy=(
-            ScipyForm("multivariate_normal_frozen", MultivariateNormal, reads="mean cov_object.covariance"),
-        ),
+        scipy=[
+            ScipyForm("multivariate_normal_frozen", MultivariateNormal, reads="mean cov_object.covariance")
+        ],
     )
 )
 register_family(Family(LowRankMultivariateNormal, image=_of_low_rank_vector))

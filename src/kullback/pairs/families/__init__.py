@@ -3,6 +3,9 @@
 `register_family` is the door for a family of another package too.
 """
 
+from kullback.pairs.densities.density import Density, HalfLineDensity, Points, PositiveAtEnds, Tail
+from kullback.pairs.densities.integer import IntegerDensity
+from kullback.pairs.densities.location_scale import LocationScaleDensity
 from kullback.pairs.families import (
     beta as beta,
     categorical as categorical,
@@ -26,6 +29,26 @@ from kullback.pairs.families import (
     weibull as weibull,
 )
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import Family, ScipyForm
+from kullback.pairs.family import CHOICE, POSITIVE, REAL, UNIT, Family, Means, ScipyForm
+from kullback.pairs.numerics.log_moments import Factor, GammaProduct, LogMoments
 
-__all__ = ["Family", "ScipyForm", "register_family"]
+__all__ = [
+    "CHOICE",
+    "POSITIVE",
+    "REAL",
+    "UNIT",
+    "Density",
+    "Factor",
+    "Family",
+    "GammaProduct",
+    "HalfLineDensity",
+    "IntegerDensity",
+    "LocationScaleDensity",
+    "LogMoments",
+    "Means",
+    "Points",
+    "PositiveAtEnds",
+    "ScipyForm",
+    "Tail",
+    "register_family",
+]

@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Beta,
-    ContinuousBernoulli,
-    Uniform,
-)
+from torch.distributions import Beta, ContinuousBernoulli, Uniform
 
 from kullback.common.dtypes import upcast
 from kullback.common.roots import log_root
-from kullback.common.special import (
-    digamma,
-    stirling_remainder,
-    trigamma,
-)
+from kullback.common.special import digamma, stirling_remainder, trigamma
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import (
-    Points,
-    breakpoints_around,
-    log_mean_exp,
-)
+from kullback.pairs.densities.density import Points, breakpoints_around, log_mean_exp
 from kullback.pairs.families.continuous_bernoulli import cross_entropy_to, logits_of
 from kullback.pairs.families.dirichlet import concentrations, dirichlet_divergence
 from kullback.pairs.families.gamma import log_gamma_entropy
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.families.unit_interval import PowersAtEnds, log_room
 from kullback.pairs.family import UNIT, Family, Means, Parameters, ScipyForm
-from kullback.pairs.numerics.log_moments import (
-    Exact,
-    Factor,
-    GammaProduct,
-    LogMoments,
-)
+from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments
 from kullback.pairs.registry import closed_form
 
 
@@ -142,7 +125,7 @@ register_family(
         UNIT,
         tensors="_dirichlet.concentration",
         log_moments=_of_beta,
-        scipy=(ScipyForm("beta", Beta, takes=""),),
+        scipy=[ScipyForm("beta", Beta, takes="")],
         match=_match,
     )
 )

@@ -6,11 +6,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Categorical,
-    Multinomial,
-    OneHotCategorical,
-)
+from torch.distributions import Categorical, Multinomial, OneHotCategorical
 
 from kullback.common.dtypes import upcast
 from kullback.generators import KL
@@ -18,15 +14,10 @@ from kullback.generators.divergence import finite
 from kullback.kernels import reference
 from kullback.kernels.codes import RowForm
 from kullback.kernels.reference import RowDivergence
-from kullback.pairs.densities.integer import (
-    CategoricalDensity,
-)
+from kullback.pairs.densities.integer import CategoricalDensity
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import CHOICE, Family, ScipyForm
-from kullback.pairs.numerics.parameters import (
-    given_logits,
-    log_probs_of,
-)
+from kullback.pairs.numerics.parameters import given_logits, log_probs_of
 from kullback.pairs.registry import closed_form
 
 Classes = Categorical | OneHotCategorical | Multinomial
@@ -71,7 +62,6 @@ register_family(Family(Categorical, CHOICE, lambda d: CategoricalDensity(log_pro
 register_family(Family(OneHotCategorical, f"_categorical.{CHOICE}"))
 register_family(
     Family(
-        Multinomial,
-        scipy=(ScipyForm("multinomial_frozen", lambda n, p: Multinomial(int(n), p), reads="n p"),),
+        Multinomial, scipy=[ScipyForm("multinomial_frozen", lambda n, p: Multinomial(int(n), p), reads="n p")]
     )
 )

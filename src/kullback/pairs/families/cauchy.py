@@ -7,40 +7,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Cauchy,
-    HalfCauchy,
-    StudentT,
-)
+from torch.distributions import Cauchy, HalfCauchy, StudentT
 from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import tensor_of, upcast
-from kullback.common.special import (
-    HALF_LOG_2PI,
-    log1p_quotient,
-    log_ratio,
-    stirling_remainder,
-)
+from kullback.common.special import HALF_LOG_2PI, log1p_quotient, log_ratio, stirling_remainder
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import (
-    HalfLineDensity,
-    Points,
-    Tail,
-)
+from kullback.pairs.densities.density import HalfLineDensity, Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity, log_one_plus_square
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import (
-    POSITIVE,
-    REAL,
-    Family,
-    ScipyForm,
-    symmetric_image,
-)
-from kullback.pairs.numerics.log_moments import (
-    Factor,
-    GammaProduct,
-    LogMoments,
-)
+from kullback.pairs.family import POSITIVE, REAL, Family, ScipyForm, symmetric_image
+from kullback.pairs.numerics.log_moments import Factor, GammaProduct, LogMoments
 from kullback.pairs.registry import closed_form
 
 
@@ -143,7 +120,7 @@ register_family(
         REAL,
         units={"loc": 1, "scale": 1},
         image=symmetric_image,
-        scipy=(ScipyForm("cauchy", Cauchy, "loc scale"),),
+        scipy=[ScipyForm("cauchy", Cauchy, "loc scale")],
     )
 )
 register_family(
@@ -154,6 +131,6 @@ register_family(
         POSITIVE,
         units={"scale": 1},
         log_moments=_of_half_cauchy,
-        scipy=(ScipyForm("halfcauchy", HalfCauchy),),
+        scipy=[ScipyForm("halfcauchy", HalfCauchy)],
     )
 )

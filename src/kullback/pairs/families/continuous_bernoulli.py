@@ -6,13 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    ContinuousBernoulli,
-    Exponential,
-    Gumbel,
-    Normal,
-    Uniform,
-)
+from torch.distributions import ContinuousBernoulli, Exponential, Gumbel, Normal, Uniform
 
 from kullback.common.dtypes import upcast
 from kullback.common.roots import log_root
@@ -26,10 +20,7 @@ from kullback.common.special import (
     polynomial,
 )
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import (
-    Density,
-    Points,
-)
+from kullback.pairs.densities.density import Density, Points
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.families.unit_interval import UnitDensity, log_room
 from kullback.pairs.family import CHOICE, UNIT, Family, Means, Parameters

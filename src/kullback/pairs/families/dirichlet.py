@@ -10,18 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Beta,
-    Dirichlet,
-)
+from torch.distributions import Beta, Dirichlet
 from torch.utils.checkpoint import checkpoint
 
 from kullback.common.dtypes import upcast
-from kullback.common.special import (
-    log_ratio,
-    scaled_expm1mx,
-    stirling_bregman,
-)
+from kullback.common.special import log_ratio, scaled_expm1mx, stirling_bregman
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native.native_closed_forms import required_gradients
 from kullback.pairs.families.registration import register_family
@@ -163,5 +156,5 @@ def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
 
 
 register_family(
-    Family(Dirichlet, "concentration", scipy=(ScipyForm("dirichlet_frozen", Dirichlet, reads="alpha"),))
+    Family(Dirichlet, "concentration", scipy=[ScipyForm("dirichlet_frozen", Dirichlet, reads="alpha")])
 )

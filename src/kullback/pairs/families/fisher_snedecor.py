@@ -6,31 +6,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    FisherSnedecor,
-)
+from torch.distributions import FisherSnedecor
 
 from kullback.common.dtypes import upcast
-from kullback.common.special import (
-    stirling_remainder,
-)
-from kullback.pairs.densities.density import (
-    HalfLineDensity,
-    Points,
-    Tail,
-    breakpoints_around,
-    log_mean_exp,
-)
+from kullback.common.special import stirling_remainder
+from kullback.pairs.densities.density import HalfLineDensity, Points, Tail, breakpoints_around, log_mean_exp
 from kullback.pairs.families.gamma import log_gamma_entropy
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import POSITIVE, Family, ScipyForm
-from kullback.pairs.numerics.log_moments import (
-    Exact,
-    Factor,
-    GammaProduct,
-    LogMoments,
-    positive,
-)
+from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments, positive
 
 
 @dataclass(frozen=True)
@@ -79,6 +63,6 @@ register_family(
         FisherSnedecorDensity,
         POSITIVE,
         log_moments=_of_fisher_snedecor,
-        scipy=(ScipyForm("f", FisherSnedecor, takes=""),),
+        scipy=[ScipyForm("f", FisherSnedecor, takes="")],
     )
 )

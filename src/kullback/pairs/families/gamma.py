@@ -12,15 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Chi2,
-    Exponential,
-    Gamma,
-    Gumbel,
-    InverseGamma,
-    Laplace,
-    Weibull,
-)
+from torch.distributions import Chi2, Exponential, Gamma, Gumbel, InverseGamma, Laplace, Weibull
 
 from kullback.common.dtypes import upcast
 from kullback.common.roots import log_root
@@ -39,22 +31,11 @@ from kullback.common.special import (
 )
 from kullback.kernels.codes import ElementForm
 from kullback.kernels.native.native_closed_forms import Form
-from kullback.pairs.densities.density import (
-    HalfLineDensity,
-    Points,
-    Tail,
-    breakpoints_around,
-)
+from kullback.pairs.densities.density import HalfLineDensity, Points, Tail, breakpoints_around
 from kullback.pairs.families.gumbel import gumbel_divergence, kl_to_gumbel
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import POSITIVE, Family, Means, Parameters, ScipyForm
-from kullback.pairs.numerics.log_moments import (
-    Exact,
-    Factor,
-    GammaProduct,
-    LogMoments,
-    positive,
-)
+from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments, positive
 from kullback.pairs.registry import closed_form, native_form
 from kullback.pairs.renyi import mixed, renyi_form
 
@@ -327,11 +308,11 @@ register_family(
         units={"concentration": 0, "rate": -1},
         log_moments=_of_gamma,
         from_log_moments=_to_gamma,
-        scipy=(
+        scipy=[
             ScipyForm("gamma", lambda a, scale: Gamma(a, 1 / scale)),
             ScipyForm("erlang", lambda a, scale: Gamma(a, 1 / scale)),
             ScipyForm("chi2", lambda k, scale: Gamma(k / 2, 0.5 / scale)),
-        ),
+        ],
         match=_match_gamma,
     )
 )
@@ -344,7 +325,7 @@ register_family(
         units={"rate": -1},
         log_moments=_of_gamma,
         from_log_moments=_to_exponential,
-        scipy=(ScipyForm("expon", lambda scale: Exponential(1 / scale)),),
+        scipy=[ScipyForm("expon", lambda scale: Exponential(1 / scale))],
         match=_match_exponential,
     )
 )
@@ -357,10 +338,10 @@ register_family(
         units={"concentration": 0, "rate": 1},
         log_moments=_of_inverse_gamma,
         from_log_moments=_to_inverse_gamma,
-        scipy=(
+        scipy=[
             ScipyForm("invgamma", InverseGamma),
             ScipyForm("levy", lambda scale: InverseGamma(torch.full_like(scale, 0.5), scale / 2)),
-        ),
+        ],
         match=_match_inverse_gamma,
     )
 )

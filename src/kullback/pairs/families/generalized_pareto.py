@@ -10,28 +10,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Exponential,
-    GeneralizedPareto,
-    HalfNormal,
-    Normal,
-)
+from torch.distributions import Exponential, GeneralizedPareto, HalfNormal, Normal
 from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import upcast
-from kullback.common.special import (
-    HALF_LOG_2PI,
-    expm1mx,
-    log1pmx,
-    log_product,
-    log_ratio,
-    within_floats,
-)
-from kullback.pairs.densities.density import (
-    Points,
-    PositiveAtEnds,
-    Tail,
-)
+from kullback.common.special import HALF_LOG_2PI, expm1mx, log1pmx, log_product, log_ratio, within_floats
+from kullback.pairs.densities.density import Points, PositiveAtEnds, Tail
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family, ScipyForm
 from kullback.pairs.registry import closed_form
@@ -119,6 +103,6 @@ register_family(
         GeneralizedParetoDensity,
         ("loc", None),
         units={"loc": 1, "scale": 1, "concentration": 0},
-        scipy=(ScipyForm("genpareto", lambda c, loc, scale: GeneralizedPareto(loc, scale, c), "loc scale"),),
+        scipy=[ScipyForm("genpareto", lambda c, loc, scale: GeneralizedPareto(loc, scale, c), "loc scale")],
     )
 )

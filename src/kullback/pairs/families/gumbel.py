@@ -30,16 +30,11 @@ from kullback.common.special import (
     within_floats,
 )
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import (
-    Points,
-    Tail,
-)
+from kullback.pairs.densities.density import Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import REAL, Family, ScipyForm
-from kullback.pairs.numerics.log_moments import (
-    LogMoments,
-)
+from kullback.pairs.numerics.log_moments import LogMoments
 from kullback.pairs.registry import closed_form
 
 
@@ -143,6 +138,6 @@ register_family(
         GumbelDensity,
         REAL,
         units={"loc": 1, "scale": 1},
-        scipy=(ScipyForm("gumbel_r", Gumbel, "loc scale"), ScipyForm("gumbel_l", _reflected, "loc scale")),
+        scipy=[ScipyForm("gumbel_r", Gumbel, "loc scale"), ScipyForm("gumbel_l", _reflected, "loc scale")],
     )
 )

@@ -6,11 +6,7 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Gumbel,
-    Laplace,
-    Normal,
-)
+from torch.distributions import Gumbel, Laplace, Normal
 
 from kullback.common.dtypes import upcast
 from kullback.common.special import (
@@ -23,20 +19,10 @@ from kullback.common.special import (
     within_floats,
 )
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import (
-    Points,
-    Tail,
-)
+from kullback.pairs.densities.density import Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import (
-    REAL,
-    Family,
-    Means,
-    Parameters,
-    ScipyForm,
-    symmetric_image,
-)
+from kullback.pairs.family import REAL, Family, Means, Parameters, ScipyForm, symmetric_image
 from kullback.pairs.registry import closed_form
 
 
@@ -112,7 +98,7 @@ register_family(
         REAL,
         units={"loc": 1, "scale": 1},
         image=symmetric_image,
-        scipy=(ScipyForm("laplace", Laplace, "loc scale"),),
+        scipy=[ScipyForm("laplace", Laplace, "loc scale")],
         match=_match,
     )
 )

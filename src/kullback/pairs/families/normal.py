@@ -8,13 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Gumbel,
-    HalfNormal,
-    Laplace,
-    LogNormal,
-    Normal,
-)
+from torch.distributions import Gumbel, HalfNormal, Laplace, LogNormal, Normal
 
 from kullback.common.dtypes import upcast
 from kullback.common.special import (
@@ -29,30 +23,12 @@ from kullback.common.special import (
     within_floats,
 )
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import (
-    HalfLineDensity,
-    Points,
-    Tail,
-)
+from kullback.pairs.densities.density import HalfLineDensity, Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity
 from kullback.pairs.families.gumbel import kl_to_gumbel
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import (
-    POSITIVE,
-    REAL,
-    Family,
-    Means,
-    Parameters,
-    ScipyForm,
-    symmetric_image,
-)
-from kullback.pairs.numerics.log_moments import (
-    Exact,
-    Factor,
-    GammaProduct,
-    LogMoments,
-    NormalLog,
-)
+from kullback.pairs.family import POSITIVE, REAL, Family, Means, Parameters, ScipyForm, symmetric_image
+from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments, NormalLog
 from kullback.pairs.registry import closed_form
 from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
 
@@ -257,11 +233,11 @@ register_family(
         units={"loc": 1, "scale": 1},
         from_log_moments=_to_normal,
         image=symmetric_image,
-        scipy=(
+        scipy=[
             ScipyForm("norm", Normal, "loc scale"),
             ScipyForm("Normal", Normal, reads="mu sigma"),
             ScipyForm("StandardNormal", Normal, reads="mu sigma"),
-        ),
+        ],
         match=_match_normal,
     )
 )
@@ -273,7 +249,7 @@ register_family(
         POSITIVE,
         log_moments=_of_log_normal,
         from_log_moments=_to_log_normal,
-        scipy=(ScipyForm("lognorm", lambda s, scale: LogNormal(torch.log(scale), s)),),
+        scipy=[ScipyForm("lognorm", lambda s, scale: LogNormal(torch.log(scale), s))],
         match=_match_log_normal,
     )
 )
@@ -286,7 +262,7 @@ register_family(
         units={"scale": 1},
         log_moments=_of_half_normal,
         from_log_moments=_to_half_normal,
-        scipy=(ScipyForm("halfnorm", HalfNormal),),
+        scipy=[ScipyForm("halfnorm", HalfNormal)],
         match=_match_half_normal,
     )
 )

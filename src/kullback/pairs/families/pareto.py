@@ -8,34 +8,16 @@ from math import inf
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Laplace,
-    Pareto,
-)
+from torch.distributions import Laplace, Pareto
 from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import upcast
-from kullback.common.special import (
-    expm1_ratio,
-    itakura_saito,
-    log_product,
-    log_ratio,
-)
+from kullback.common.special import expm1_ratio, itakura_saito, log_product, log_ratio
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import (
-    Points,
-    PositiveAtEnds,
-    Tail,
-)
+from kullback.pairs.densities.density import Points, PositiveAtEnds, Tail
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family, Means, Parameters, ScipyForm
-from kullback.pairs.numerics.log_moments import (
-    Exact,
-    Factor,
-    GammaProduct,
-    LogMoments,
-    positive,
-)
+from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments, positive
 from kullback.pairs.registry import closed_form
 
 
@@ -117,7 +99,7 @@ register_family(
         ("scale", inf),
         units={"scale": 1, "alpha": 0},
         log_moments=_of_pareto,
-        scipy=(ScipyForm("pareto", lambda b, scale: Pareto(scale, b)),),
+        scipy=[ScipyForm("pareto", lambda b, scale: Pareto(scale, b))],
         match=_match,
     )
 )

@@ -8,39 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Poisson,
-)
+from torch.distributions import Poisson
 
 from kullback.common.dtypes import upcast
-from kullback.common.special import (
-    HALF_LOG_2PI,
-    LARGEST_EXPONENT,
-    log_ratio,
-)
+from kullback.common.special import HALF_LOG_2PI, LARGEST_EXPONENT, log_ratio
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import (
-    Points,
-    Tail,
-)
-from kullback.pairs.densities.integer import (
-    IntegerDensity,
-    deviance,
-    last_integer,
-    stirling_error,
-)
+from kullback.pairs.densities.density import Points, Tail
+from kullback.pairs.densities.integer import IntegerDensity, deviance, last_integer, stirling_error
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import (
-    POSITIVE,
-    Family,
-    ScipyForm,
-    match_of_mean,
-)
-from kullback.pairs.numerics.bernoulli import (
-    generalized_kl,
-    generalized_kl_of,
-    rate_of,
-)
+from kullback.pairs.family import POSITIVE, Family, ScipyForm, match_of_mean
+from kullback.pairs.numerics.bernoulli import generalized_kl, generalized_kl_of, rate_of
 from kullback.pairs.registry import closed_form
 from kullback.pairs.renyi import mixed, renyi_form
 
@@ -103,7 +80,7 @@ register_family(
         lambda d: PoissonDensity(rate_of(d)),
         POSITIVE,
         is_full="rate",
-        scipy=(ScipyForm("poisson", Poisson),),
+        scipy=[ScipyForm("poisson", Poisson)],
         match=match_of_mean("rate", lambda mean, _: mean),
     )
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import Density, DensityReader, register_density
 from kullback.pairs.families.infinite import enter_if_infinite
 from kullback.pairs.family import FAMILIES, Family
-from kullback.pairs.native_forms import reader_of
+from kullback.pairs.overrides import forget_overrides
 from kullback.pairs.registry import closed_form
 from kullback.pairs.torch_registry import forget_plans
 
@@ -34,6 +35,7 @@ def register_family(family: Family) -> Family:
             enter_if_infinite(p, q)
             if p.log_moments is not None and q.from_log_moments is not None:
                 _enter_by_log_moments(p, q)
+    forget_overrides()
     forget_plans()
     return family
 
@@ -42,8 +44,8 @@ def _reader(family: Family) -> DensityReader:
     density: Any = family.density
     if not (isinstance(density, type) and issubclass(density, Density)):
         return density
-    read = reader_of(*family.parameters.split())
-    return lambda d: density(*map(upcast, read(d)))
+    names = [name.rpartition(".")[2] for name in family.parameters.split()]
+    return lambda d: density(*map(upcast, map(partial(getattr, d), names)))
 
 
 def _enter_by_log_moments(p: Family, q: Family) -> None:

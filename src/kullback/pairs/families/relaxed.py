@@ -9,33 +9,19 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    RelaxedBernoulli,
-)
+from torch.distributions import RelaxedBernoulli
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import upcast
-from kullback.common.special import (
-    expm1mx,
-    log1pmx,
-    log_ratio,
-    polynomial,
-)
-from kullback.pairs.densities.density import (
-    Points,
-    Tail,
-)
+from kullback.common.special import expm1mx, log1pmx, log_ratio, polynomial
+from kullback.pairs.densities.density import Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity
 from kullback.pairs.densities.mapped import SigmoidDensity
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family
-from kullback.pairs.numerics.bernoulli import (
-    Probabilities,
-    log_ratios,
-    probabilities_of,
-)
+from kullback.pairs.numerics.bernoulli import Probabilities, log_ratios, probabilities_of
 from kullback.pairs.numerics.parameters import all_equal, given_logits
 from kullback.pairs.registry import closed_form
 

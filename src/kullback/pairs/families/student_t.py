@@ -6,31 +6,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Normal,
-    StudentT,
-)
+from torch.distributions import Normal, StudentT
 
 from kullback.common.dtypes import upcast
-from kullback.common.special import (
-    HALF_LOG_2PI,
-    itakura_saito,
-    log_ratio,
-    polynomial,
-    stirling_remainder,
-)
-from kullback.pairs.densities.density import (
-    Points,
-    Tail,
-)
+from kullback.common.special import HALF_LOG_2PI, itakura_saito, log_ratio, polynomial, stirling_remainder
+from kullback.pairs.densities.density import Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity, log_one_plus_square
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import (
-    REAL,
-    Family,
-    ScipyForm,
-    symmetric_image,
-)
+from kullback.pairs.family import REAL, Family, ScipyForm, symmetric_image
 from kullback.pairs.registry import closed_form
 
 
@@ -105,6 +88,6 @@ register_family(
         REAL,
         units={"df": 0, "loc": 1, "scale": 1},
         image=symmetric_image,
-        scipy=(ScipyForm("t", StudentT, "loc scale"),),
+        scipy=[ScipyForm("t", StudentT, "loc scale")],
     )
 )

@@ -10,43 +10,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Bernoulli,
-    Binomial,
-    Geometric,
-    NegativeBinomial,
-    Poisson,
-)
+from torch.distributions import Bernoulli, Binomial, Geometric, NegativeBinomial, Poisson
 
 from kullback.common.dtypes import upcast
-from kullback.common.special import (
-    HALF_LOG_2PI,
-    expm1mx,
-    itakura_saito,
-    polynomial,
-)
+from kullback.common.special import HALF_LOG_2PI, expm1mx, itakura_saito, polynomial
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import (
-    Density,
-    Points,
-    Tail,
-)
-from kullback.pairs.densities.integer import (
-    IntegerDensity,
-    deviance,
-    last_integer,
-    log_power,
-    stirling_error,
-)
+from kullback.pairs.densities.density import Density, Points, Tail
+from kullback.pairs.densities.integer import IntegerDensity, deviance, last_integer, log_power, stirling_error
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import (
-    CHOICE,
-    POSITIVE,
-    UNIT,
-    Family,
-    ScipyForm,
-    match_of_mean,
-)
+from kullback.pairs.family import CHOICE, POSITIVE, UNIT, Family, ScipyForm, match_of_mean
 from kullback.pairs.numerics.bernoulli import (
     Probabilities,
     generalized_kl,
@@ -274,7 +246,7 @@ register_family(
         UNIT,
         is_full=False,
         tensors="_param",
-        scipy=(ScipyForm("bernoulli", Bernoulli),),
+        scipy=[ScipyForm("bernoulli", Bernoulli)],
         match=match_of_mean("probs", lambda mean, _: mean),
     )
 )
@@ -286,7 +258,7 @@ register_family(
         (0.0, "total_count"),
         is_full=False,
         tensors="total_count _param",
-        scipy=(ScipyForm("binom", Binomial), ScipyForm("Binomial", Binomial, reads="n p")),
+        scipy=[ScipyForm("binom", Binomial), ScipyForm("Binomial", Binomial, reads="n p")],
         match=match_of_mean("probs", lambda mean, start: mean / start["total_count"]),
     )
 )
@@ -297,7 +269,7 @@ register_family(
         lambda d: GeometricDensity(*probabilities_of(d)[2:4]),
         POSITIVE,
         is_full=False,
-        scipy=(ScipyForm("geom", Geometric, first=1.0),),
+        scipy=[ScipyForm("geom", Geometric, first=1.0)],
         match=match_of_mean("probs", lambda mean, _: 1 / (1 + mean)),
     )
 )
@@ -309,7 +281,7 @@ register_family(
         POSITIVE,
         is_full=False,
         # SciPy counts failures, and p is the probability of success. torch counts successes, so p becomes 1 - p.
-        scipy=(ScipyForm("nbinom", lambda n, p: NegativeBinomial(n, logits=torch.log1p(-p) - torch.log(p))),),
+        scipy=[ScipyForm("nbinom", lambda n, p: NegativeBinomial(n, logits=torch.log1p(-p) - torch.log(p)))],
         match=match_of_mean("probs", lambda mean, start: mean / (start["total_count"] + mean)),
     )
 )

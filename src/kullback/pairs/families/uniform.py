@@ -34,10 +34,7 @@ from kullback.common.special import (
     within_floats,
 )
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import (
-    Points,
-    PositiveAtEnds,
-)
+from kullback.pairs.densities.density import Points, PositiveAtEnds
 from kullback.pairs.families.continuous_bernoulli import cross_entropy_to, logits_of
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family, Means, Parameters, ScipyForm
@@ -225,10 +222,10 @@ register_family(
         UniformDensity,
         ("low", "high"),
         units={"low": 1, "high": 1},
-        scipy=(
+        scipy=[
             ScipyForm("uniform", lambda loc, scale: Uniform(loc, loc + scale), "loc scale"),
             ScipyForm("Uniform", Uniform, reads="a b"),
-        ),
+        ],
         match=_match,
         start={"low": 0.0, "high": 1.0},
     )

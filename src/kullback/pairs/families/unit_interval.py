@@ -6,15 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Uniform,
-)
+from torch.distributions import Uniform
 
 from kullback.common.dtypes import upcast
-from kullback.pairs.densities.density import (
-    PositiveAtEnds,
-    Tail,
-)
+from kullback.pairs.densities.density import PositiveAtEnds, Tail
 
 
 class UnitDensity(PositiveAtEnds):

@@ -7,21 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Distribution,
-    VonMises,
-)
+from torch.distributions import Distribution, VonMises
 
 from kullback.common.dtypes import upcast
 from kullback.common.roots import log_root
-from kullback.common.special import (
-    bregman_by_quadrature,
-    polynomial,
-)
-from kullback.pairs.densities.density import (
-    Points,
-    PositiveAtEnds,
-)
+from kullback.common.special import bregman_by_quadrature, polynomial
+from kullback.pairs.densities.density import Points, PositiveAtEnds
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family, Means, Parameters, ScipyForm
 from kullback.pairs.registry import closed_form
@@ -145,7 +136,7 @@ register_family(
         "loc concentration",
         VonMisesDensity,
         (-math.pi, math.pi),
-        scipy=(ScipyForm("vonmises", _on_the_circle, "loc scale"),),
+        scipy=[ScipyForm("vonmises", _on_the_circle, "loc scale")],
         match=_match,
     )
 )

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Exponential,
-    Gamma,
-    Weibull,
-)
+from torch.distributions import Exponential, Gamma, Weibull
 
 from kullback.common.dtypes import upcast
 from kullback.common.special import (
@@ -24,19 +20,11 @@ from kullback.common.special import (
     stirling_bregman,
     stirling_remainder,
 )
-from kullback.pairs.densities.density import (
-    HalfLineDensity,
-    Points,
-    Tail,
-)
+from kullback.pairs.densities.density import HalfLineDensity, Points, Tail
 from kullback.pairs.families.gumbel import gumbel_divergence
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import POSITIVE, Family, Means, Parameters, ScipyForm
-from kullback.pairs.numerics.log_moments import (
-    Factor,
-    GammaProduct,
-    LogMoments,
-)
+from kullback.pairs.numerics.log_moments import Factor, GammaProduct, LogMoments
 from kullback.pairs.registry import closed_form
 
 
@@ -138,10 +126,10 @@ register_family(
         units={"scale": 1, "concentration": 0},
         log_moments=_of_weibull,
         from_log_moments=_to_weibull,
-        scipy=(
+        scipy=[
             ScipyForm("weibull_min", lambda c, scale: Weibull(scale, c)),
             ScipyForm("rayleigh", lambda scale: Weibull(scale * math.sqrt(2), torch.full_like(scale, 2.0))),
-        ),
+        ],
         match=_match,
     )
 )

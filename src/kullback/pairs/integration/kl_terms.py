@@ -16,16 +16,15 @@ from kullback.generators.entropic import KL_SERIES
 from kullback.pairs.solve_options import Tolerance
 
 
-def kl_integrand(log_p: Tensor, log_q: Tensor, with_q: bool) -> Tensor:
-    """Return p log(p / q), 0 where P has no mass; with `with_q`, the non-negative p log(p / q) - p + q."""
+def kl_forms(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return both forms along a new first dimension, the non-negative one first; the other is 0 where P has no mass."""
     p = torch.exp(log_p)
     empty = p == 0
     d = torch.where(empty, 0, torch.where(empty, 0, log_p) - log_q)
-    if not with_q:
-        return p * d
     near = (d.abs() < NEAR) & ~empty
     far = torch.exp(log_q) - p + p * d
-    return torch.where(near, p * power_series(KL_SERIES, torch.where(near, d, 0)), far)
+    whole = torch.where(near, p * power_series(KL_SERIES, torch.where(near, d, 0)), far)
+    return torch.stack([whole, p * d])
 
 
 class KLTotals(NamedTuple):
@@ -52,6 +51,6 @@ class KLColumns(NamedTuple):
 
     def totals(self, is_whole: Tensor) -> KLTotals:
         """Return the sums in the form with Q's mass where `is_whole`, and otherwise in the form without it."""
-        sums = torch.stack([column.sum(-1) for column in self[:3]])
+        sums = torch.stack([self.values.sum(-1), self.errors.sum(-1), self.roundings.sum(-1)])
         value, error, rounding = torch.where(is_whole, sums[:, 0], sums[:, 1])
         return KLTotals(value, error, rounding, torch.where(is_whole.unsqueeze(-1), *self.errors))

@@ -8,6 +8,7 @@ where the densities have peaks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,6 +51,10 @@ _GRID = torch.cat(
 )
 
 
+# A density and its own coordinate.
+Placed = tuple[Density, Coordinate]
+
+
 class Line(NamedTuple):
     """A part of the line in its own coordinate, and the map from the variable of integration."""
 
@@ -72,14 +77,14 @@ class Line(NamedTuple):
         log_jacobian = self.coordinate.log_jacobian(t) + torch.log(self.width) + log_cosh
         return self.coordinate.points(t), log_jacobian
 
-    def marks(self, densities: tuple[Density, ...], *places: Tensor) -> list[Tensor]:
+    def marks(self, densities: Sequence[Placed], *places: Tensor) -> list[Tensor]:
         """Return the breakpoints of densities, and more places given by x, in the variable v."""
-        more = map(self.coordinate.of, places)
-        return self.within_range([*breakpoints_on(self.coordinate, densities, self.center.shape), *more])
+        return self.within_range(breakpoints_on(self.coordinate, densities, self.center.shape, *places))
 
     def within_range(self, breakpoints: list[Tensor]) -> list[Tensor]:
         """Return breakpoints of the coordinate in the variable v, moved to the limits of v if they are beyond."""
-        return [self.v(t).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST) for t in breakpoints]
+        v = self.v(torch.cat(breakpoints, -1)).nan_to_num(nan=0.0).clamp(-OUTERMOST, OUTERMOST)
+        return list(v.split([x.shape[-1] for x in breakpoints], -1))
 
     def rounding(
         self, f: Tensor, changes: list[tuple[Tensor, Tensor]], lower: Tensor, upper: Tensor
@@ -104,15 +109,19 @@ class Line(NamedTuple):
         return _EPS * (of_logs + f.diff(dim=-1).abs().sum(-1) * resolution)
 
 
-def breakpoints_on(coordinate: Coordinate, densities: tuple[Density, ...], shape: torch.Size) -> list[Tensor]:
-    """Return the breakpoints of densities in a coordinate: (..., steps) for each peak, (..., 1) for other points."""
+def breakpoints_on(
+    coordinate: Coordinate, densities: Sequence[Placed], shape: torch.Size, *places: Tensor
+) -> list[Tensor]:
+    """Return the breakpoints of densities in a coordinate: (..., steps) for each peak, (..., 1) for other places."""
     breakpoints: list[Tensor] = []
-    for density in densities:
-        own = density.coordinate()
+    for density, own in densities:
         peaks = density.breakpoints(_STEPS)
-        is_same = _is_same(own.low, coordinate.low) and _is_same(own.high, coordinate.high)
+        is_same = own is coordinate or (
+            _is_same(own.low, coordinate.low) and _is_same(own.high, coordinate.high)
+        )
         breakpoints += peaks if is_same else [coordinate.of(own.points(marks).x) for marks in peaks]
         breakpoints += map(coordinate.of, density.nonsmooth_points())
+    breakpoints += map(coordinate.of, places)
     return [marks.expand(*shape[:-1], marks.shape[-1] if marks.ndim else 1) for marks in breakpoints]
 
 
@@ -145,7 +154,8 @@ def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: 
     for marks in _snapped(breakpoints):
         used = marks
         if marks.shape[-1] == len(_STEPS):
-            center, width = _center_and_width(marks)
+            center = marks[..., _MIDDLE : _MIDDLE + 1]
+            width = (marks[..., _MIDDLE + 1] - marks[..., _MIDDLE - 1]).abs().unsqueeze(-1) / 2
             inside = (marks.amax(-1, keepdim=True) > start) & (marks.amin(-1, keepdim=True) < stop)
             is_narrow = inside & (width < _NARROW * size)
             used = marks[..., _COARSE]
@@ -162,12 +172,6 @@ def first_edges(start: Tensor, stop: Tensor, breakpoints: list[Tensor], panels: 
     return lower.gather(-1, index), upper.gather(-1, index)
 
 
-def _center_and_width(marks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the center and the width of a peak, from its breakpoints."""
-    width = (marks[..., _MIDDLE + 1] - marks[..., _MIDDLE - 1]).abs().unsqueeze(-1) / 2
-    return marks[..., _MIDDLE : _MIDDLE + 1], width
-
-
 def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:
     """Round the breakpoints of many peaks to grids of the size of each peak, so that near peaks share breakpoints.
 
@@ -178,7 +182,8 @@ def _snapped(breakpoints: list[Tensor]) -> list[Tensor]:
     snapped: list[Tensor] = []
     for marks in breakpoints:
         if marks.shape[-1] == len(_STEPS):
-            center, width = _center_and_width(marks)
+            center = marks[..., _MIDDLE : _MIDDLE + 1]
+            width = (marks[..., _MIDDLE + 1] - marks[..., _MIDDLE - 1]).abs().unsqueeze(-1) / 2
             reach = torch.maximum((marks - center).abs() / 2, width).clamp(min=1e-30)
             unit = torch.exp2(torch.floor(torch.log2(reach)))
             snapped.append(torch.round(marks / unit) * unit)

@@ -54,7 +54,7 @@ def _mass(density: BlackBoxDensity) -> tuple[Tensor, Tensor]:
     apart = density.detached().mapped(lambda x: x.unsqueeze(-1))
     center, width = (x.expand(*own.batch_shape, 1) for x in apart.center_and_width())
     line = Line(apart.coordinate(), center, width)
-    quantiles = line.marks((), draws)[0].sort(-1).values[..., :: _DRAWS // _EDGES]
+    quantiles = line.marks([], draws)[0].sort(-1).values[..., :: _DRAWS // _EDGES]
     far = torch.tensor([*range(-690, 0, 30), 0, *range(30, 691, 30)], dtype=torch.float64, device="cpu")
     near = torch.linspace(-30, 30, 61, dtype=torch.float64, device="cpu")
     fixed = torch.cat([far, near]).expand(*quantiles.shape[:-1], -1)

@@ -47,16 +47,16 @@ class Panels(NamedTuple):
 
     def split(self, rule: Rule, priorities: Tensor, integrands: Integrands) -> Panels:
         """Halve the panels with the largest priorities of each element: right halves follow all other panels."""
-        top = priorities.topk(min(rule.halvings(priorities), priorities.shape[-1]), dim=-1)
-        halves = rule.halves(*(x.gather(-1, top.indices) for x in self.places), top.values)
-        both = zip((*self.places, *self.columns), (*halves, *integrands(*halves)), strict=True)
-        first, second, *columns = [_with_halves(old, top.indices, new) for old, new in both]
-        return Panels((first, second), tuple(columns))
-
-
-def _with_halves(old: Tensor, places: Tensor, halves: Tensor) -> Tensor:
-    count, index = places.shape[-1], places.expand(*old.shape[:-1], -1)
-    return torch.cat([old.scatter(-1, index, halves[..., :count]), halves[..., count:]], -1)
+        count = min(rule.halvings(priorities), priorities.shape[-1])
+        top = priorities.topk(count, dim=-1)
+        first, second = (x.gather(-1, top.indices) for x in self.places)
+        halves = rule.halves(first, second, top.values)
+        columns: list[Tensor] = []
+        for old, new in zip((*self.places, *self.columns), (*halves, *integrands(*halves)), strict=True):
+            left, right = new.tensor_split([count], -1)
+            index = top.indices.expand(*old.shape[:-1], -1)
+            columns.append(torch.cat([old.scatter(-1, index, left), right], -1))
+        return Panels((columns[0], columns[1]), tuple(columns[2:]))
 
 
 # Returns which elements of the batch are exact enough, and the priorities of the panels of each part.
@@ -74,14 +74,17 @@ def integrate(
         judge: decides where the integrals are exact enough, and which panels are halved if they are not.
         max_evaluations: the limit on nodes for each element of the batch.
     """
-    panels = [Panels(places, integrands(*places)) for places, integrands in parts]
+    panels: list[Panels] = []
+    for places, integrands in parts:
+        panels.append(Panels(places, integrands(*places)))
     while True:
         enough, priorities = judge(panels)
         if bool(enough.all()):
             return panels
-        if sum(x.shape[-1] + rule.halvings(x) for x in priorities) * rule.nodes > max_evaluations:
+        count = 0
+        for priority in priorities:
+            count += priority.shape[-1] + rule.halvings(priority)
+        if count * rule.nodes > max_evaluations:
             return panels
-        panels = [
-            part.split(rule, priority, integrands)
-            for part, priority, (_, integrands) in zip(panels, priorities, parts, strict=True)
-        ]
+        for index, (_, integrands) in enumerate(parts):
+            panels[index] = panels[index].split(rule, priorities[index], integrands)

@@ -85,12 +85,13 @@ class Piece:
 def pieces_of(share: int, both: Both, shape: torch.Size) -> list[tuple[Piece, list[Tensor]]]:
     """Return the pieces of the line, from left to right, and their breakpoints in the variable of integration."""
     placed: list[tuple[Piece, list[Tensor]]] = []
+    densities = [(density, density.coordinate()) for density in both]
     for number, (low, high) in enumerate(_pieces(both, shape)):
         exists = torch.ones(shape, dtype=torch.bool, device="cpu") if low is None else low.isfinite()
         exists = exists if high is None or low is None else exists & (low < high)
         if bool(exists.any()):
             coordinate = Coordinate(low, high)
-            breakpoints = breakpoints_on(coordinate, both, shape)
+            breakpoints = breakpoints_on(coordinate, densities, shape)
             center, width = _center_and_width(both, coordinate, breakpoints)
             piece = Piece(share, number, exists, center, width, both, (low, high))
             placed.append((piece, Line(coordinate, center, width).within_range(breakpoints)))
@@ -154,11 +155,15 @@ def _density_on(density: Density, line: Line, at: Points, needed: Tensor) -> Ten
 def _elsewhere_at_center(density: Density, at: Points, lives: Tensor) -> Points:
     """Replace the points outside `lives` by the center of a density, where it has a logarithm and derivatives."""
     center = density.coordinate().points(density.center_and_width()[0].detach())
+
+    def replaced(x: Tensor | None, own: Tensor | None, otherwise: Tensor | float) -> Tensor | None:
+        return None if x is None else torch.where(lives, x, otherwise if own is None else own.detach())
+
     x = center.x.detach()
-    otherwise = Points(x, x - 1, torch.zeros_like(x), x + 1, torch.zeros_like(x))
     return Points(
-        *(
-            value if value is None else torch.where(lives, value, default if own is None else own.detach())
-            for value, own, default in zip(at, center, otherwise, strict=True)
-        )
+        torch.where(lives, at.x, x),
+        replaced(at.low, center.low, x - 1),
+        replaced(at.log_above_low, center.log_above_low, 0.0),
+        replaced(at.high, center.high, x + 1),
+        replaced(at.log_below_high, center.log_below_high, 0.0),
     )

@@ -6,12 +6,13 @@ including the ends of the support. The ends of a Uniform have derivatives withou
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kullback.pairs.densities.density import Density, Points
+from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.families.uniform import UniformDensity
 from kullback.pairs.integration.breaks import corner_terms, find_breaks, moving
 from kullback.pairs.integration.gauss_kronrod import (
@@ -21,7 +22,7 @@ from kullback.pairs.integration.gauss_kronrod import (
     integrate_panels,
     panel_nodes,
 )
-from kullback.pairs.integration.kl_terms import KLColumns, KLTotals, kl_integrand
+from kullback.pairs.integration.kl_terms import KLColumns, KLTotals, kl_forms
 from kullback.pairs.integration.line import (
     NEGLIGIBLE,
     OUTERMOST,
@@ -136,15 +137,12 @@ def _integrate(
     fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
         center, width = fixed_p.center_and_width()
-        center, width = center.expand(*batch_shape, 1), width.expand(*batch_shape, 1)
-        pair = _Pair(fixed_p, fixed_q, Line(fixed_p.coordinate(), center, width))
-        (low_p, high_p), (low_q, high_q) = fixed_p.ends(), fixed_q.ends()
+        of_p, of_q = fixed_p.coordinate(), fixed_q.coordinate()
+        line = Line(of_p, center.expand(*batch_shape, 1), width.expand(*batch_shape, 1))
+        pair = _Pair(fixed_p, fixed_q, line)
         # Otherwise Q's mass on P's support is not 1, and depends on P's ends.
-        same_ends = ((low_p == low_q) & (high_p == high_q)).squeeze(-1) & (not q_reaches_out)
-        tails = slow_tails(fixed_p, fixed_q, pair.line)
-
-        def integrands(lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
-            return _integrated(pair, lower, upper)
+        same_ends = _have_same_ends(of_p, of_q) & (not q_reaches_out)
+        tails = slow_tails(fixed_p, fixed_q, line)
 
         def judge(parts: list[Panels]) -> tuple[Tensor, list[Tensor]]:
             *columns, mass_errors = parts[0].columns
@@ -153,9 +151,9 @@ def _integrate(
             enough = totals.are_enough(target, SAFETY) & has_mass | ~totals.value.isfinite()
             return enough, [torch.where(has_mass.unsqueeze(-1), totals.errors, mass_errors)]
 
-        marks = pair.line.marks((fixed_p, fixed_q))
+        marks = line.marks([(fixed_p, of_p), (fixed_q, of_q)])
         edges, overflows = _edges(pair, marks, tails)
-        (panels,) = integrate(LINE, [(edges, integrands)], judge, target.max_evaluations)
+        (panels,) = integrate(LINE, [(edges, partial(_integrated, pair))], judge, target.max_evaluations)
         columns = KLColumns(*panels.columns[:-1])
         totals, is_whole = _totals(columns, same_ends)
         unintegrated = 1 - columns.mass_p.sum(-1)
@@ -166,7 +164,7 @@ def _integrate(
         endless = torch.where(overflows | value.isnan(), torch.inf, 0.0)
         error = torch.where(is_finite, SAFETY * totals.error + totals.rounding, endless)
     if torch.is_grad_enabled():
-        (lower, upper), line = panels.places, pair.line
+        lower, upper = panels.places
         if moves_nodes:
             lower, upper = _out_to_breakpoints(line, marks, p, lower, upper)
             if q_reaches_out:
@@ -179,6 +177,15 @@ def _integrate(
         rest, rest_error = tail.rest(p, q, is_finite)
         value, error = value + rest, error + rest_error
     return Integral(value, error, unintegrated.abs())
+
+
+def _have_same_ends(first: Coordinate, second: Coordinate) -> Tensor:
+    same = torch.ones(1, dtype=torch.bool, device="cpu")
+    for infinite, *ends in ((-torch.inf, first.low, second.low), (torch.inf, first.high, second.high)):
+        if ends[0] is not ends[1]:
+            end, other = (infinite if x is None else x for x in ends)
+            same = same & (end == other)
+    return same.squeeze(-1)
 
 
 def _totals(columns: KLColumns, same_ends: Tensor) -> tuple[KLTotals, Tensor]:
@@ -206,9 +213,10 @@ def _edges(pair: _Pair, marks: list[Tensor], tails: list[SlowTail]) -> tuple[Pla
 def _integrated(pair: _Pair, lower: Tensor, upper: Tensor) -> tuple[Tensor, ...]:
     """Return the columns of panels, and the errors of P's mass."""
     v, half = panel_nodes(lower, upper)
-    log_p, log_q, log_jacobian = (x.reshape(v.shape) for x in pair.clean_log_densities(v.flatten(-2)))
+    log_p, log_q, log_jacobian = pair.clean_log_densities(v.flatten(-2))
+    log_p, log_q, log_jacobian = log_p.reshape(v.shape), log_q.reshape(v.shape), log_jacobian.reshape(v.shape)
     p, q = torch.exp(log_p), torch.exp(log_q)
-    f = torch.stack([kl_integrand(log_p, log_q, True), kl_integrand(log_p, log_q, False)])
+    f = kl_forms(log_p, log_q)
     integrals, errors = integrate_panels(torch.cat([f, torch.stack([p, q])]), half)
     # The rounding of log q changes a term by |p - q| if the term includes Q's mass, and by p otherwise.
     by_q = torch.stack([(p - q).abs(), p])
@@ -263,7 +271,7 @@ def _differentiable_sum(
         alive = (log_p > _UNDERFLOW) & counted
         lone = (log_q > _UNDERFLOW) & counted & ~alive & whole  # Q's mass where P has none
     log_p, log_q = pair.log_densities(v, alive)
-    f = torch.where(whole, kl_integrand(log_p, log_q, True), kl_integrand(log_p, log_q, False))
+    f = torch.where(whole, *kl_forms(log_p, log_q))
     mass = torch.where(alive, torch.exp(log_p) * weights, 0).sum(-1)
     total = torch.where(alive, f * weights, 0).sum(-1) + mean * (1 - mass)
     if bool(lone.any()):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kullback.common.dtypes import tensor_of
 from kullback.pairs.densities.density import Density, Points
-from kullback.pairs.integration.kl_terms import KLColumns, KLTotals, kl_integrand
+from kullback.pairs.integration.kl_terms import KLColumns, KLTotals, kl_forms
 from kullback.pairs.integration.lattice import LATTICE, first_panels, nodes_of, resolved, sizes_of, sum_panels
 from kullback.pairs.integration.panels import Integral, Panels, integrate
 from kullback.pairs.solve_options import Tolerance
@@ -70,8 +70,7 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
     if torch.is_grad_enabled():
         x, weights = (of_panels.flatten(-2) for of_panels in nodes_of(*panels.places))
         log_p, log_q, _ = _log_densities(p, q, x)
-        forms = (kl_integrand(log_p, log_q, whole) for whole in (True, False))
-        total = (torch.where(is_whole.unsqueeze(-1), *forms) * weights).sum(-1)
+        total = (torch.where(is_whole.unsqueeze(-1), *kl_forms(log_p, log_q)) * weights).sum(-1)
         value = torch.where(value.isinf(), value, total)
     return Integral(value, error, unintegrated)
 
@@ -84,7 +83,7 @@ def _summed(p: Density, q: Density, starts: Tensor, kinds: Tensor) -> KLColumns:
     masses = torch.stack([torch.exp(log_p), torch.exp(log_q)])
     changes = torch.stack([(masses[0] - masses[1]).abs(), masses[0]]) * logs
     log_q_or_none = torch.where(outside, -torch.inf, log_q)
-    f = torch.stack([kl_integrand(log_p, log_q_or_none, whole) for whole in (True, False)])
+    f = kl_forms(log_p, log_q_or_none)
     f, changes, masses = (numbers.unflatten(-1, x.shape[-2:]) for numbers in (f, changes, masses))
     f = torch.where(weights > 0, f, 0)
     values, errors = sum_panels(f, weights, kinds)
