@@ -23,6 +23,7 @@ from scipy.spatial.distance import pdist, squareform
 from timing import RESULTS, machine
 
 from kullback import Samples
+from kullback.estimators.draws import Draws as Checked
 from kullback.estimators.two_sample_test import permutation_test
 
 SCHEMA = "kullback.two_sample/1"
@@ -140,7 +141,7 @@ CASES = [
 
 
 def ours(x: Draws, y: Draws, rng: np.random.Generator) -> float:
-    return permutation_test(Samples(x), Samples(y), SHUFFLES, rng)[0]
+    return permutation_test(Checked.of(Samples(x)), Checked.of(Samples(y)), SHUFFLES, rng)[0]
 
 
 def kolmogorov_smirnov(x: Draws, y: Draws, _: np.random.Generator) -> float:

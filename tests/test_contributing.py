@@ -1,9 +1,10 @@
-"""The code in CONTRIBUTING adds a kind, a pair, a form in C++, a backend, a teacher and a report, from outside."""
+"""The code in CONTRIBUTING adds a kind, a pair, a form in C++, a backend, a teacher, an estimator and a report."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import math
 import os
 import re
 import shutil
@@ -16,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence as torch_kl_divergence
 
 import kullback
-from kullback import Counts, Logits, Probs, divergence, kl_divergence, kl_estimate
-from kullback.errors import ArgumentValueError, NoRuleError
+from kullback import Counts, Logits, Probs, Samples, divergence, kl_divergence, kl_estimate
+from kullback.errors import ArgumentValueError, NoRuleError, RegistrationError
+from kullback.estimators import Evidence, register_estimator, registry
+from kullback.estimators.evidence import interval_from
 from kullback.functional import distillation_loss, linear_distillation_loss
 from kullback.generators import parse
 from kullback.kernels import BACKENDS
@@ -31,6 +35,7 @@ from kullback.kernels.backends import Backend
 from kullback.nn import DistillationLoss, LinearDistillationLoss
 from kullback.report import html, json, markdown
 from kullback.results.verdict import Verdict
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -364,6 +369,80 @@ def test_a_teacher_keeps_the_promises_of_the_losses(ensemble: Any) -> None:
         linear_distillation_loss(
             student=student, student_weight=student, teacher=teacher, teacher_weight=student
         )
+
+
+# ---- An estimator: one function of the draws.
+@pytest.fixture
+def exponential(page_module: ModuleMaker) -> Iterator[Any]:
+    yield page_module("An estimator", "exponential_estimator").exponential
+    registry.METHODS.remove("exponential")
+    del registry.CONTINUOUS["exponential"]
+
+
+def test_an_estimator_of_one_function_has_intervals_that_cover(exponential: Any) -> None:
+    """KL of exponentials with means 1 and 2, from draws: plain, in clusters of 4 with a common part, weighted."""
+    truth, kinds = math.log(2) - 0.5, {"plain": 0, "clusters": 0, "weights": 0}
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        x, y = rng.exponential(1.0, 400), rng.exponential(2.0, 400)
+        group = np.repeat(np.arange(100), 4)
+        # The exponential of unit mean as a sum of two gamma variables of shape 1 / 2, of which a cluster shares one.
+        shared = rng.gamma(0.5, size=100)[group] + rng.gamma(0.5, size=400)
+        # Draws of an exponential with mean 2 / 3, weighted to mean 1.
+        third = rng.exponential(2 / 3, 400)
+        sides = {
+            "plain": (Samples(x), Samples(y)),
+            "clusters": (Samples(shared, cluster=group), Samples(y)),
+            "weights": (Samples(third, weights=np.exp(third / 2)), Samples(y)),
+        }
+        for name, (p, q) in sides.items():
+            low, high = kl_estimate(p, q, method="exponential").interval or (torch.nan, torch.nan)
+            kinds[name] += bool(low <= truth <= high)
+    for name, covered in kinds.items():
+        assert covered >= 135, (name, covered)  # of 150: three standard errors below 95 %
+
+
+def test_the_estimator_takes_the_other_direction_its_own_name_and_refusals(exponential: Any) -> None:
+    rng = np.random.default_rng(0)
+    p, q = Samples(rng.exponential(1.0, 500)), Samples(rng.exponential(3.0, 500))
+    plain = exponential(p, q, confidence=0.9)
+    assert plain.method == "exponential"
+    assert plain.n == (500, 500)
+    ratio = float(p.tensor.mean() / q.tensor.mean())
+    assert float(plain.value) == pytest.approx(ratio - 1 - math.log(ratio), rel=1e-12)
+    by_name = kl_estimate(p, q, method="exponential", confidence=0.9)
+    assert (by_name.value, by_name.interval) == (plain.value, plain.interval)
+    back = kullback.estimate(q, p, "reverse_kl", method="exponential", confidence=0.9)
+    assert (back.value, back.interval) == (plain.value, plain.interval)
+    both = kullback.estimate(p, q, "jeffreys", method="exponential")
+    assert float(both.value) == pytest.approx(float(plain.value) + 1 / ratio - 1 + math.log(ratio), rel=1e-12)
+    with refused(ArgumentValueError, call="kl_estimate", argument="q", wanted="finite draws"):
+        kl_estimate(p, Samples([1.0, math.inf]), method="exponential")
+    with refused(
+        ArgumentValueError, call="kl_estimate", argument="method", wanted=".*for categories, one of.*"
+    ):
+        kl_estimate(Samples([0, 1]), Samples([0, 1]), method="exponential")
+    with refused(RegistrationError, call="register_estimator", argument="name", got="'histogram'"):
+        register_estimator("histogram")(lambda p, q, **_: Evidence(0.0))
+
+
+def test_other_evidence_gives_an_interval_too() -> None:
+    """Resampled values give quantiles, a standard error a normal interval; biases move the limits."""
+    values = np.linspace(0.1, 0.9, 1001)
+    given = {
+        (0.12, 0.88): Evidence(0.5, resampled=values),
+        (0.3, 0.7): Evidence(0.5, ends=(0.3, 0.7)),
+        (0.2, 0.9): Evidence(0.5, ends=(0.3, 0.7), bias_low=0.1, bias_high=0.2),
+        (0.5 - 0.196, 0.5 + 0.196): Evidence(0.5, error=0.1),
+        (0.0, math.inf): Evidence(0.1, error=0.1, bias_high=math.inf),
+    }
+    for wanted, evidence in given.items():
+        assert interval_from(evidence, 0.95).ends == pytest.approx(wanted, abs=1e-4), evidence
+    assert interval_from(Evidence(0.5, resampled=values), 0.95).error == pytest.approx(values.std(), rel=1e-3)
+    assert interval_from(Evidence(0.5), 0.95).ends is None
+    below = interval_from(Evidence(-0.2, error=0.01, notes=["A note."]), 0.95)
+    assert (below.value, below.ends) == (0.0, (0.0, 0.0))
+    assert [note[:21] for note in below.notes] == ["The estimate is -0.2,", "A note."]
 
 
 # ---- The page.

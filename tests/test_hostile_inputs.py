@@ -33,8 +33,7 @@ from kullback import (
     kl_estimate,
 )
 from kullback.errors import KullbackError
-from kullback.estimators import histogram, nearest_neighbors, two_sample_test
-from kullback.estimators.discrete import point
+from kullback.estimators import dirichlet, histogram, nearest_neighbors, two_sample_test
 from kullback.functional import (
     SampledTail,
     TopK,
@@ -548,7 +547,7 @@ NUMBERS: list[tuple[str, Callable[..., object], str, tuple[object, ...]]] = [
     ("Counts", lambda value: Counts(PROBS, prior=value), "prior", (-1, math.inf, None)),
     (
         "dirichlet",
-        lambda value: point.dirichlet(torch.ones(3), torch.ones(3), prior=value),
+        lambda value: dirichlet.of_counts(torch.ones(3), torch.ones(3), prior=value),
         "prior",
         (0, -1, math.inf, None),
     ),

@@ -37,6 +37,7 @@ LAYERS = {
         {"io", "kernels", "results", "samples"},
         {"parallel"},
         {"estimators", "pairs"},
+        {"operands"},
         {"dispatch"},
         {"information", "losses"},
         {"diagnosis", "fitting", "functional", "metrics", "nn", "policy", "predictions", "tables", "testing"},
@@ -56,12 +57,19 @@ LAYERS = {
         {"__init__"},
     ),
     "kullback.estimators": (
-        {"directions", "draws", "sample_checks"},
-        {"dependence", "dimension", "knn_entropy", "permutations", "shared_draws", "surfaces", "tails"},
-        {"lattice", "spans"},
-        {"unseen"},
-        {"known_categories", "normal_interval"},
-        {"known_counts"},
+        {"draws"},
+        {"evidence", "sample_checks"},
+        {
+            "dependence",
+            "dimension",
+            "knn_entropy",
+            "permutations",
+            "registry",
+            "shared_draws",
+            "surfaces",
+            "tails",
+        },
+        {"known_categories", "lattice", "spans", "unseen"},
         {"discrete", "importance", "knn", "known_density", "variational"},
         {"counted", "histogram"},
         {"density_ratio"},
@@ -104,12 +112,13 @@ LAYERS = {
         {"closed_forms", "distribution_checks", "other_objects", "plain_form", "scipy_adapter"},
         {"coverage", "integration"},
         {"monte_carlo", "univariate"},
+        {"unsolved"},
         {"solve"},
         {"bounds", "install"},
         {"__init__"},
     ),
     "kullback.report": (
-        {"document", "formats", "llama_cpp"},
+        {"document", "estimates", "formats", "llama_cpp"},
         {"plots", "schemas"},
         {"subjects"},
         {"frame", "html", "json", "markdown", "terminal"},
@@ -431,3 +440,96 @@ def test_a_circle_inside_one_part_is_found(tmp_path):
 
 def test_a_module_without_a_layer_is_found(tmp_path):
     assert unplaced_parts(write_package(tmp_path, {"errors.py": "", "helpers.py": ""})) == {"helpers"}
+
+
+def makers_of_intervals(package: Path) -> set[str]:
+    """The functions that give an `Estimate` its interval, or make limits from evidence, as 'module.function'."""
+    makers = set()
+    for module, path in module_names(package).items():
+        if not module.startswith(("kullback.dispatch", "kullback.estimators")):
+            continue
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for node in ast.walk(function):
+                names = {keyword.arg for keyword in getattr(node, "keywords", ())}
+                called = called_name(node)
+                made = called == "Estimate" and ("interval" in names or len(node.args) > 3)
+                if made or (called == "replace" and "interval" in names) or called == "_limits":
+                    makers.add(f"{module}.{function.name}")
+    return makers
+
+
+def test_one_function_makes_intervals_from_evidence(tmp_path):
+    """Besides, one turns evidence with its interval into an `Estimate`, and one converts nats to bits."""
+    evidence = "kullback.estimators.evidence"
+    wanted = {f"{evidence}.interval_from", f"{evidence}.estimate_of", "kullback.dispatch._in_units"}
+    assert makers_of_intervals(PACKAGE) == wanted
+    files = {
+        "estimators/a.py": "def f(value, low, high):\n    return Estimate(value, None, 'a', (low, high))",
+        "estimators/b.py": "def f(estimate, low, high):\n    return replace(estimate, interval=(low, high))",
+        "estimators/c.py": "def f(value):\n    return Estimate(value, None, 'summation')",
+    }
+    assert makers_of_intervals(write_package(tmp_path, files)) == {
+        "kullback.estimators.a.f",
+        "kullback.estimators.b.f",
+    }
+
+
+# ---- A family is one file.
+# A family is named in its own file, and in those of other families for which they have a closed form with it.
+MOST_FILES = 6
+# These are also tools: a normal variable drives draws, a uniform one distribution functions, classes hold weights.
+TOOLS = {
+    "Categorical",
+    "LowRankMultivariateNormal",
+    "MultivariateNormal",
+    "Normal",
+    "OneHotCategorical",
+    "Uniform",
+}
+FAMILY_FILES = "kullback.pairs.families"
+
+
+@cache
+def names_in_code(path: Path) -> frozenset[str]:
+    """Every name, attribute, imported name and string constant of a file; not the words of docstrings and comments."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.alias):
+            names.add(node.name.rpartition(".")[2])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    return frozenset(names)
+
+
+def files_naming(family: str) -> list[str]:
+    return [module for module, path in module_names(PACKAGE).items() if family in names_in_code(path)]
+
+
+def test_a_family_is_named_in_few_files():
+    import kullback.dispatch  # noqa: F401 - it registers the families
+    from kullback.pairs.family import FAMILIES
+
+    files = {kind.__name__: files_naming(kind.__name__) for kind in FAMILIES}
+    assert {name: of for name, of in files.items() if len(of) > MOST_FILES and name not in TOOLS} == {}
+    assert files["Gamma"] == [f"{FAMILY_FILES}.{name}" for name in ("gamma", "uniform", "weibull")]
+    assert files["StudentT"] == [f"{FAMILY_FILES}.{name}" for name in ("cauchy", "student_t")]
+
+
+def test_a_table_of_families_outside_of_their_files_is_found():
+    """No file of the package names three families of numbers, except where they are parts of torch's own classes."""
+    import kullback.dispatch  # noqa: F401
+    from kullback.pairs.family import FAMILIES
+
+    numbers = {kind.__name__ for kind, record in FAMILIES.items() if record.density is not None} - TOOLS
+    tables = {
+        module: sorted(numbers & names_in_code(path))
+        for module, path in module_names(PACKAGE).items()
+        if not module.startswith(FAMILY_FILES) and len(numbers & names_in_code(path)) > 2
+    }
+    assert tables == {}

@@ -32,6 +32,7 @@ from kullback import (
 )
 from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError
 from kullback.estimators import EstimateWarning
+from kullback.estimators.draws import Draws
 from kullback.estimators.permutations import p_value
 from tests.refusals import refused
 
@@ -590,7 +591,7 @@ def test_equal_vectors_keep_the_level(name: str) -> None:
     found = []
     for seed in range(120):
         rng = np.random.default_rng(seed)
-        found.append(two_sample.permutation_test(*TIED[name](rng), 99, rng)[0])
+        found.append(two_sample.permutation_test(*map(Draws.of, TIED[name](rng)), 99, rng)[0])
     # Binomial(120, 0.05) is below 15 with probability 0.999.
     assert (np.array(found) <= 0.05).sum() <= 14
 
@@ -607,7 +608,7 @@ def test_equal_vectors_keep_the_level(name: str) -> None:
 )
 def test_each_sort_of_difference_is_found(make, method: str | None) -> None:
     rng = np.random.default_rng(0)
-    found, _, best = two_sample.permutation_test(*map(Samples, make(rng)), 199, rng)
+    found, _, best = two_sample.permutation_test(*(Draws.of(Samples(x)) for x in make(rng)), 199, rng)
     assert found <= 0.02
     assert method in (None, best)
 
@@ -639,7 +640,7 @@ def test_differences_of_single_values_and_narrow_bins_are_seen(name: str) -> Non
     rejected = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        found, _, best = two_sample.permutation_test(*map(Samples, make(rng)), 199, rng)
+        found, _, best = two_sample.permutation_test(*(Draws.of(Samples(x)) for x in make(rng)), 199, rng)
         rejected += found <= 0.05
         assert least is None or found > 0.05 or best == "chi_squared"
     assert rejected <= 4 if least is None else rejected >= least

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,31 +13,29 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from kullback.common.bijective import check_bijective
-from kullback.common.constraints import CONFIDENCE, Arguments, Number
-from kullback.errors import ArgumentTypeError, NoRuleError, invalid_type, invalid_value, no_rule, safe_repr
+from kullback.common.constraints import CONFIDENCE, Arguments
+from kullback.errors import invalid_type, invalid_value, no_rule, safe_repr
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
-from kullback.kernels import rounding_error, row_divergence
+from kullback.kernels import RowDivergence, logit_divergence, rounding_error, row_divergence
+from kullback.operands import Operand, comparable, nats_per_unit, no_common_rule, operands
 from kullback.pairs import METHODS, SolveOptions
-from kullback.pairs.clone import have_ordinary_tensors, with_ordinary_tensors, without_empty_wrapper
 from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.distribution_checks import check_domains
-from kullback.pairs.numerics.parameters import categorical_of, given_logits
-from kullback.pairs.other_objects import line_for
-from kullback.pairs.scipy_adapter import Frozen, is_frozen, to_torch, with_equal_outcomes
 from kullback.pairs.solve import estimate as estimate_pair, estimate_by_rules, estimate_exchanged
 from kullback.pairs.solve_options import OPTIONS
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-Operand = Representation | Samples | Distribution | Frozen
-_OPERANDS = (Representation, Samples, Distribution)
 _KL = KL()
 # The methods for two finite distributions.
 _FINITE_METHODS = ("auto", "summation")
 # The method that computes the divergence of the proportions of counts.
 _PLUGIN = "plugin"
 _OF_CLASSES = frozenset((Logits, LogProbs, Probs))  # representations without counts
+_ROWS = {
+    x: RowDivergence(_KL, dtype=x) for x in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+}
 
 
 def kl_divergence(
@@ -328,19 +325,6 @@ def _estimate(
 
 
 _ESTIMATE = Arguments("kl_estimate", "estimate", confidence=CONFIDENCE)
-_BASE = Arguments(
-    "divergence",
-    "estimate",
-    "kl_estimate",
-    base=Number(
-        above=1,
-        below=math.inf,
-        wanted="a number above 1",
-        optional=True,
-        example=2,
-        instead="base=2 for bits, base=10 for hartleys, or no base for nats",
-    ),
-)
 
 
 def _options(
@@ -436,51 +420,6 @@ def _answer(
     return answer if unit == 1 else _in_units(answer, unit)
 
 
-def no_common_rule(call: str, p: object, q: object) -> NoRuleError:
-    """Return the error for a pair of incompatible types."""
-    return no_rule(
-        call,
-        "p, q",
-        wanted="two of Logits, LogProbs, Probs and Counts, or two torch distributions",
-        got=f"{type(p).__name__} and {type(q).__name__}",
-        instead=f"{call}(Probs(x), Categorical(...)) for classes; histograms of draws as Counts(...)",
-    )
-
-
-def operands(call: str, p: object, q: object) -> tuple[Any, Any]:
-    """Convert SciPy distributions to torch, and a Categorical to a representation if the other side is one."""
-    if isinstance(p, Distribution) and isinstance(q, Distribution) and have_ordinary_tensors(p, q):
-        return without_empty_wrapper(p), without_empty_wrapper(q)
-    from_scipy = not (isinstance(p, _OPERANDS) and isinstance(q, _OPERANDS))
-    p, q = operand(call, "p", p), operand(call, "q", q)
-    if from_scipy:
-        p, q = with_equal_outcomes(p, q)
-    if isinstance(p, Representation) != isinstance(q, Representation):
-        p, q = of_classes(p), of_classes(q)
-    return p, q
-
-
-def operand(call: str, argument: str, x: object) -> Any:
-    """Return an operand, converted from SciPy to torch if necessary; raise for any other type."""
-    if not isinstance(x, _OPERANDS):
-        if not is_frozen(x):
-            raise _not_a_distribution(call, argument, x)
-        x = to_torch(call, argument, x)
-    return (
-        without_empty_wrapper(with_ordinary_tensors(call, argument, x)) if isinstance(x, Distribution) else x
-    )
-
-
-def of_classes(d: object) -> object:
-    """Return the logits or probabilities of a Categorical or OneHotCategorical; return other objects unchanged."""
-    part = categorical_of(d)
-    if part is None:
-        return d
-    if given_logits(part):
-        return Logits(part.logits, validate=False)
-    return Probs(part.probs, validate=False)
-
-
 def _in_units(answer: Estimate, unit: float) -> Estimate:
     """Convert an estimate from nats to another unit; `unit` is the number of nats in it."""
 
@@ -540,46 +479,6 @@ def _sum(a: Estimate, b: Estimate) -> Estimate:
     return Estimate(a.value + b.value, error, method, notes=notes, standard_error=standard_error)
 
 
-def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeError:
-    """Return the error for a bare tensor, or for another object that is not a distribution."""
-    wrap = "wrap it: Logits(x), LogProbs(x), Probs(x), Counts(x) or Samples(x)"
-    if isinstance(x, Tensor):
-        wording = "{got} does not say what it holds; {instead}"
-        return invalid_type(
-            call, argument, wanted="a distribution", got="a tensor", instead=wrap, wording=wording
-        )
-    line = line_for(x, argument)
-    if line is not None:
-        name = x.__name__ if isinstance(x, type) else type(x).__name__
-        got = (
-            f"the class {name} itself"
-            if isinstance(x, type)
-            else f"{name}, which is no distribution of torch"
-        )
-        return invalid_type(
-            call, argument, wanted="a distribution, with its parameters", got=got, instead=line
-        )
-    wording = "wanted {wanted}; got {got}. Numbers do not say what they hold; {instead}"
-    instead = f"{wrap}, or pass a torch.distributions object"
-    got = type(x).__name__
-    return invalid_type(call, argument, wanted="a distribution", got=got, instead=instead, wording=wording)
-
-
-def nats_per_unit(call: str, kind: Divergence, base: float | None) -> float:
-    """Return the number of nats in the unit of the result."""
-    if base is None:
-        return 1.0
-    if not kind.logarithmic:
-        raise invalid_value(
-            call,
-            "base",
-            wanted="no base for a divergence without a logarithm",
-            got=f"base={safe_repr(base)} with {kind!r}",
-            instead=f"{call}(...) without base",
-        )
-    return math.log(_BASE.check(call, base=base)["base"])
-
-
 def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
     """Return KL between two representations of the same type; None unless shape, dtype, device and `dim` agree."""
     if p.labels is not None or q.labels is not None:
@@ -589,58 +488,7 @@ def _value_of_rows(p: Representation, q: Representation) -> Tensor | None:
         value = fused_divergence_of_logits(a, b)
         if value is not None:
             return value
-    if a.shape == b.shape and a.dtype is b.dtype and a.device == b.device and p.dim == q.dim:
-        return row_divergence(_KL, p, q)
-    return None
-
-
-def comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
-    """Align labeled classes on the union of their labels; raise if devices, dtypes or shapes do not match."""
-    p, q = p.aligned_with(q)
-    if p.tensor.device != q.tensor.device:
-        raise invalid_value(
-            call,
-            "p, q",
-            wanted="p and q on the same device",
-            got=f"{p.tensor.device} and {q.tensor.device}",
-            instead=f"{call}(p, {type(q).__name__}(x.to({str(p.tensor.device)!r})))",
-        )
-    p, q = _in_one_dtype(call, p, q)
-    if p.classes != q.classes:
-        raise invalid_value(
-            call,
-            "p, q",
-            wanted="the same number of classes in p and q",
-            got=f"{p.classes} in p of shape {tuple(p.tensor.shape)}, {q.classes} in q of shape {tuple(q.tensor.shape)}",
-            instead="cut both to the classes they share, or name the class dimension with dim=",
-        )
-    try:
-        torch.broadcast_tensors(p.weights(), q.weights())
-    except RuntimeError:
-        raise invalid_value(
-            call,
-            "p, q",
-            wanted="batch shapes that broadcast",
-            got=f"{tuple(p.batch_shape)} in p and {tuple(q.batch_shape)} in q, without the class dimension",
-            instead="x[:, None] on one side to compare all with all",
-        ) from None
-    return p, q
-
-
-def _in_one_dtype(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:
-    """Return both sides in one dtype: a tensor's dtype has priority over an array's, and an array's over a list's."""
-    sides = [side for side in (p, q) if side.tensor.is_floating_point()]  # integer counts fit any dtype
-    dtypes = [side.tensor.dtype for side in sides]
-    if len(set(dtypes)) < 2:
-        return p, q
-    if p.dtype_rank == q.dtype_rank == 2:
-        raise invalid_value(
-            call,
-            "p, q",
-            wanted="one dtype",
-            got=f"{dtypes[0]} in p and {dtypes[1]} in q",
-            instead=f"{call}({type(p).__name__}(x.to({dtypes[1]})), q), or convert q instead",
-        )
-    is_even = p.dtype_rank == q.dtype_rank
-    dtype = torch.promote_types(*dtypes) if is_even else dtypes[p.dtype_rank < q.dtype_rank]
-    return p.in_dtype(dtype), q.in_dtype(dtype)
+    if not (a.shape == b.shape and a.dtype is b.dtype and a.device == b.device and p.dim == q.dim):
+        return None
+    rows = _ROWS.get(a.dtype) if p.in_logs and p.dim == -1 else None
+    return row_divergence(_KL, p, q) if rows is None else logit_divergence(rows, a, b)

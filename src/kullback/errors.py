@@ -280,6 +280,8 @@ class Name(str):
 Text = str | tuple[str, ...]
 Remedy = str | tuple[str, ...] | Mapping[str, object]
 P, Q = Name("p"), Name("q")
+# Names of the two sides, where their order changes.
+SIDES_EXCHANGED = {"p": "q", "q": "p", "P": "Q", "Q": "P"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -421,7 +423,7 @@ def sides_exchanged() -> Generator[None]:
             ...
         kullback.errors.ArgumentValueError: divergence(q=...): wanted a wider q; got this. Write: q.expand(3)
     """
-    names = {"p": "q", "q": "p"}
+    names = SIDES_EXCHANGED
     try:
         yield
     except KullbackError as error:

@@ -9,9 +9,13 @@ from torch.distributions import Bernoulli, Distribution, Independent, Multinomia
 from kullback.common.bijective import check_bijective
 from kullback.common.dtypes import upcast
 from kullback.common.special import safe_log, safe_logsumexp
-from kullback.dispatch import (
+from kullback.dispatch import between_distributions
+from kullback.errors import NoRuleError, invalid_value, no_rule
+from kullback.generators import KL
+from kullback.kernels import row_divergence
+from kullback.kernels.blocks import row_blocks
+from kullback.operands import (
     Operand,
-    between_distributions,
     comparable,
     nats_per_unit,
     no_common_rule,
@@ -19,10 +23,6 @@ from kullback.dispatch import (
     operand,
     operands,
 )
-from kullback.errors import NoRuleError, invalid_value, no_rule
-from kullback.generators import KL
-from kullback.kernels import row_divergence
-from kullback.kernels.blocks import row_blocks
 from kullback.pairs import SolveOptions
 from kullback.pairs.clone import parameters_of, upcast_copy
 from kullback.pairs.numerics.parameters import given_logits

@@ -160,6 +160,11 @@ class _LossModule(torch.nn.Module):
         for name, value in settings.items():
             setattr(self, name, value)
 
+    def extra_repr(self) -> str:
+        """Show the settings of the loss."""
+        owner = next(kind for kind in type(self).__mro__ if _LossModule in kind.__bases__)
+        return shown_options(self, owner, always=("kind", "temperature", "reduction"))
+
     def _settings(self, others: tuple[str, ...]) -> dict[str, Any]:
         """Return the settings by name: those of every loss, and `others`."""
         return {name: getattr(self, name) for name in LossSettings._fields + others}
@@ -168,17 +173,20 @@ class _LossModule(torch.nn.Module):
 class DistillationLoss(_LossModule):
     r"""The divergence of a student from a teacher: `kullback.functional.distillation_loss` as a module.
 
-    .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad P \text{ the teacher},\; Q \text{ the student}
+    .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
+        P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T)
+
+    P is the teacher and Q the student, so ``kind=KL()`` is KL(teacher || student).
 
     Arguments:
-        kind: the divergence, or its name such as ``"js:0.5"``; ``KL()`` is KL(teacher || student).
-        temperature: the divisor of both sides' logits.
+        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
+        temperature: T, which divides the logits of both.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``.
-        temperature_squared: multiply by the temperature squared.
+        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
         ignore_index: the label of positions that do not count.
-        vocabulary: ``"error"``, ``"truncate"`` or ``"mask"``, for vocabularies of different size.
-        label_weight: the share of the cross-entropy with the labels, from 0 to 1.
-        inplace_backward: let the backward pass overwrite the student's logits with their gradient.
+        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``.
+        label_weight: the share of the cross-entropy with `labels`, :math:`\lambda` from 0 to 1.
+        inplace_backward: let the backward pass overwrite `student` with its gradient, which saves memory.
         group: the process group over which the classes are sharded.
         classes: the number of classes without padding.
 
@@ -225,10 +233,6 @@ class DistillationLoss(_LossModule):
         self.inplace_backward = inplace_backward
         self.group = group
 
-    def extra_repr(self) -> str:
-        """Show the settings of the loss."""
-        return shown_options(self, DistillationLoss, always=("kind", "temperature", "reduction"))
-
     @_by_position("student", "teacher", "labels")
     def forward(
         self,
@@ -256,22 +260,23 @@ class LinearDistillationLoss(_LossModule):
     r"""`DistillationLoss` from hidden states and heads: `kullback.functional.linear_distillation_loss` as a module.
 
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
-        Q_n = \operatorname{softmax}(W h_n + b), \quad P \text{ the teacher},\; Q \text{ the student}
+        Q_n = \operatorname{softmax}(s_n / T), \quad s_n = c \tanh\bigl(a\,(W h_n + b) / c\bigr)
 
-    The logits are computed for a chunk of positions at a time and never stored all at once. The heads are arguments of
-    each call, so the model keeps its head, which it may share with its embedding.
+    P is the teacher and Q the student, so ``kind=KL()`` is KL(teacher || student). The logits are computed for a chunk
+    of positions at a time and never stored all at once. The heads are arguments of each call, so the model keeps its
+    head, which it may share with its embedding.
 
     Arguments:
-        kind: the divergence, or its name such as ``"js:0.5"``; ``KL()`` is KL(teacher || student).
-        temperature: the divisor of both sides' logits.
+        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
+        temperature: T, which divides the logits of both.
         reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``.
-        temperature_squared: multiply by the temperature squared.
+        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
         ignore_index: the label of positions that do not count.
-        vocabulary: ``"error"``, ``"truncate"`` or ``"mask"``, for vocabularies of different size.
-        label_weight: the share of the cross-entropy with the labels, from 0 to 1.
-        softcap: the largest absolute value of a logit, or None; a pair is (student's, teacher's).
-        logit_scale: the factor of the products before the cap; a pair is (student's, teacher's).
-        chunk_bytes: the memory for the logits of a chunk of positions; None chooses it.
+        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``.
+        label_weight: the share of the cross-entropy with `labels`, :math:`\lambda` from 0 to 1.
+        softcap: c, the largest absolute value of a logit; None for no cap. A pair is (student's, teacher's).
+        logit_scale: a, the factor of the products before the cap. A pair is (student's, teacher's).
+        chunk_bytes: the memory for the logits of a chunk of positions, both sides together.
         float32_logits: keep the logits of half-precision heads in float32.
         group: the process group over which the classes are sharded.
         classes: the number of classes without padding.
@@ -332,10 +337,6 @@ class LinearDistillationLoss(_LossModule):
         of_heads.checked("LinearDistillationLoss")
         super().__init__(settings.checked("LinearDistillationLoss")._asdict() | of_heads._asdict())
         self.group = group
-
-    def extra_repr(self) -> str:
-        """Show the settings of the loss."""
-        return shown_options(self, LinearDistillationLoss, always=("kind", "temperature", "reduction"))
 
     @_by_position(
         "student", "student_weight", "teacher", "teacher_weight", "labels", "student_bias", "teacher_bias"

@@ -18,9 +18,12 @@ from torch import Tensor
 from kullback.common.constraints import FLAG, Arguments, Number
 from kullback.common.dtypes import accurate_dtype, upcast
 from kullback.common.inputs import (
+    are_logits,
     as_tensor,
     can_inspect,
+    can_inspect_all,
     first_of,
+    recordable,
     whole_from,
 )
 from kullback.common.labels import Labeled, Labels, check_one_type, labeled, labels_from, same_labels
@@ -59,6 +62,13 @@ class Representation(ABC):
         labels: Iterable[Hashable] | None = None,
         validate: bool = True,
     ) -> None:
+        has_defaults = type(dim) is int and dim == -1 and labels is None and validate is True
+        if has_defaults and self.is_floating and are_logits(x) and cast("Tensor", x).shape[-1]:
+            # The other checks would take longer than the divergence of a small tensor.
+            self._source, self.tensor, self.dim = None, recordable(cast("Tensor", x)), -1
+            if can_inspect_all((self.tensor,)):
+                self._check(self.tensor)
+            return
         named = None if isinstance(x, Tensor) else labeled(self._call, x)
         values = x if named is None else named.values
         self._source = None if isinstance(values, Tensor) else values  # converted again by `in_dtype`
@@ -363,8 +373,10 @@ class Logits(Representation):
 
     def _check(self, x: Tensor) -> None:
         # A fast check for small batches: if the sum is finite, every score is finite.
-        if x.numel() <= 4096 and x.dtype in _WIDE and math.isfinite(x.detach().sum().item()):
-            return
+        if x.numel() <= 4096 and x.dtype in _WIDE:
+            numbers = x.detach() if x.requires_grad else x
+            if math.isfinite(numbers.sum().item()):
+                return
         # A row is invalid exactly if its largest score is not finite: NaN, +inf, or -inf in every class.
         peaks = x.detach().amax(self.dim)
         if math.isfinite(peaks.sum(dtype=accurate_dtype(x.device)).item()) or bool(peaks.isfinite().all()):

@@ -66,10 +66,12 @@ class Samples:
     ) -> None:
         _ARGUMENTS.check(independent=independent, validate=validate)
         refuse_both("Samples", independent, cluster)
-        _check_indices(x, weights=weights, cluster=cluster)
-        self.columns = _column_names(x) if dim != 0 else None
-        x, weights, cluster = _without_masked(x, dim, weights, cluster)
-        self.labels, values = _encoded(x)
+        self.columns, self.labels, values = None, None, x
+        if not (isinstance(x, Tensor) and weights is cluster is None):  # such draws have nothing to read
+            _check_indices(x, weights=weights, cluster=cluster)
+            self.columns = _column_names(x) if dim != 0 else None
+            x, weights, cluster = _without_masked(x, dim, weights, cluster)
+            self.labels, values = _encoded(x)
         draws = as_tensor("Samples", "x", values)
         _check_present("x", draws)
         _check_shape(draws, dim)

@@ -26,6 +26,7 @@ from kullback.common.serial_dependence import SerialDependence, block_labels
 from kullback.errors import ArgumentValueError
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import dependence_of, grouped_alike
+from kullback.estimators.draws import Draws
 from kullback.estimators.permutations import Labeling
 from tests.refusals import refused
 
@@ -206,7 +207,9 @@ def test_shuffles_of_unlike_sides_vary_as_the_difference_does(
     ratios = []
     for seed in range(12):
         rng = np.random.default_rng([seed, 11])
-        groups = grouped_alike(Samples(autoregression(rng, n, of_p)), Samples(autoregression(rng, m, of_q)))
+        groups = grouped_alike(
+            *(Draws.of(Samples(autoregression(rng, *side))) for side in ((n, of_p), (m, of_q)))
+        )
         if groups.is_open:
             continue
         from_p = Labeling.of(groups.p, groups.q, in_pairs=groups.in_pairs).shuffles(300, rng)
@@ -251,7 +254,7 @@ def test_intervals_allow_for_blocks_that_resemble_their_neighbors(kind: Any) -> 
     x, y = autoregression(rng, 3000, 0.9) + 0.3, rng.standard_normal((3000, 1))
     p = Samples(x)
     found = estimate(p, Samples(y, independent=True), kind=kind)
-    dependence = dependence_of(p)
+    dependence = dependence_of(Draws.of(p))
     assert dependence is not None
     plain = estimate(Samples(x, cluster=dependence.labels), Samples(y, independent=True), kind=kind)
     assert found.interval is not None

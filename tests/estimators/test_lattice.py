@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from kullback import Estimate, Samples, kl_estimate
 from kullback.estimators import coverage_adjusted, histogram
+from kullback.estimators.draws import Draws
 from kullback.estimators.lattice import common_step, jittered
 
 
@@ -75,14 +76,14 @@ def test_prices_are_categories_as_their_texts_are() -> None:
 )
 def test_the_step_of_a_lattice(scale: float, offset: float, dtype: Any) -> None:
     x, y = ((scale * side + offset).astype(dtype) for side in rounded(0, 20, 0))
-    assert common_step(Samples(x), Samples(y)) == pytest.approx(scale, rel=1e-3)
+    assert common_step(*map(Draws.of, (Samples(x), Samples(y)))) == pytest.approx(scale, rel=1e-3)
 
 
 def test_a_step_wider_than_no_gap() -> None:
     """Values that are multiples of 2 or of 3 have gaps of 1 and more."""
     k = np.arange(300)
     x = np.repeat(k[(k % 2 == 0) | (k % 3 == 0)].astype(float), 4)
-    assert common_step(Samples(x), Samples(x[::-1].copy())) == pytest.approx(1.0)
+    assert common_step(*map(Draws.of, (Samples(x), Samples(x[::-1].copy())))) == pytest.approx(1.0)
 
 
 NO_LATTICE = {
@@ -99,7 +100,7 @@ NO_LATTICE = {
 
 @pytest.mark.parametrize("name", NO_LATTICE)
 def test_no_common_lattice(name: str) -> None:
-    assert common_step(*map(Samples, NO_LATTICE[name])) is None
+    assert common_step(*(Draws.of(Samples(x)) for x in NO_LATTICE[name])) is None
 
 
 def test_a_lattice_of_one_side_alone_leaves_the_interval_open() -> None:
@@ -108,7 +109,7 @@ def test_a_lattice_of_one_side_alone_leaves_the_interval_open() -> None:
 
 
 def test_draws_are_moved_within_half_a_step_and_by_the_generator() -> None:
-    x, y = (Samples(side) for side in rounded(0, 20, 0))
+    x, y = (Draws.of(Samples(side)) for side in rounded(0, 20, 0))
     moved = jittered(x, 1.0, np.random.default_rng(0))
     assert torch.equal(moved.tensor.round(), x.tensor)
     assert len(torch.unique(moved.tensor)) == len(moved)

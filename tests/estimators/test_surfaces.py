@@ -21,6 +21,7 @@ from kullback import Samples, kl_estimate
 from kullback.errors import ArgumentValueError
 from kullback.estimators import from_density, nearest_neighbors
 from kullback.estimators.dimension import dimension_of, fewest_dimensions, too_few_dimensions
+from kullback.estimators.draws import Draws
 from kullback.estimators.knn.pilot import MarginalGaussianization
 from kullback.estimators.spans import common_span
 from kullback.estimators.surfaces import sphere_chart, surface_of
@@ -153,7 +154,10 @@ def test_a_surface_that_the_other_side_is_not_on_makes_kl_infinite(name: str, tu
 
 def test_rounding_alone_makes_kl_not_infinite() -> None:
     x, y = unit(normal(0, 300, 6)), unit(normal(1, 300, 6))
-    assert common_span(Samples(x), Samples(y.astype(np.float16).astype(np.float64))).infinite == ""
+    assert (
+        common_span(*map(Draws.of, (Samples(x), Samples(y.astype(np.float16).astype(np.float64))))).infinite
+        == ""
+    )
 
 
 def test_few_distinct_draws_and_products_that_are_0_are_no_surface() -> None:

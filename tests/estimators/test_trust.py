@@ -21,7 +21,7 @@ from kullback.estimators import (
     variational_estimate,
 )
 from kullback.estimators.draws import Draws, few_clusters, number_from_scores, variance_of_sum
-from kullback.estimators.normal_interval import note_on_sign
+from kullback.estimators.evidence import note_on_sign
 from kullback.estimators.spans import common_span
 from kullback.estimators.tails import fit_tail_by_moments, heaviness, tail_allowance
 from kullback.estimators.unseen import unseen_by_q, upper_end
@@ -206,7 +206,7 @@ def test_a_component_that_is_almost_always_zero_in_q_makes_nothing_infinite():
     x, y = rng.standard_normal((300, 3)), rng.standard_normal((300, 3))
     x[:, 2] *= rng.random(300) < 0.3
     y[:, 2] = 0
-    assert common_span(Samples(x), Samples(y)).infinite == ""
+    assert common_span(*map(Draws.of, (Samples(x), Samples(y)))).infinite == ""
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -215,7 +215,7 @@ def test_a_total_among_the_components_changes_nothing(dtype):
     x, y = rng.standard_normal((1000, 2)), rng.standard_normal((1000, 2)) + 0.5
     with_total = [Samples(np.column_stack([side, side.sum(1)]).astype(dtype)) for side in (x, y)]
     found = nearest_neighbors(*with_total)
-    span = common_span(*with_total)
+    span = common_span(*map(Draws.of, with_total))
     plain = nearest_neighbors(span.p, span.q)
     assert span.p.tensor.shape == (1000, 2)
     assert float(found.value) == float(plain.value)
@@ -253,7 +253,7 @@ def test_planes_that_differ_are_infinitely_far(estimate):
 def test_few_draws_of_many_components_are_no_plane():
     rng = np.random.default_rng(0)
     p, q = Samples(rng.random((20, 30))), Samples(rng.random((20, 30)))
-    span = common_span(p, q)
+    span = common_span(Draws.of(p), Draws.of(q))
     assert span.p is p
     assert span.infinite == ""
 
@@ -390,9 +390,9 @@ def test_few_clusters_have_students_quantiles():
 def test_copies_in_clusters_tell_what_one_of_each_tells():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((50, 2))
-    draws = Draws(np.repeat(x, 4, axis=0), None, np.repeat(np.arange(50), 4))
+    draws = Draws(torch.from_numpy(np.repeat(x, 4, axis=0)), cluster=np.repeat(np.arange(50), 4))
     assert number_from_scores(draws.x, draws) == pytest.approx(50)
-    assert number_from_scores(x, Draws(x, None, None)) == 50
+    assert number_from_scores(x, Draws(torch.from_numpy(x))) == 50
 
 
 # --- Tails -----------------------------------------------------------------------------------------------------------

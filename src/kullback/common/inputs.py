@@ -321,3 +321,10 @@ def first_of(mask: Tensor) -> str:
     """Describe the true entries of a mask: their number and the first index."""
     index = tuple(int(i) for i in mask.nonzero()[0])
     return f"{int(mask.sum())} of {mask.numel()}, the first at index {index}"
+
+
+def first_value(wrong: Tensor, values: Tensor, place: str = "") -> str:
+    """Describe the first wrong value: the value, its index, and how many are wrong."""
+    index = tuple(int(i) for i in wrong.nonzero()[0])
+    count = f"the first of {int(wrong.sum())} in {wrong.numel()}"
+    return f"{values[index].item():g} at index {index}{place}, {count}"

@@ -295,7 +295,7 @@ def _period(scores: Floats) -> _Period | None:
     size, lags = 1 << (2 * n - 1).bit_length(), n // 2
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns / lags)
     limits = _limit(limit, *_shape(scores), n)
-    pairs = n - np.arange(lags + 1)
+    pairs, number_around = n - np.arange(lags + 1), _sums_around(np.ones(lags + 1))
     highest, period = 0.0, None
     for column, bound in zip(scores.T, limits, strict=True):
         spectrum = np.fft.rfft(column, size)
@@ -306,7 +306,7 @@ def _period(scores: Floats) -> _Period | None:
         # properties of autocorrelated time-series, Bartlett, 1946).
         error = np.sqrt((1 + 2 * float(np.square(correlation[1:near]).sum())) / pairs)
         # Long-range dependence raises the correlations at all lags, a period only around its own lag.
-        around = _sums_around(correlation) / _sums_around(np.ones(lags + 1))
+        around = _sums_around(correlation) / number_around
         clear = (correlation - np.maximum(around, 0) > bound * error) & (np.arange(lags + 1) >= near)
         if near and clear.any() and correlation[clear].max() > highest:
             highest = float(correlation[clear].max())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
@@ -18,8 +17,7 @@ from kullback.common.serial_dependence import (
     repeated_rows,
     serial_dependence,
 )
-from kullback.estimators.draws import Integers, numpy_of
-from kullback.samples import Samples
+from kullback.estimators.draws import Draws, Integers
 
 # The largest share of repeated rows in different blocks for independent blocks.
 _MOST_ACROSS_BLOCKS = 0.05
@@ -42,7 +40,7 @@ class Grouped(NamedTuple):
         correction: the factor for a variance that takes the groups as independent.
     """
 
-    samples: Samples
+    samples: Draws
     notes: tuple[str, ...] = ()
     is_open: bool = False
     correction: float = 1.0
@@ -53,17 +51,18 @@ def grouped(side: Any, name: str) -> Grouped:
 
     Draws whose dependence the user has specified, and sides that are no draws, are unchanged.
     """
-    dependence = dependence_of(side) if isinstance(side, Samples) else None
+    dependence = dependence_of(side) if isinstance(side, Draws) else None
     if dependence is None:
         return Grouped(side)
     noticed = _noticed(dependence, name)
     if dependence.is_open:
         # Cross-validation needs blocks, even if they are too few for an error.
-        labels = block_labels(len(side), FEWEST_BLOCKS)
-        return Grouped(_with_cluster(side, labels), (noticed, _no_error(dependence)), True)
+        labels = block_labels(side.number, FEWEST_BLOCKS)
+        labels = labels if side.rows is None else labels[side.rows]
+        return Grouped(replace(side, cluster=labels), (noticed, _no_error(dependence)), True)
     if dependence.labels is None:
         return Grouped(side, (noticed,))
-    return Grouped(_with_cluster(side, dependence.labels), (noticed,), correction=dependence.correction)
+    return Grouped(replace(side, cluster=dependence.labels), (noticed,), correction=dependence.correction)
 
 
 class GroupedAlike(NamedTuple):
@@ -76,14 +75,14 @@ class GroupedAlike(NamedTuple):
         in_pairs: whether only groups with the same number are exchanged, because the two sides' groups are unlike.
     """
 
-    p: Samples
-    q: Samples
+    p: Draws
+    q: Draws
     notes: tuple[str, ...] = ()
     is_open: bool = False
     in_pairs: bool = False
 
 
-def grouped_alike(p: Samples, q: Samples) -> GroupedAlike:
+def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
     """Return two data sets in exchangeable groups: blocks of one length if either side shows serial dependence.
 
     If the two sides depend unequally on their order, the means of their blocks have unequal variances. Shuffles of all
@@ -131,7 +130,7 @@ def grouped_alike(p: Samples, q: Samples) -> GroupedAlike:
     return GroupedAlike(first, second, (note,), in_pairs=in_pairs)
 
 
-def _own_groups(side: Samples, dependence: SerialDependence | None) -> tuple[Samples, tuple[str, ...]]:
+def _own_groups(side: Draws, dependence: SerialDependence | None) -> tuple[Draws, tuple[str, ...]]:
     """Return the draws in the groups of their own dependence, with a note."""
     if dependence is None or dependence.kind == "pattern":
         return side, ()
@@ -140,36 +139,23 @@ def _own_groups(side: Samples, dependence: SerialDependence | None) -> tuple[Sam
     which = {"repeats": "equal rows", "period": f"rows {dependence.length} apart"}.get(
         dependence.kind, "blocks of rows"
     )
-    return _with_cluster(side, dependence.labels), (f"Shuffles keep {which} together.",)
+    return replace(side, cluster=dependence.labels), (f"Shuffles keep {which} together.",)
 
 
-def _in_blocks(side: Samples, blocks: int, rows: int) -> Samples:
+def _in_blocks(side: Draws, blocks: int, rows: int) -> Draws:
     """Return at most `rows` draws, evenly spread, in `blocks` blocks."""
-    used = copy.copy(side)
-    if rows < len(side):
-        used.tensor = side.tensor[torch.arange(rows, device=side.tensor.device) * len(side) // rows]
-    return _with_cluster(used, block_labels(len(used.tensor), blocks))
+    used = side.taken(np.arange(rows) * len(side) // rows) if rows < len(side) else side
+    return replace(used, cluster=block_labels(len(used), blocks))
 
 
-def dependence_of(samples: Samples) -> SerialDependence | None:
+def dependence_of(side: Draws) -> SerialDependence | None:
     """Measure the dependence of draws; None if it is not significant, or if the user has specified it."""
-    if samples.cluster is not None or samples.independent or not samples.tensor.numel():
+    if side.cluster is not None or side.independent:
         return None
-    used = slice(None) if samples.weights is None else (samples.weights > 0).cpu().numpy()
-    dependence = _measured(samples, used)
-    if dependence is None or dependence.labels is None or isinstance(used, slice):
-        return dependence
-    labels = np.zeros(len(samples), dtype=np.int64)
-    labels[used] = dependence.labels  # draws of weight 0 keep label 0, but estimators leave them out
-    return SerialDependence(dependence.kind, dependence.rows, dependence.time, dependence.length, labels)
-
-
-def _measured(samples: Samples, used: Any) -> SerialDependence | None:
-    if samples.discrete:
-        rows = samples.tensor.detach().cpu().numpy()[used]
-        codes = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+    if side.discrete:
+        codes = np.unique(side.tensor.cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1)
         return serial_dependence(category_scores(codes))
-    x = numpy_of(samples)[used]
+    x = side.x
     repeats = repeated_rows(x)
     in_order = serial_dependence(number_scores(x))
     if repeats is None or repeats.labels is None or in_order is None:
@@ -189,12 +175,6 @@ def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
     np.minimum.at(lowest, repeats, blocks)
     np.maximum.at(highest, repeats, blocks)
     return bool(np.mean((highest - lowest)[repeats] > 1) < _MOST_ACROSS_BLOCKS)
-
-
-def _with_cluster(samples: Samples, labels: Integers) -> Samples:
-    clustered = copy.copy(samples)
-    clustered.cluster = torch.from_numpy(labels)
-    return clustered
 
 
 def _noticed(dependence: SerialDependence, name: str) -> str:

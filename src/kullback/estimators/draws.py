@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,35 +22,87 @@ _AFFORDABLE_BY_PRODUCTS = 20_000
 _HUGE = 1e75
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Draws:
-    """Draws as arrays.
+    """Draws that were parsed and checked once, without draws of weight 0. Estimators pass them on.
 
     Attributes:
-        x: the coordinates, shape (n, d).
+        tensor: the draws, shape (n, d): numbers, or integers that are categories.
         weights: the weight of each draw, shape (n,); None if all are equal.
-        cluster: the cluster of each draw, shape (n,); None if draws are independent.
+        cluster: the cluster of each draw, from 0 without gaps, shape (n,); None if draws are independent.
+        labels: the text of each category; None for numbers.
+        columns: the names of the components; None if they have none.
+        independent: whether the user says that the draws do not depend on their order.
+        number: the number of draws, with those of weight 0.
+        rows: the place of each draw among all of these; None if all are kept.
+        exponent: the power of two that is the unit of the first component, where its values are huge or tiny.
+        device: the device of the user's tensor.
+        given: the user's `Samples`.
     """
 
-    x: Array
-    weights: Array | None
-    cluster: Integers | None
+    tensor: Tensor
+    weights: Array | None = None
+    cluster: Integers | None = None
+    labels: tuple[str, ...] | None = None
+    columns: tuple[object, ...] | None = None
+    independent: bool = False
+    number: int = 0
+    rows: Integers | None = None
+    exponent: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    given: Samples | None = None
 
     @classmethod
-    def of(cls, samples: Samples) -> Draws:
-        """Return the draws of `samples` on the CPU, without draws of weight 0."""
-        samples = with_weight(samples)
+    def of(cls, samples: Samples | Draws) -> Draws:
+        """Return the draws of `samples`; draws of weight 0, which must not count as observed, are left out."""
+        if isinstance(samples, Draws):
+            return samples
+        tensor, rows = samples.tensor.detach(), None
         weights = None if samples.weights is None else samples.weights.cpu().numpy()
         cluster = None if samples.cluster is None else samples.cluster.cpu().numpy()
-        return cls(numpy_of(samples), weights, cluster)
+        if weights is not None and not (weights > 0).all():
+            rows = np.flatnonzero(weights > 0)
+            tensor, weights = tensor[torch.from_numpy(rows).to(tensor.device)], weights[rows]
+            cluster = None if cluster is None else np.unique(cluster[rows], return_inverse=True)[1]
+        device = samples.tensor.device
+        known = samples.labels, samples.columns, samples.independent, samples.tensor.shape[0], rows, 0, device
+        return cls(tensor, weights, cluster, *known, samples)
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.tensor)
+
+    def __repr__(self) -> str:
+        return repr(self.given)
+
+    @cached_property
+    def discrete(self) -> bool:
+        """Whether the draws are categories."""
+        return not self.tensor.is_floating_point()
+
+    @cached_property
+    def x(self) -> Array:
+        """The draws as a float64 array of shape (n, d)."""
+        return self.tensor.to("cpu", torch.float64).numpy()
+
+    @cached_property
+    def distinct(self) -> tuple[Array, Integers, Integers]:
+        """The different values of numbers, the place of each draw among them, and how often each occurs."""
+        values, places, counts = np.unique(self.x[:, 0], return_inverse=True, return_counts=True)
+        return values, places, counts
+
+    def at(self, x: Array | Integers) -> Draws:
+        """Return the draws with other coordinates."""
+        return replace(self, tensor=torch.from_numpy(x))
 
     def taken(self, index: Integers) -> Draws:
         """Return the draws at these places, in this order."""
         weights = None if self.weights is None else self.weights[index]
-        return Draws(self.x[index], weights, None if self.cluster is None else self.cluster[index])
+        cluster = None if self.cluster is None else self.cluster[index]
+        if self.discrete:
+            tensor = self.tensor[torch.from_numpy(index).to(self.tensor.device)]
+        else:
+            tensor = torch.from_numpy(self.x[index]).to(self.tensor.dtype)
+        return replace(self, tensor=tensor, weights=weights, cluster=cluster)
 
     def thinned(self, number: int, rng: np.random.Generator) -> Draws:
         """Return at most this number of draws, chosen at random, in their order."""
@@ -78,14 +130,18 @@ class Draws:
         return len(self) if self.cluster is None else len(np.unique(self.cluster))
 
     @property
+    def clusters(self) -> int | None:
+        """The number of clusters; None without clusters."""
+        return None if self.cluster is None else self.groups
+
+    @property
     def effective(self) -> float:
         """The number of equally weighted draws with the same information."""
-        return effective_number(None if self.weights is None else torch.from_numpy(self.weights), len(self))
+        return float(len(self)) if self.weights is None else effective_number(self.weights, len(self))
 
     def variance(self, influence: Array) -> float:
         """Return the variance of a sum of the draws' influences."""
-        cluster = None if self.cluster is None else torch.from_numpy(self.cluster)
-        return float(variance_of_sum(torch.from_numpy(influence), cluster))
+        return float(variance_of_sum(torch.from_numpy(influence), self.cluster))
 
 
 def affordable_draws(d: int) -> int | None:
@@ -96,66 +152,45 @@ def affordable_draws(d: int) -> int | None:
     return _AFFORDABLE.get(d, None if d < min(_AFFORDABLE) else _AFFORDABLE_BY_PRODUCTS)
 
 
-def with_weight(samples: Samples) -> Samples:
-    """Leave out the draws of weight 0, which must not count as observed, and clusters of such draws."""
-    if samples.weights is None or bool((samples.weights > 0).all()):
-        return samples
-    kept = samples.weights > 0
-    used = copy.copy(samples)
-    used.tensor, used.weights = samples.tensor[kept.to(samples.tensor.device)], samples.weights[kept]
-    if samples.cluster is not None:
-        used.cluster = torch.unique(samples.cluster[kept.to(samples.cluster.device)], return_inverse=True)[1]
-    return used
-
-
-def in_usual_units(p: Samples, q: Samples) -> tuple[Samples, Samples]:
+def in_usual_units(p: Draws, q: Draws) -> tuple[Draws, Draws]:
     """Return numbers with each column of huge or tiny values in another unit, a power of two; KL does not change.
 
     Products of such values would overflow or underflow.
     """
     if p.discrete or q.discrete or p.tensor.shape[1] != q.tensor.shape[1]:
         return p, q
-    largest = torch.maximum(*(side.tensor.detach().abs().amax(0).cpu().double() for side in (p, q)))
-    is_extreme = (largest > 0) & (largest < torch.inf) & ((largest > _HUGE) | (largest < 1 / _HUGE))
-    if not bool(is_extreme.any()):
+    largest = np.maximum(np.abs(p.x).max(0), np.abs(q.x).max(0))
+    is_extreme = (largest > 0) & (largest < np.inf) & ((largest > _HUGE) | (largest < 1 / _HUGE))
+    if not is_extreme.any():
         return p, q
-    exponent = torch.where(is_extreme, torch.frexp(largest).exponent, 0)
-    sides = copy.copy(p), copy.copy(q)
-    for side in sides:
-        side.tensor = torch.ldexp(side.tensor.double(), -exponent.to(side.tensor.device))
-        side.unit = torch.ldexp(torch.ones_like(largest), exponent)
-    return sides
+    exponent = np.where(is_extreme, np.frexp(largest)[1], 0)
+    p, q = (
+        replace(side.at(np.ldexp(side.x, -exponent)), exponent=side.exponent + int(exponent[0]))
+        for side in (p, q)
+    )
+    return p, q
 
 
-def numpy_of(samples: Samples) -> Array:
-    """Return the draws as a float64 array of shape (n, d) on the CPU."""
-    return samples.tensor.detach().to("cpu", torch.float64).numpy()
-
-
-def shares_of(samples: Samples, like: Tensor) -> Tensor:
+def shares_of(samples: Samples | Draws, like: Tensor) -> Tensor:
     """Return the weights of draws, normalized to sum 1, in the dtype and on the device of a tensor."""
     if samples.weights is None:
         return torch.full((len(samples),), 1 / len(samples), dtype=like.dtype, device=like.device)
-    weights = samples.weights.to(like)
+    weights = torch.as_tensor(samples.weights).to(like)
     return weights / weights.sum()
 
 
-def effective_number(weights: Tensor | None, n: int) -> float:
+def effective_number(weights: Tensor | Array | None, n: int) -> float:
     r"""Return the number of equally weighted draws with the same information, :math:`(\sum w)^2 / \sum w^2`.
 
     Survey Sampling (Kish, 1965)
     """
     if weights is None:
         return float(n)
+    weights = torch.as_tensor(weights)
     return float(weights.sum() ** 2 / weights.square().sum())
 
 
-def clusters_in(samples: Samples) -> int | None:
-    """Return the number of clusters; None without clusters."""
-    return None if samples.cluster is None else int(samples.cluster.max()) + 1
-
-
-def variance_of_sum(terms: Tensor, cluster: Tensor | None = None) -> Tensor:
+def variance_of_sum(terms: Tensor, cluster: Tensor | Integers | None = None) -> Tensor:
     r"""Return the variance of a sum of terms with mean 0, with dependent terms within clusters.
 
     .. math:: f \sum_{c=1}^C \Bigl(\sum_{i \in c} t_i\Bigr)^2
@@ -165,7 +200,7 @@ def variance_of_sum(terms: Tensor, cluster: Tensor | None = None) -> Tensor:
     """
     sizes = torch.ones_like(terms)
     if cluster is not None:
-        cluster = cluster.to(terms.device)
+        cluster = torch.as_tensor(cluster).to(terms.device)
         sizes = torch.bincount(cluster).to(terms.dtype)
         terms = terms.new_zeros(len(sizes)).index_add(0, cluster, terms)
     if int((sizes > 0).sum()) < 2:

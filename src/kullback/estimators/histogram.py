@@ -9,30 +9,29 @@ the error of nearest neighbors.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.errors import invalid_value
-from kullback.estimators.directions import added, exchanged
 from kullback.estimators.discrete import point
-from kullback.estimators.discrete.categorical_estimators import describe
+from kullback.estimators.discrete.categorical_estimators import described
 from kullback.estimators.discrete.count_intervals import kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, tabulate
 from kullback.estimators.discrete.kinds import describe_kind, estimable, largest_of, measured
-from kullback.estimators.draws import Array, Integers, effective_number, in_usual_units, numpy_of, with_weight
+from kullback.estimators.draws import Array, Draws, Integers
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, added, exchanged
 from kullback.estimators.lattice import common_step, jittered
-from kullback.estimators.normal_interval import note_on_sign
-from kullback.estimators.sample_checks import INTERVAL, check_finite, check_samples, seed_of
-from kullback.estimators.unseen import UpperEndShift, unseen_by_q, upper_end
+from kullback.estimators.registry import evidence_by, from_draws
+from kullback.estimators.sample_checks import seed_of
+from kullback.estimators.unseen import unseen_by_q, upper_end
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.generators.growth import order_of
-from kullback.results.estimate import Estimate
-from kullback.samples import Samples
 
 _KL = KL()
 
@@ -87,7 +86,8 @@ class _Sorted:
 
     def counts(self, edges: Array) -> torch.Tensor:
         """Return the number of draws in each bin, float64."""
-        inside = np.diff(self.places(edges), prepend=0, append=len(self.values))
+        places = np.searchsorted(self.values, edges, side="right")
+        inside = np.diff(places, prepend=0, append=len(self.values))
         return torch.from_numpy(inside.astype(np.float64))
 
     def shares(self, edges: Array) -> Array:
@@ -106,8 +106,8 @@ class _Sorted:
 class _Sides:
     """The draws of both sides, also in ascending order."""
 
-    p: Samples
-    q: Samples
+    p: Draws
+    q: Draws
     first: _Sorted
     second: _Sorted
 
@@ -116,20 +116,22 @@ class _Sides:
         p, q = self.p, self.q
         if p.weights is p.cluster is q.weights is q.cluster is None:
             a, b = self.first.counts(edges), self.second.counts(edges)
-            return CategoryCounts(a, b, (1.0, 1.0), 1.0, (len(p), len(q)))
-        codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, numpy_of(s)[:, 0])) for s in (p, q))
+            n = len(self.first.values), len(self.second.values)
+            return CategoryCounts(a, b, (1.0, 1.0), 1.0, n)
+        codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, side.x[:, 0])) for side in (p, q))
         return tabulate(codes_p, codes_q, len(edges) + 1, p, q)
 
 
+@from_draws
 def histogram(
-    p: Samples,
-    q: Samples,
+    p: Draws,
+    q: Draws,
     *,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
     bins: int | None = None,
     kind: Divergence | str = _KL,
-) -> Estimate:
+) -> Evidence:
     r"""Estimate KL(P || Q) on the line by Zhang and Grabchak's estimator on counts in bins; other kinds likewise.
 
     The edges are quantiles of P and Q together, half of the weight each, and the ends of wide gaps; the outer bins are
@@ -175,84 +177,76 @@ def histogram(
         Divergence estimation of continuous distributions based on data-dependent partitions (Wang, Kulkarni and Verdu,
         2005); Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
-    INTERVAL.check("histogram", confidence=confidence, generator=generator)
-    bins = _check("histogram", p, q, bins)
-    kind = estimable("histogram", as_divergence("histogram", kind))
+    bins = _check(p, q, bins)
+    if kind is not _KL:
+        kind = estimable("histogram", as_divergence("histogram", kind))
     settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
     if isinstance(kind, ReverseKL):
-        return exchanged(lambda: histogram(q, p, **settings))
+        return exchanged(lambda: evidence_by(histogram, q, p, **settings))
     if isinstance(kind, Jeffreys):
-        return added(histogram(p, q, **settings), exchanged(lambda: histogram(q, p, **settings)))
-    p, q = in_usual_units(with_weight(p), with_weight(q))
+        back = lambda: exchanged(lambda: evidence_by(histogram, q, p, **settings))  # noqa: E731
+        return added(evidence_by(histogram, p, q, **settings), back())
     rounding: list[str] = []
     seed, step = seed_of(generator), common_step(p, q)
     if step is not None and not torch.equal(p.tensor, q.tensor):
         rng = np.random.default_rng(seed)
-        shown = step if p.unit is None else step * float(p.unit[0])
+        shown = math.ldexp(step, p.exponent)
         p, q = jittered(p, step, rng), jittered(q, step, rng)
         rounding.append(
             f"The draws are rounded to a common step of {shown:.4g}. Each was moved at random within its rounding. "
             "This does not change the divergence of rounded numbers."
         )
-    first, second = _sorted(p), _sorted(q)
-    sides = _Sides(p, q, first, second)
+    sides = _Sides(p, q, _sorted(p), _sorted(q))
     if bins is None:
         n = _independent_draws(sides) * (1 + 1e-12)  # rounded weights must not cost a bin
         bins = max(2, int(min(5 * n**0.4, 2 * n / _DRAWS_IN_A_BIN)))
-    edges = _with_gaps(first, second, _edges(first, second, bins))
-    if not isinstance(kind, KL):
-        return _of_kind(kind, sides, edges, confidence, rounding)
-    table = sides.count(edges)
+    edges = _with_gaps(sides.first, sides.second, _edges(sides.first, sides.second, bins))
+    if isinstance(kind, KL):
+        return _kl(sides, edges, confidence, rounding)
+    return _of_kind(cast("Divergence", kind), sides, edges, confidence, rounding)
+
+
+def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> Evidence:
+    """Return the evidence of KL; its upper limit allows for the bins' width and for finer bins in the tails."""
+    first, second, table = sides.first, sides.second, sides.count(edges)
     estimate = point.zhang_grabchak(table.a, table.b)
     corrected = point.coverage_correction(table.a, table.b).shrunken
     more = corrected.clamp(min=_beyond(first, second, edges))
-    raw = estimate + more
-    value = raw.clamp(min=0)
-    error, interval, notes = describe(table, value, confidence, "histogram", "bins")
-    if interval is not None:
-        coarse, tails = sides.count(edges[1::2]), sides.count(_with_tails(first.values, edges))
-        lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + more - corrected
-        in_tails = (point.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
-        high = kl_interval(tails.a, tails.b, confidence, tails.inflation, spread=tails.spread, bins=True)[1]
-        high = high + 2 * in_tails
-        # A few draws of P alone in a tail do not make the upper limit infinite.
-        high = torch.where(high.isfinite(), torch.maximum(interval[1], high), interval[1]) + lost
-        verdict = _beyond_q(sides, float(table.a.sum()), float(high - interval[0]) / 2)
-        if verdict.note and bool(high.isfinite()):
-            notes.append(verdict.note)
-        interval = interval[0], high + verdict.reach
-    notes = [
-        *note_on_sign(float(raw), float(error) if error is not None else math.inf),
-        *notes,
-        *rounding,
-        *_notes_on_ties(first, second),
-        *table.notes,
-    ]
-    device = p.tensor.device
-    limits = None if interval is None else (interval[0].to(device), interval[1].to(device))
-    error = None if error is None else error.to(device)
-    return Estimate(value.to(device), None, "histogram", limits, table.n, tuple(notes), error)
+    evidence = described(table, estimate + more, confidence, "histogram", "bins")
+    remarks = (*rounding, *_notes_on_ties(first, second), *table.notes)
+    if evidence.ends is None:
+        return replace(evidence, remarks=remarks)
+    coarse, tails = sides.count(edges[1::2]), sides.count(_with_tails(first.values, edges))
+    lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + more - corrected
+    in_tails = (point.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
+    high = kl_interval(tails.a, tails.b, confidence, tails.inflation, spread=tails.spread, bins=True)[1]
+    high = float(high + 2 * in_tails)
+    low, end = map(float, evidence.ends)
+    # A few draws of P alone in a tail do not make the upper limit infinite.
+    high = (max(end, high) if math.isfinite(high) else end) + float(lost)
+    beyond = partial(_beyond_q, sides, float(table.a.sum()))
+    return replace(evidence, ends=(low, high), beyond=beyond, remarks=remarks)
 
 
-def _of_kind(kind: Divergence, sides: _Sides, edges: Array, confidence: float, notes: list[str]) -> Estimate:
-    """Return the estimate of a kind; its upper limit allows for the bins' width and for finer bins in the tails."""
+def _of_kind(
+    kind: Divergence, sides: _Sides, edges: Array, confidence: float, rounding: list[str]
+) -> Evidence:
+    """Return the evidence of a kind; its upper limit allows for the bins' width and for finer bins in the tails."""
     first, second, table = sides.first, sides.second, sides.count(edges)
-    result, said = describe_kind(table, kind, confidence, bins=True)
+    evidence = describe_kind(table, kind, confidence, bins=True)
     coarse = sides.count(edges[1::2])
     fine = sides.count(_with_tails(second.values, _with_tails(first.values, edges)))
     tails = measured(kind, fine.a, fine.b, confidence, fine.inflation, spread=fine.spread, bins=True)
     wide = measured(kind, coarse.a, coarse.b, confidence, coarse.inflation, spread=coarse.spread, bins=True)
-    lost = (result.value - wide.value).clamp(min=0) + 2 * (tails.value - result.value).clamp(min=0)
-    high = torch.maximum(result.interval[1], tails.interval[1]) + lost
-    order = order_of(kind)
+    value, (low, high) = evidence.value, cast("tuple[Any, Any]", evidence.ends)
+    lost = (value - wide.value).clamp(min=0) + 2 * (tails.value - value).clamp(min=0)
+    high = float(torch.maximum(high, tails.interval[1]) + lost)
+    order, notes = order_of(kind), [*rounding, *evidence.notes]
     if order is not None and not 0 < order < 1:
-        high = torch.full_like(high, math.inf)
-        said = (*said, _TAILS_DECIDE)
-    low, high = result.interval[0], high.clamp(max=largest_of(kind))
-    said = (*notes, *said, *_notes_on_ties(first, second))
-    numbers = (result.value, low, high, result.standard_error)
-    value, low, high, error = (x.to(sides.p.tensor.device) for x in numbers)
-    return Estimate(value, None, "histogram", (low, high), table.n, said, error)
+        high = math.inf
+        notes.append(_TAILS_DECIDE)
+    ends = low, min(high, largest_of(kind))
+    return replace(evidence, ends=ends, notes=[*notes, *_notes_on_ties(first, second)])
 
 
 _ARGUMENTS = Arguments(
@@ -263,9 +257,9 @@ _ARGUMENTS = Arguments(
 )
 
 
-def _check(call: str, p: Samples, q: Samples, bins: int | None) -> int | None:
+def _check(p: Draws, q: Draws, bins: int | None) -> int | None:
     """Return the number of bins, or raise."""
-    check_samples(call, p, q)
+    call = "histogram"
     if p.discrete or p.tensor.shape[1] != 1:
         raise invalid_value(
             call,
@@ -274,18 +268,15 @@ def _check(call: str, p: Samples, q: Samples, bins: int | None) -> int | None:
             got=f"{p!r} and {q!r}",
             instead="method='coverage_adjusted' for categories, method='nearest_neighbors' for vectors",
         )
-    check_finite(call, "p", p)
-    check_finite(call, "q", q)
     return _ARGUMENTS.check(bins=bins)["bins"]
 
 
-def _sorted(samples: Samples) -> _Sorted:
-    values = numpy_of(samples)[:, 0]
-    if samples.weights is None:
+def _sorted(side: Draws) -> _Sorted:
+    values = side.x[:, 0]
+    if side.weights is None:
         return _Sorted(np.sort(values), None)
     order = np.argsort(values, kind="stable")
-    weights = samples.weights.cpu().numpy()[order]
-    below = np.concatenate([[0.0], np.cumsum(weights)])
+    below = np.concatenate([[0.0], np.cumsum(side.weights[order])])
     return _Sorted(values[order], below / below[-1])
 
 
@@ -293,7 +284,7 @@ def _independent_draws(sides: _Sides) -> float:
     """Return the harmonic mean of the effective numbers of draws; for clusters, from counts in ten bins."""
     p, q = sides.p, sides.q
     if p.cluster is None and q.cluster is None:
-        n, m = effective_number(p.weights, len(p)), effective_number(q.weights, len(q))
+        n, m = p.effective, q.effective
     else:
         table = sides.count(_edges(sides.first, sides.second, 10))
         n, m = float(table.a.sum()), float(table.b.sum())
@@ -326,16 +317,13 @@ def _with_gaps(first: _Sorted, second: _Sorted, edges: Array) -> Array:
 def _with_tails(values: Array, edges: Array) -> Array:
     """Add edges that halve P's draws in the outer bins repeatedly."""
     first, last = np.searchsorted(values, edges[[0, -1]], side="right")
-    left = [values[k - 1] for k in _halves(int(first))]
-    right = [values[len(values) - k - 1] for k in _halves(len(values) - int(last))]
-    return np.unique(np.concatenate([edges, left, right]))
-
-
-def _halves(k: int) -> list[int]:
-    halves: list[int] = []
-    while (k := k // 2) >= _DRAWS_IN_A_TAIL:
-        halves.append(k)
-    return halves
+    tails: list[float] = []
+    for outside, is_left in ((int(first), True), (len(values) - int(last), False)):
+        k = outside // 2
+        while k >= _DRAWS_IN_A_TAIL:
+            tails.append(values[k - 1] if is_left else values[len(values) - k - 1])
+            k //= 2
+    return np.unique(np.concatenate([edges, tails]))
 
 
 def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
@@ -353,25 +341,26 @@ def _beyond(first: _Sorted, second: _Sorted, edges: Array) -> float:
     return total
 
 
-def _beyond_q(sides: _Sides, number: float, half_width: float) -> UpperEndShift:
+def _beyond_q(sides: _Sides, number: float, half_width: float) -> Shift:
     """Return the change of the upper limit for P's draws where Q has none, and a note."""
     first, second = sides.first, sides.second
     atoms = _atoms_of_p_alone(sides.p, first, second)
     if atoms > 0:
-        return UpperEndShift(
-            math.inf,
-            f"{100 * atoms:.3g} % of P's draws are at repeated values that are rare in Q. If these are atoms, KL is "
-            "infinite, so the upper limit is infinite. If they come from rounding, round Q's draws in the same way.",
+        note = (
+            f"{100 * atoms:.3g} % of {SIDE_P}'s draws are at repeated values that are rare in {SIDE_Q}. If these are "
+            "atoms, KL is infinite, so the upper limit is infinite. If they come from rounding, round "
+            f"{SIDE_Q}'s draws in the same way."
         )
+        return Shift(math.inf, note)
     return upper_end(unseen_by_q(first.values, first.each, second.values, number), half_width)
 
 
-def _atoms_of_p_alone(p: Samples, first: _Sorted, second: _Sorted) -> float:
+def _atoms_of_p_alone(p: Draws, first: _Sorted, second: _Sorted) -> float:
     """Return the share of P's draws at repeated values that are ten times rarer in Q.
 
     Equal draws of one cluster count as one.
     """
-    of_p = numpy_of(p)[:, 0]
+    of_p = p.x[:, 0]
     if p.cluster is not None:
         of_p = np.unique(np.stack([of_p, np.asarray(p.cluster, dtype=np.float64)], axis=1), axis=0)[:, 0]
     values, count = np.unique(of_p, return_counts=True)
@@ -398,9 +387,9 @@ def _distances(x: Array, y: Array) -> Array:
 
 def _notes_on_ties(first: _Sorted, second: _Sorted) -> list[str]:
     if len(first.values) == len(second.values) and np.array_equal(first.values, second.values):
-        return ["P and Q are the same draws."]
+        return [f"{SIDE_P} and {SIDE_Q} are the same draws."]
     notes: list[str] = []
-    for name, values in (("P", first.values), ("Q", second.values)):
+    for name, values in ((SIDE_P, first.values), (SIDE_Q, second.values)):
         tied = float(np.mean(values[1:] == values[:-1])) if len(values) > 1 else 0.0
         if tied > _FEW_TIES:
             notes.append(

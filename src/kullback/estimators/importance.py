@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,9 +19,21 @@ from kullback.common.control_variate import LARGEST_TAIL_INDEX, coefficient, rat
 from kullback.common.inputs import as_tensor, first_of
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimators.draws import effective_number, shares_of, variance_of_sum
-from kullback.estimators.normal_interval import infinite_estimate, note_on_sign, quantile_of
+from kullback.estimators.evidence import (
+    SIDE_P,
+    SIDE_Q,
+    SMALL_P,
+    SMALL_Q,
+    Evidence,
+    estimate_of,
+    infinite,
+    interval_from,
+    noted,
+    quantile_of,
+)
+from kullback.estimators.known_categories import below_zero
 from kullback.estimators.sample_checks import INTERVAL
-from kullback.estimators.tails import note_on_heavy_tail, tail_allowance
+from kullback.estimators.tails import beyond_tail, tail_allowance
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
@@ -107,59 +120,65 @@ def log_ratio(
     (of_p, rounding_p), (of_q, rounding_q) = (
         _values(call, name, log, x) for name, log in (("log_p", log_p), ("log_q", log_q))
     )
-    rounding = rounding_p + rounding_q
     weights, notes = _weights(call, x, of_p, log_r)
     used = weights > 0
     _check_possible(call, of_p, used)
     if bool((used & (of_q == -torch.inf)).any()):
         outside = first_of(used & (of_q == -torch.inf))
-        note = f"Q has density 0 at draws of P ({outside}): KL is infinite."
-        return infinite_estimate("log_ratio", (len(x), 0), note, of_q.device)
-    d = torch.where(used, of_p - of_q, 0)
+        note = f"{SIDE_Q} has density 0 at draws of {SIDE_P} ({outside}): KL is infinite."
+        evidence = infinite(note)
+    else:
+        d, rounding = torch.where(used, of_p - of_q, 0), rounding_p + rounding_q
+        evidence = noted(_evidence(d, weights, x, rounding, confidence), notes)
+    evidence = replace(evidence, n=(len(x), 0), method=call)
+    return estimate_of(interval_from(evidence, confidence), of_q.device)
+
+
+def _evidence(d: Tensor, weights: Tensor, x: Samples, rounding: float, confidence: float) -> Evidence:
+    """Return the evidence of the weighted mean of d."""
+    used = weights > 0
     units = torch.arange(len(d), device=d.device) if x.cluster is None else x.cluster.to(d.device)
-    value, error, terms = _mean(d, weights, units)
+    mean, error, terms = _mean(d, weights, units)
+    value, spread = float(mean), float(error)
     n = effective_number(weights, len(x))
-    interval = None
     if n < _FEWEST_EFFECTIVE:
-        notes.append(
+        note = (
             f"The weights leave {n:.1f} effective draws, too few for a standard error: there is no interval."
         )
-    else:
-        reach = quantile_of(confidence, len(units[used].unique())) * error
-        counted, shares = terms[used].cpu().numpy(), weights[used].cpu().numpy()
-        with np.errstate(divide="ignore", invalid="ignore"):  # half of the largest terms may be the same
-            more, less = (tail_allowance(sign * counted, shares, n) for sign in (1.0, -1.0))
-        interval = ((value - reach - less).clamp(min=0), (value + reach).clamp(min=0) + more)
-        missed = _note_on_missing_draws(value + reach, d, weights, units, rounding)
-        if missed:
-            notes.append(missed)
-            interval = (interval[0], torch.full_like(value, torch.inf))
-        elif more > float(reach):
-            notes.append(note_on_heavy_tail(more))
-    notes = [*note_on_sign(float(value), float(error)), *notes]
-    return Estimate(value.clamp(min=0), None, "log_ratio", interval, (len(x), 0), tuple(notes), error)
+        return Evidence(value, error=spread, notes=[note], without_interval=True)
+    groups = len(units[used].unique())
+    reach = quantile_of(confidence, groups) * spread
+    counted, shares = terms[used].cpu().numpy(), weights[used].cpu().numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):  # half of the largest terms may be the same
+        more, less = (tail_allowance(sign * counted, shares, n) for sign in (1.0, -1.0))
+    missed = _note_on_missing_draws(value + reach, d, weights, units, rounding)
+    return Evidence(
+        value,
+        error=spread,
+        bias_low=less,
+        bias_high=math.inf if missed else 0.0,
+        notes=[missed] if missed else [],
+        beyond=lambda _: beyond_tail(more, reach),
+        groups=groups,
+    )
 
 
-def _note_on_missing_draws(high: Tensor, d: Tensor, weights: Tensor, units: Tensor, rounding: float) -> str:
+def _note_on_missing_draws(high: float, d: Tensor, weights: Tensor, units: Tensor, rounding: float) -> str:
     r"""Return a note if the draws miss a part of P where p is much larger than q, or densities are not normalized.
 
     KL is at least 0, and :math:`E_P[q / p]` is at most 1. Such draws contradict one or the other.
     """
-    if float(high) < -rounding:
-        return (
-            f"The upper limit from the draws alone is {float(high):.2g}, but no divergence is below 0. The draws miss "
-            "a part of P where p > q, or the densities are not normalized: the upper limit is infinite."
-        )
+    if high < -rounding:
+        return below_zero(high, "the densities")
     used = weights > 0
     extra = ratio_minus_one(d)[used]
     mean = weights[used] @ extra
     error = variance_of_sum(weights[used] * (extra - mean), units[used]).sqrt()
     if float(mean) > max(_BEYOND_CHANCE * float(error), 2 * rounding):
         return (
-            f"The mean of q / p is {float(mean) + 1:.4g} with a standard error of {float(error):.2g}, but the "
-            "true mean is at most 1. The draws miss a part of P where p > q, or the densities are not normalized: "
-            "the upper limit is "
-            "infinite."
+            f"The mean of {SMALL_Q} / {SMALL_P} is {float(mean) + 1:.4g} with a standard error of {float(error):.2g}, "
+            f"but the true mean is at most 1. The draws miss a part of {SIDE_P} where {SMALL_P} > {SMALL_Q}, or the "
+            "densities are not normalized: the upper limit is infinite."
         )
     return ""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import numpy as np
 import torch
 
-from kullback.estimators.draws import Array, numpy_of
-from kullback.samples import Samples
+from kullback.estimators.draws import Array, Draws
 
 # The largest number of steps in the smallest gap between two values.
 _MOST_STEPS = 12
@@ -27,14 +25,14 @@ FEWEST_VALUES = 16
 DRAWS_FOR_VALUE = 5
 
 
-def common_step(p: Samples, q: Samples) -> float | None:
+def common_step(p: Draws, q: Draws) -> float | None:
     """Return the step of a lattice that contains all numbers of both sides and that both fill; None if there is none.
 
     A side fills it if at least half as many values occur, between its 5 % and 95 % quantiles, as with equally likely
     values. Prices do not: most end in 9.
     """
-    x, y = np.unique(numpy_of(p)[:, 0]), np.unique(numpy_of(q)[:, 0])
-    if len(x) > (1 - _FEW_TIES) * len(p) or len(y) > (1 - _FEW_TIES) * len(q):
+    x, y = p.distinct[0], q.distinct[0]
+    if len(x) > (1 - _FEW_TIES) * len(p.x) or len(y) > (1 - _FEW_TIES) * len(q.x):
         return None
     values = np.unique(np.concatenate([x, y]))
     if len(values) <= FEWEST_VALUES:
@@ -56,7 +54,7 @@ def common_step(p: Samples, q: Samples) -> float | None:
         step = float(number @ (values - values[0]) / (number @ number))
         off = np.abs((values - values[0]) / step - np.round((values - values[0]) / step))
         if off.max() <= _OFF + error:
-            return step if all(_fills(numpy_of(side)[:, 0], step) for side in (p, q)) else None
+            return step if all(_fills(side.x[:, 0], step) for side in (p, q)) else None
     return None
 
 
@@ -67,27 +65,19 @@ def _fills(x: Array, step: float) -> bool:
     return len(np.unique(inside)) >= _OCCUPIED * points * -math.expm1(-len(inside) / points)
 
 
-def as_categories(p: Samples, q: Samples) -> tuple[Samples, Samples, str] | None:
+def as_categories(p: Draws, q: Draws) -> tuple[Draws, Draws, str] | None:
     """Return numbers of few values, such as prices, as categories with a note; None if bins suit them better."""
-    both = np.concatenate([numpy_of(p)[:, 0], numpy_of(q)[:, 0]])
-    if not np.isfinite(both).all():
-        return None
-    values, codes = np.unique(both, return_inverse=True)
+    values, codes = np.unique(np.concatenate([p.x[:, 0], q.x[:, 0]]), return_inverse=True)
     if not FEWEST_VALUES < len(values) <= len(codes) / DRAWS_FOR_VALUE or common_step(p, q) is not None:
         return None
-    sides = copy.copy(p), copy.copy(q)
-    for side, part in zip(sides, np.split(codes, [len(p)]), strict=True):
-        side.tensor = torch.from_numpy(part.astype(np.int64))[:, None].to(side.tensor.device)
     note = (
         f"{len(codes):,} draws have only {len(values):,} unevenly spaced values. Each value counts as a category, so "
         "distances between values do not matter."
     )
-    return *sides, note
+    first, second = np.split(codes.astype(np.int64)[:, None], [len(p.x)])
+    return p.at(first), q.at(second), note
 
 
-def jittered(samples: Samples, step: float, rng: np.random.Generator) -> Samples:
+def jittered(draws: Draws, step: float, rng: np.random.Generator) -> Draws:
     """Return draws moved uniformly at random by up to half a step."""
-    moved = copy.copy(samples)
-    x = numpy_of(samples)
-    moved.tensor = torch.from_numpy(x + step * (rng.random(x.shape) - 0.5)).to(samples.tensor.device)
-    return moved
+    return draws.at(draws.x + step * (rng.random(draws.x.shape) - 0.5))

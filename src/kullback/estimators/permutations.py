@@ -11,8 +11,7 @@ import torch
 
 from kullback.common.progress import progress_bar
 from kullback.errors import invalid_value
-from kullback.estimators.draws import Array, Integers, clusters_in
-from kullback.samples import Samples
+from kullback.estimators.draws import Array, Draws, Integers
 
 BLOCK_BYTES = 32 * 1024 * 1024
 # Values closer than this count as equal, because the sums of a shuffle may round differently.
@@ -27,13 +26,12 @@ class Labeling(NamedTuple):
     in_pairs: bool = False  # whether only units of P and Q with the same number are exchanged
 
     @classmethod
-    def of(cls, p: Samples, q: Samples, *, in_pairs: bool = False) -> Labeling:
+    def of(cls, p: Draws, q: Draws, *, in_pairs: bool = False) -> Labeling:
         """Derive the units from two data sets: their clusters if either has some, otherwise the draws."""
         n, m = len(p), len(q)
         if p.cluster is None and q.cluster is None:
             return cls(None, np.arange(n + m) < n)
-        x, y = (np.arange(len(side)) if side.cluster is None else side.cluster.numpy() for side in (p, q))
-        first, second = clusters_in(p) or n, clusters_in(q) or m
+        x, y, first, second = p.units, q.units, p.groups, q.groups
         if min(first, second) < 2:
             raise invalid_value(
                 "two_sample_test",

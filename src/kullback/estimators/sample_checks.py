@@ -1,15 +1,17 @@
-"""Checks that all estimators make first."""
+"""The checks of draws, once for all estimators, and seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 import torch
 
 from kullback.common.constraints import CONFIDENCE, GENERATOR, Arguments
 from kullback.errors import P, Q, invalid_type, invalid_value
+from kullback.estimators.draws import Draws, in_usual_units
 from kullback.samples import Samples
 
 # Whole weights of different values, with a larger mean, are counts.
@@ -48,10 +50,16 @@ class EstimateWarning(UserWarning):
     """
 
 
-def check_samples(call: str, p: Samples, q: Samples) -> None:
-    """Refuse draws from different spaces: other dimensions, categories and numbers, labels on one side only."""
+def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Draws, Draws]:
+    """Return the draws of both sides in usual units, which estimators pass on without another check.
+
+    Refuse draws from different spaces: other dimensions, categories and numbers, labels on one side only. Refuse
+    weights that look like counts, and infinite draws. Without `finite`, these and the units remain.
+    """
+    if isinstance(p, Draws) and isinstance(q, Draws):
+        return p, q
     for name, draws in (("p", p), ("q", q)):
-        if not isinstance(draws, Samples):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(draws, Samples):
             raise invalid_type(
                 call,
                 name,
@@ -59,6 +67,23 @@ def check_samples(call: str, p: Samples, q: Samples) -> None:
                 got=type(draws).__name__,
                 instead=f"{call}(Samples(x), Samples(y))",
             )
+    p, q = cast("Samples", p), cast("Samples", q)
+    _check_space(call, p, q)
+    first, second = checked_side(call, "p", p, finite=finite), checked_side(call, "q", q, finite=finite)
+    return in_usual_units(first, second) if finite else (first, second)
+
+
+def checked_side(call: str, name: str, samples: Samples | Draws, *, finite: bool = True) -> Draws:
+    """Return the draws of one side; refuse weights that look like counts, and, if `finite`, infinite draws."""
+    if isinstance(samples, Draws):
+        return samples
+    _check_weights(call, name, samples)
+    if finite and not samples.discrete:
+        _check_finite(call, name, samples)
+    return Draws.of(samples)
+
+
+def _check_space(call: str, p: Samples, q: Samples) -> None:
     if p.tensor.shape[1] != q.tensor.shape[1]:
         raise invalid_value(
             call,
@@ -87,11 +112,9 @@ def check_samples(call: str, p: Samples, q: Samples) -> None:
             got=f"{p!r} and {q!r}",
             instead="Samples(x.double()) to read integers as numbers",
         )
-    check_weights(call, "p", p)
-    check_weights(call, "q", q)
 
 
-def check_weights(call: str, name: str, samples: Samples) -> None:
+def _check_weights(call: str, name: str, samples: Samples) -> None:
     """Refuse weights that look like counts: as weights, they would make one draw of each value."""
     if samples.weights is None or samples.cluster is not None:
         return
@@ -113,7 +136,7 @@ def check_weights(call: str, name: str, samples: Samples) -> None:
     )
 
 
-def check_finite(call: str, name: str, samples: Samples) -> None:
+def _check_finite(call: str, name: str, samples: Samples) -> None:
     """Refuse draws that are infinite or NaN."""
     bad = ~samples.tensor.isfinite().all(-1)
     if bool(bad.any()):

@@ -6,15 +6,14 @@ are too narrow. With each shared draw on one side only, of twice the weight, the
 
 from __future__ import annotations
 
-import copy
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from kullback.estimators.draws import Integers, numpy_of, with_weight
-from kullback.samples import Samples
+from kullback.estimators.draws import Draws, Integers
+from kullback.estimators.evidence import SIDE_P, SIDE_Q
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -30,30 +29,32 @@ class Shared(NamedTuple):
     """Draws in both data sets.
 
     Attributes:
-        p, q: the draws of either side, without weight 0.
+        p, q: the draws of either side.
         in_p, in_q: which of them occur once on either side.
         number: the number of P's draws that are also in Q.
         are_alone: whether other values do not repeat, so that only shared draws are equal.
     """
 
-    p: Samples
-    q: Samples
+    p: Draws
+    q: Draws
     in_p: Flags
     in_q: Flags
     number: int
     are_alone: bool
 
-    @property
-    def sentence(self) -> str:
-        """The beginning of a note."""
-        return f"{self.number:,} of P's {len(self.p):,} draws are also in Q, so P's and Q's draws are not independent."
+    def note(self, rest: str) -> str:
+        """Return a note that begins with the number of shared draws."""
+        return (
+            f"{self.number:,} of {SIDE_P}'s {len(self.p):,} draws are also in {SIDE_Q}, so {SIDE_P}'s and {SIDE_Q}'s "
+            f"draws are not independent. {rest}"
+        )
 
-    def divided(self, rng: np.random.Generator) -> list[tuple[Samples, Samples]]:
+    def divided(self, rng: np.random.Generator) -> list[tuple[Draws, Draws]]:
         """Return two pairs of sides: each shared draw is on one side of the first pair, and on the other of the second.
 
         Where a draw remains, it has twice the weight.
         """
-        x, y = (numpy_of(side)[:, 0] for side in (self.p, self.q))
+        x, y = self.p.x[:, 0], self.q.x[:, 0]
         values = x[self.in_p]
         chosen = rng.permutation(values)[: len(values) // 2]
         first_p, first_q = np.isin(x, chosen), np.isin(y, chosen)
@@ -66,36 +67,28 @@ class Shared(NamedTuple):
         ]
 
 
-def _weighted(side: Samples, shared: Flags, chosen: Flags) -> Samples:
+def _weighted(side: Draws, shared: Flags, chosen: Flags) -> Draws:
     """Return a side with the chosen ones of its shared draws, at twice the weight."""
-    kept = torch.from_numpy(~shared | chosen)
-    weights = (
-        torch.ones(len(side), dtype=torch.float64, device="cpu") if side.weights is None else side.weights
+    weights = np.ones(len(side)) if side.weights is None else side.weights
+    part = replace(side, weights=np.where(shared, 2 * weights, weights)).taken(
+        np.flatnonzero(~shared | chosen)
     )
-    weights = torch.where(torch.from_numpy(shared).to(weights.device), 2 * weights, weights)[
-        kept.to(weights.device)
-    ]
-    part = copy.copy(side)
-    part.tensor = side.tensor[kept.to(side.tensor.device)]
-    part.weights = None if bool((weights == weights[0]).all()) else weights
-    return part
+    assert part.weights is not None  # noqa: S101
+    return replace(part, weights=None) if (part.weights == part.weights[0]).all() else part
 
 
-def shared_draws(p: object, q: object) -> Shared | None:
+def shared_draws(p: Draws, q: Draws) -> Shared | None:
     """Return the draws of two data sets of numbers if significantly many of them are in both; None otherwise.
 
     Equal data sets are no part and whole, and are not reported.
     """
-    if not (isinstance(p, Samples) and isinstance(q, Samples)):
-        return None
     if p.discrete or q.discrete or p.tensor.shape[1] != 1 or q.tensor.shape[1] != 1:
         return None
-    p, q = with_weight(p), with_weight(q)
-    x, y = numpy_of(p)[:, 0], numpy_of(q)[:, 0]
+    x, y = p.x[:, 0], q.x[:, 0]
     place = np.unique(np.concatenate([x, y]), return_inverse=True)[1]
-    of_p, of_q = (np.bincount(side, minlength=place.max() + 1) for side in np.split(place, [len(x)]))
-    in_both = _in_both(of_p, of_q)
-    if not in_both or np.array_equal(of_p, of_q):
+    size = int(place.max()) + 1
+    of_p, of_q = np.bincount(place[: len(x)], minlength=size), np.bincount(place[len(x) :], minlength=size)
+    if not _in_both(of_p, of_q) or np.array_equal(of_p, of_q):
         return None
     across = (of_p == 1) & (of_q == 1)
     others = int((of_p + of_q)[(of_p + of_q > 1) & ~across].sum())

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from kullback.common.optional import load
-from kullback.estimators.draws import Array, Draws, Integers, in_usual_units, numpy_of
+from kullback.estimators.draws import Array, Draws, Integers, in_usual_units
+from kullback.estimators.evidence import SIDE_P, SIDE_Q
 from kullback.estimators.surfaces import surface_of
-from kullback.samples import Samples
 
 # The relative error of components that others determine, such as totals stored in float32.
 _FLAT = 1e-6
@@ -29,22 +28,22 @@ class Span:
             is.
     """
 
-    p: Samples
-    q: Samples
+    p: Draws
+    q: Draws
     notes: tuple[str, ...] = ()
     infinite: str = ""
 
 
-def common_span(p: Samples, q: Samples) -> Span:
+def common_span(p: Draws, q: Draws) -> Span:
     """Leave out components that follow linearly from others in both P and Q, which does not change KL.
 
     Draws on a curved surface keep their components. Fewer draws than components plus two do not determine a plane and
-    are returned unchanged. Draws of weight 0 are ignored.
+    are returned unchanged.
     """
     p, q = in_usual_units(p, q)
-    x, y = Draws.of(p).x, Draws.of(q).x
+    x, y = p.x, q.x
     d = x.shape[1]
-    if d == 1 or min(len(x), len(y)) < d + 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
+    if d == 1 or min(len(x), len(y)) < d + 2:
         return Span(p, q)
     both = np.concatenate([x, y])
     scale = both.std(0)
@@ -56,13 +55,12 @@ def common_span(p: Samples, q: Samples) -> Span:
         return Span(p, q, infinite=_on_other_surfaces(p, q, x, y))
     off_plane = np.abs((sides[1] - means[0]) @ null_p), np.abs((sides[0] - means[1]) @ null_q)
     if any((off > 10 * _FLAT).all(0).any() for off in off_plane):
-        where = "P's draws are" if (off_plane[0] > 10 * _FLAT).all(0).any() else "Q's draws are"
-        return Span(
-            p,
-            q,
-            infinite=f"{where} in a plane of fewer than {d} dimensions, because a component is constant or follows "
-            "from others. None of the other side's draws is in it: KL is infinite.",
+        where = SIDE_P if (off_plane[0] > 10 * _FLAT).all(0).any() else SIDE_Q
+        why = (
+            f"{where}'s draws are in a plane of fewer than {d} dimensions, because a component is constant or follows "
+            "from others. None of the other side's draws is in it: KL is infinite."
         )
+        return Span(p, q, infinite=why)
     if any((off > 10 * _FLAT).any() for off in off_plane):
         return Span(p, q)  # atoms may look like a plane
     kept = _independent(np.concatenate([side - means[0] for side in sides]), d - null_p.shape[1])
@@ -71,41 +69,43 @@ def common_span(p: Samples, q: Samples) -> Span:
     notes = [
         f"Component {', '.join(map(str, some))} is left out, because it {reason}."
         for some, reason in (
-            (fixed, "is constant, the same in P and in Q"),
-            ([j for j in left_out if j not in fixed], "follows from the others, in P and Q alike"),
+            (fixed, f"is constant, the same in {SIDE_P} and in {SIDE_Q}"),
+            (
+                [j for j in left_out if j not in fixed],
+                f"follows from the others, in {SIDE_P} and {SIDE_Q} alike",
+            ),
         )
         if some
     ]
     if not len(kept):
         return Span(p, q)
-    p, q = _columns(p, kept), _columns(q, kept)
+    p, q = (replace(side, tensor=side.tensor[:, kept.tolist()]) for side in (p, q))
     return Span(p, q, tuple(notes), _on_other_surfaces(p, q, x[:, kept], y[:, kept]))
 
 
-def _on_other_surfaces(p: Samples, q: Samples, x: Array, y: Array) -> str:
+def _on_other_surfaces(p: Draws, q: Draws, x: Array, y: Array) -> str:
     """Return why KL is infinite if one side is on a curved surface and no draw of the other side is."""
-    for name, own, others in (("P", x, y), ("Q", y, x)):
+    for name, own, others in ((SIDE_P, x, y), (SIDE_Q, y, x)):
         surface = surface_of(own, p.tensor.dtype, q.tensor.dtype)
         if surface is not None and surface.misses(others):
             return f"All draws of {name} are on {surface.name}, and no draw of the other side is on it: KL is infinite."
     return ""
 
 
-def as_log_ratios(p: Samples, q: Samples) -> tuple[Samples, Samples, tuple[str, ...]]:
+def as_log_ratios(p: Draws, q: Draws) -> tuple[Draws, Draws, tuple[str, ...]]:
     """Return rows of positive probabilities as log-ratios to their last component, with a note; other draws unchanged.
 
     KL is the same. These numbers have no boundaries, near which a density changes between neighbors.
     """
-    sides = copy.copy(p), copy.copy(q)
-    for side in sides:
-        x = numpy_of(side)
+    ratios: list[Draws] = []
+    for side in (p, q):
+        x = side.x
         rounding = max(_FLAT, x.shape[1] * torch.finfo(side.tensor.dtype).eps)
         if x.shape[1] < 2 or not (x > 0).all() or (np.abs(x.sum(1) - 1) > rounding).any():
             return p, q, ()
-        ratios = np.log(x[:, :-1]) - np.log(x[:, -1:])
-        side.tensor = torch.from_numpy(ratios).to(side.tensor.device)
+        ratios.append(side.at(np.log(x[:, :-1]) - np.log(x[:, -1:])))
     note = "All rows are probabilities. Neighbors are searched in the logarithms of their ratios; KL is the same."
-    return *sides, (note,)
+    return ratios[0], ratios[1], (note,)
 
 
 def rank_of(centered: Array) -> int:
@@ -123,7 +123,3 @@ def _independent(points: Array, rank: int) -> Integers:
     """Return components, in their order, that determine the others."""
     pivots = load("scipy.linalg", "vectors with dependent components").qr(points, mode="r", pivoting=True)[1]
     return np.sort(pivots[:rank])
-
-
-def _columns(samples: Samples, columns: Integers) -> Samples:
-    return Samples(samples.tensor[:, columns.tolist()], weights=samples.weights, cluster=samples.cluster)

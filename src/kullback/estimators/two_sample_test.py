@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from html import escape
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from kullback.common.constraints import GENERATOR, Arguments, Whole
-from kullback.common.display import Shown, html_table
 from kullback.common.optional import load
-from kullback.common.short_repr import ShortRepr
 from kullback.errors import ArgumentValueError, invalid_value
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import grouped_alike
 from kullback.estimators.discrete.counts import count_categories, drawn_one_by_one
-from kullback.estimators.draws import Array, Integers, in_usual_units, numpy_of
+from kullback.estimators.draws import Array, Draws, Integers, in_usual_units
 from kullback.estimators.knn.search import nearest_among
 from kullback.estimators.permutations import (
     BinCounts,
@@ -29,10 +25,11 @@ from kullback.estimators.permutations import (
     p_value,
     permuted,
 )
-from kullback.estimators.sample_checks import check_samples, seed_of
+from kullback.estimators.sample_checks import checked, seed_of
 from kullback.generators import KL
 from kullback.representations import Counts
 from kullback.results.estimate import Estimate
+from kullback.results.two_sample_test import TwoSampleTest
 from kullback.samples import Samples
 
 Float32s: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
@@ -69,68 +66,6 @@ WEIGHTS = {
     "products": 1.0,
     "nearest_neighbors": 0.5,
 }
-
-
-@dataclass(frozen=True, repr=False)
-class TwoSampleTest(ShortRepr, Shown):
-    """The result of `two_sample_test`.
-
-    Attributes:
-        p_value: the share of shuffles with at least this difference, if both data sets have one distribution. NaN if
-            draws are so dependent that fewer than 10 independent blocks exist; `notes` report it.
-        statistic: the value of the statistic in `method`.
-        effect: the difference as an estimate of KL(P || Q), by the method that suits the draws. None if there is no
-            estimator for them; `notes` give the reason.
-        permutations: the number of shuffles.
-        method: the statistic with the clearest difference. Of categories ``"likelihood_ratio"``; of numbers
-            ``"energy"``, ``"energy_of_ranks"``, ``"spread_of_ranks"`` or ``"chi_squared"``; of vectors ``"energy"``,
-            ``"kernel"``, ``"shift"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
-        notes: notes on the draws and the effect, one sentence each.
-
-    Example:
-        >>> from kullback import Samples, two_sample_test
-        >>> test = two_sample_test(Samples(["a"] * 50), Samples(["a"] * 25 + ["b"] * 25))
-        >>> test.p_value, test.method
-        (0.001, 'likelihood_ratio')
-    """
-
-    p_value: float
-    statistic: float
-    effect: Estimate | None
-    permutations: int
-    method: str
-    notes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        """Return the p-value, the deciding statistic and the effect, in one line."""
-        statistic = f"{self.method.replace('_', ' ')} = {self.statistic:.4g}"
-        effect = "" if self.effect is None else f"; {self.effect}"
-        return f"p = {self.p_value:.3g}, {statistic}, {self.permutations} permutations{effect}"
-
-    def __float__(self) -> float:
-        """Return the p-value."""
-        return float(self.p_value)
-
-    def __format__(self, spec: str) -> str:
-        """Return the p-value in a format; without one, the line from `print`."""
-        return format(float(self), spec) if spec else str(self)
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks, followed by the table of the effect."""
-        header = ["p-value", "statistic", "value", "permutations"]
-        row = [
-            f"{self.p_value:.3g}",
-            self.method.replace("_", " "),
-            f"{self.statistic:.6g}",
-            self.permutations,
-        ]
-        said = [
-            f"<p>{escape(note)}</p>"
-            for note in self.notes
-            if self.effect is None or note not in self.effect.notes
-        ]
-        effect = [] if self.effect is None else [self.effect._repr_html_()]  # pyright: ignore[reportPrivateUsage]
-        return "\n".join([html_table(header, [row]), *said, *effect])
 
 
 _ARGUMENTS = Arguments(
@@ -211,24 +146,24 @@ def two_sample_test(
         rng = np.random.default_rng(seed_of(generator))
         labeling = Labeling(None, np.zeros(0, bool))
         probability, statistic, method = _tested(statistics, labeling, permutations, rng)
+        effect, notes = _effect(p, q, generator)
     else:
-        p, q = (drawn_one_by_one(CALL, side) for side in (p, q))
-        check_samples(CALL, p, q)
-        _check_weightless(p, q)
-        p, q = in_usual_units(p, q)
+        first, second = checked(CALL, drawn_one_by_one(CALL, p), drawn_one_by_one(CALL, q), finite=False)
+        _check_weightless(first, second)
+        first, second = in_usual_units(first, second)
         rng = np.random.default_rng(seed_of(generator))
-        groups = grouped_alike(p, q)
+        groups = grouped_alike(first, second)
         probability, statistic, method = permutation_test(
             groups.p, groups.q, permutations, rng, in_pairs=groups.in_pairs
         )
         probability, said = math.nan if groups.is_open else probability, groups.notes
-    effect, notes = _effect(p, q, generator)
+        effect, notes = _effect(first, second, generator)
     notes = tuple(dict.fromkeys((*said, *notes)))
     return TwoSampleTest(probability, statistic, effect, permutations, method, notes)
 
 
 def permutation_test(
-    p: Samples, q: Samples, permutations: int, rng: np.random.Generator, *, in_pairs: bool = False
+    p: Draws, q: Draws, permutations: int, rng: np.random.Generator, *, in_pairs: bool = False
 ) -> tuple[float, float, str]:
     """Return the p-value, and the value and name of the statistic with the clearest difference."""
     return _tested(_statistics(p, q, rng), Labeling.of(p, q, in_pairs=in_pairs), permutations, rng)
@@ -257,7 +192,7 @@ def _of_counts(p: Counts, q: Counts) -> BinCounts:
     return _likelihood_ratio(first + second, counts=first)
 
 
-def _check_weightless(p: Samples, q: Samples) -> None:
+def _check_weightless(p: Draws, q: Draws) -> None:
     for name, side in (("p", p), ("q", q)):
         if side.weights is not None:
             raise invalid_value(
@@ -270,7 +205,7 @@ def _check_weightless(p: Samples, q: Samples) -> None:
 
 
 def _effect(
-    p: Samples | Counts, q: Samples | Counts, generator: torch.Generator | None
+    p: Draws | Counts, q: Draws | Counts, generator: torch.Generator | None
 ) -> tuple[Estimate | None, tuple[str, ...]]:
     """Estimate the difference; None with a note if no estimator accepts the draws."""
     try:
@@ -281,11 +216,11 @@ def _effect(
     return effect, effect.notes
 
 
-def _statistics(p: Samples, q: Samples, rng: np.random.Generator) -> PermutationStatistics:
+def _statistics(p: Draws, q: Draws, rng: np.random.Generator) -> PermutationStatistics:
     if p.discrete:
         codes = _pooled_codes(p, q)
         return _likelihood_ratio(np.bincount(codes), codes=codes)
-    x, y = numpy_of(p), numpy_of(q)
+    x, y = p.x, q.x
     if x.shape[1] == 1:
         return _of_ranks(np.concatenate([x[:, 0], y[:, 0]]))
     return _of_vectors(np.concatenate([x, y]), rng)
@@ -303,7 +238,7 @@ def _likelihood_ratio(totals: Integers, **draws: Integers) -> BinCounts:
     return BinCounts(totals, {"likelihood_ratio": mutual_information}, **draws)
 
 
-def _pooled_codes(p: Samples, q: Samples) -> Integers:
+def _pooled_codes(p: Draws, q: Draws) -> Integers:
     if p.labels is not None and q.labels is not None:
         names = [np.asarray(side.labels)[side.tensor[:, 0].numpy()] for side in (p, q)]
         return np.unique(np.concatenate(names), return_inverse=True)[1]

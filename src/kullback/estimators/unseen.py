@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kullback.estimators.draws import Array
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, Shift
 from kullback.estimators.tails import FEWEST_IN_TAIL, TAIL, ParetoTail, fit_tail_by_moments
+
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
 
 # This multiple of the extrapolated contribution of Q's tails must fit into half of the interval.
 _DOUBT = 2.0
@@ -181,32 +184,23 @@ def unseen_in_scores(
     return replace(most, abrupt=any(one.abrupt for one in results))
 
 
-@dataclass(frozen=True)
-class UpperEndShift:
-    """The change of an interval's upper limit, and a note about it, if any."""
-
-    reach: float
-    note: str
-
-
-def upper_end(unseen: Unseen, half_width: float) -> UpperEndShift:
+def upper_end(unseen: Unseen, half_width: float) -> Shift:
     """Return whether an interval with this half width can have a finite upper limit, and its change."""
     if unseen.abrupt:
-        return UpperEndShift(
+        return Shift(
             math.inf,
-            "Significantly many of P's samples are in gaps or beyond the end of Q's samples. Q has no samples there, "
-            "so KL could be arbitrarily large: the upper limit is infinite, and the value is likely too low.",
+            f"Significantly many of {SIDE_P}'s samples are in gaps or beyond the end of {SIDE_Q}'s samples. {SIDE_Q} "
+            "has no samples there, so KL could be arbitrarily large: the upper limit is infinite, and the value is "
+            "likely too low.",
         )
+    if not unseen.nats and unseen.draws < _SEVERAL:
+        return Shift(0.0)
+    outside = f"{100 * unseen.share:.3g} % of {SIDE_P}'s samples are outside the range of {SIDE_Q}'s samples."
     if _DOUBT * unseen.nats > half_width:
-        return UpperEndShift(
+        return Shift(
             math.inf,
-            f"{100 * unseen.share:.3g} % of P's samples are outside the range of Q's samples. Q's fitted tail adds "
-            f"{unseen.nats:.2g} nats or more there, too much for the interval: the upper limit is infinite.",
+            f"{outside} {SIDE_Q}'s fitted tail adds {unseen.nats:.2g} nats or more there, too much for the interval: "
+            "the upper limit is infinite.",
         )
-    note = ""
-    if unseen.draws >= _SEVERAL:
-        note = (
-            f"{100 * unseen.share:.3g} % of P's samples are outside the range of Q's samples. The upper limit "
-            "extrapolates Q's fitted tail there."
-        )
-    return UpperEndShift(_DOUBT * unseen.nats, note)
+    note = f"{outside} The upper limit extrapolates {SIDE_Q}'s fitted tail there."
+    return Shift(_DOUBT * unseen.nats, note if unseen.draws >= _SEVERAL else "")

@@ -20,15 +20,16 @@ from torch import Tensor
 from kullback.common.constraints import Arguments, OneOf
 from kullback.common.inputs import can_inspect, first_of
 from kullback.errors import invalid_type, invalid_value, safe_repr
-from kullback.estimators.draws import (
-    clusters_in,
-    effective_number,
-    shares_of,
-    variance_of_sum,
-    with_weight,
+from kullback.estimators.draws import Draws, effective_number, shares_of, variance_of_sum
+from kullback.estimators.evidence import (
+    SIDE_Q,
+    Evidence,
+    estimate_of,
+    interval_from,
+    quantile_of,
+    standard_normal_quantile,
 )
-from kullback.estimators.normal_interval import quantile_of, standard_normal_quantile
-from kullback.estimators.sample_checks import INTERVAL, check_samples
+from kullback.estimators.sample_checks import INTERVAL, checked
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
@@ -91,7 +92,7 @@ def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = 
     """
     call = "variational_bound"
     _check(call, p, q, critic, bound)
-    at_p, at_q = _values(call, critic, p), _values(call, critic, q)
+    at_p, at_q = _values(call, critic, p.tensor), _values(call, critic, q.tensor)
     mean_p = _mean(shares_of(p, at_p), at_p)
     log_mean_q = torch.logsumexp(at_q + shares_of(q, at_q).log(), 0)
     if bound == "donsker_varadhan":
@@ -153,46 +154,54 @@ def variational_estimate(
     call = "variational_estimate"
     _check(call, p, q, critic, bound)
     INTERVAL.check(call, confidence=confidence, generator=generator)
-    p, q = with_weight(p), with_weight(q)
-    for name, side in (("p", p), ("q", q)):
-        if (clusters_in(side) or len(side)) < 2:
+    first, second = checked(call, p, q, finite=False)
+    for name, side in (("p", first), ("q", second)):
+        if side.groups < 2:
             raise invalid_value(
                 call,
                 name,
                 wanted="at least two draws, or two clusters, for a standard error",
-                got=safe_repr(side),
+                got=safe_repr(p if name == "p" else q),
                 instead="variational_bound(p, q, critic), which has no standard error",
             )
     with torch.no_grad():
-        at_p, at_q = (_values(call, critic, side).double() for side in (p, q))
-    shares_p, shares_q = shares_of(p, at_p), shares_of(q, at_q)
+        at_p, at_q = (_values(call, critic, side.tensor).double() for side in (first, second))
+    shares_p, shares_q = shares_of(first, at_p), shares_of(second, at_q)
     log_mean_q = torch.logsumexp(at_q + shares_q.log(), 0)
     scale = 1.0 if bound == "donsker_varadhan" else log_mean_q.exp()
     relative = (at_q - log_mean_q).exp()
     mean_p = _mean(shares_p, at_p)
     value = mean_p - (log_mean_q if bound == "donsker_varadhan" else torch.expm1(log_mean_q))
-    variance = variance_of_sum(torch.where(shares_p > 0, shares_p * (at_p - mean_p), 0), p.cluster)
-    variance = variance + scale**2 * variance_of_sum(shares_q * (relative - 1), q.cluster)
-    error = variance.sqrt()
-    notes = ["This is a lower bound, as tight as the critic is good: KL may be much larger."]
-    interval = None
-    effective = effective_number(shares_q * relative, len(q))
-    low = _lower_end(p, q, at_p, at_q, confidence)
-    if low is None or not bool(error.isfinite()):
+    variance = variance_of_sum(torch.where(shares_p > 0, shares_p * (at_p - mean_p), 0), first.cluster)
+    error = (variance + scale**2 * variance_of_sum(shares_q * (relative - 1), second.cluster)).sqrt()
+    notes: list[str] = ["This is a lower bound, as tight as the critic is good: KL may be much larger."]
+    effective = effective_number(shares_q * relative, len(second))
+    low = _lower_end(first, second, at_p, at_q, confidence)
+    ends = None if low is None or not bool(error.isfinite()) else (low, math.inf)
+    if ends is None:
         notes.append(
-            f"There is no interval: it needs {_FEWEST_EFFECTIVE:g} effective draws of Q, and two clusters on each side."
+            f"There is no interval: it needs {_FEWEST_EFFECTIVE:g} effective draws of {SIDE_Q}, and two clusters on "
+            "each side."
         )
-    else:
-        if effective < _FEWEST_EFFECTIVE:
-            notes.append(
-                f"The mean of e^T rests on {effective:.1f} effective draws of Q, too few for the value and its "
-                f"standard error. Bounds above about log m = {math.log(len(q)):.3g} need more draws."
-            )
-        interval = (low, torch.full_like(value, math.inf))
-    return Estimate(value, None, bound, interval, (len(p), len(q)), tuple(notes), error)
+    elif effective < _FEWEST_EFFECTIVE:
+        notes.append(
+            f"The mean of e^T rests on {effective:.1f} effective draws of {SIDE_Q}, too few for the value and its "
+            f"standard error. Bounds above about log m = {math.log(len(second)):.3g} need more draws."
+        )
+    evidence = Evidence(
+        float(value),
+        error=error,
+        ends=ends,
+        notes=notes,
+        least=-math.inf,
+        without_interval=ends is None,
+        method=bound,
+        n=(len(first), len(second)),
+    )
+    return estimate_of(interval_from(evidence, confidence), value.device)
 
 
-def _lower_end(p: Samples, q: Samples, at_p: Tensor, at_q: Tensor, confidence: float) -> Tensor | None:
+def _lower_end(p: Draws, q: Draws, at_p: Tensor, at_q: Tensor, confidence: float) -> Tensor | None:
     """Return a lower confidence limit of KL: the limit of the bound of a critic that is clipped where Q has few draws.
 
     Every function is a critic, the clipped one too, and the draws show the variance of its exponential. Each of the two
@@ -200,7 +209,7 @@ def _lower_end(p: Samples, q: Samples, at_p: Tensor, at_q: Tensor, confidence: f
     Confidence Intervals for Asymmetrical Populations, 1978).
     """
     shares_p, shares_q = shares_of(p, at_p), shares_of(q, at_q)
-    number = effective_number(shares_q, len(q)) * (clusters_in(q) or len(q)) / len(q)
+    number = effective_number(shares_q, len(q)) * q.groups / len(q)
     if number < _FEWEST_EFFECTIVE:
         return None
     top = torch.logsumexp(at_q + shares_q.log(), 0) + _CLIP * math.log(number)
@@ -209,16 +218,16 @@ def _lower_end(p: Samples, q: Samples, at_p: Tensor, at_q: Tensor, confidence: f
     mean_p, error_p, _ = _moments(p, shares_p, clipped_p)
     mean_q, error_q, skewness = _moments(q, shares_q, clipped_q)
     upper_q = mean_q + error_q * (quantile + skewness * (1 + 2 * quantile**2) / 6)
-    reach_p = quantile_of(confidence, clusters_in(p) or len(p)) * error_p
+    reach_p = quantile_of(confidence, p.groups) * error_p
     return (mean_p - reach_p - upper_q.log() - top).clamp(min=0)
 
 
-def _moments(side: Samples, shares: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _moments(side: Draws, shares: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return a mean, its standard error, and the skewness of its distribution."""
     mean = _mean(shares, values)
     terms = torch.where(shares > 0, shares * (values - mean), 0)
     if side.cluster is not None:
-        cluster = side.cluster.to(terms.device)
+        cluster = torch.from_numpy(side.cluster).to(terms.device)
         terms = terms.new_zeros(int(cluster.max()) + 1).index_add(0, cluster, terms)
     error = variance_of_sum(terms).sqrt()
     return mean, error, (terms**3).sum() / error.clamp(min=torch.finfo(error.dtype).tiny) ** 3
@@ -230,7 +239,7 @@ _ARGUMENTS = Arguments(
 
 
 def _check(call: str, p: Samples, q: Samples, critic: object, bound: str) -> None:
-    check_samples(call, p, q)
+    checked(call, p, q, finite=False)
     if not callable(critic):
         raise invalid_type(
             call,
@@ -251,9 +260,9 @@ def _check(call: str, p: Samples, q: Samples, critic: object, bound: str) -> Non
     _ARGUMENTS.check(call, bound=bound)
 
 
-def _values(call: str, critic: Critic, side: Samples) -> Tensor:
+def _values(call: str, critic: Critic, draws: Tensor) -> Tensor:
     """Return the critic's value at each draw, float32 or wider, shape (n,)."""
-    values = critic(side.tensor)
+    values = critic(draws)
     if not isinstance(values, Tensor):
         raise invalid_type(
             call,
@@ -262,12 +271,12 @@ def _values(call: str, critic: Critic, side: Samples) -> Tensor:
             got=f"one that returns {type(values).__name__}",
             instead="critic=torch.nn.Linear(d, 1)",
         )
-    if values.shape not in ((len(side),), (len(side), 1)):
+    if values.shape not in ((len(draws),), (len(draws), 1)):
         raise invalid_value(
             call,
             "critic",
-            wanted=f"one value for each draw, shape ({len(side)},) or ({len(side)}, 1)",
-            got=f"shape {tuple(values.shape)} at draws of shape {tuple(side.tensor.shape)}",
+            wanted=f"one value for each draw, shape ({len(draws)},) or ({len(draws)}, 1)",
+            got=f"shape {tuple(values.shape)} at draws of shape {tuple(draws.shape)}",
             instead="critic=lambda x: network(x).squeeze(-1)",
         )
     values = values.reshape(-1)

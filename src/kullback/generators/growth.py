@@ -68,11 +68,11 @@ def growth_of(kind: Divergence) -> Growth:
 
 
 def _stated_growth(kind: Divergence) -> Growth | None:
+    growth = getattr(kind, "growth", None)
+    if isinstance(growth, Growth):
+        return growth
     order = order_of(kind)
-    growth = (
-        getattr(kind, "growth", None) if order is None else Growth(_of_power(order - 1), _of_power(-order))
-    )
-    return growth if isinstance(growth, Growth) else None
+    return None if order is None else Growth(_of_power(order - 1), _of_power(-order))
 
 
 def _of_power(rate: float) -> End:

@@ -32,9 +32,9 @@ class ChunkedDistillationLoss(torch.nn.Module):
     Arguments:
         num_output_chunks: the number of chunks, as in the recipe's `loss`.
         ignore_index: the label of positions that do not count.
-        kind: the divergence or its name, such as ``"js:0.5"``.
-        temperature: the divisor of both logits.
-        temperature_squared: multiply by the temperature squared.
+        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
+        temperature: T, which divides the logits of both.
+        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
 
     Returns:
         called with student logits, teacher logits (tensors or lists of chunks along the second dimension) and labels

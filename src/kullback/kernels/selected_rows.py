@@ -88,7 +88,7 @@ class SelectedClasses(RowOperation):
     def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Read the logits. Return the result, and sums that `write_gradient` needs, which may be empty."""
         tensors = (logits, self.indices) if self.labels is None else (logits, self.indices, self.labels)
-        if can_inspect_all(tensors) and serves(logits):
+        if serves(logits) and can_inspect_all(tensors):
             selected = torch.empty(self.indices.shape, dtype=torch.float64, device="cpu")
             sums = torch.empty(len(selected), 5, dtype=torch.float64, device="cpu")  # see csrc/logits/task.h
             torch.ops.kullback.selected_statistics.default(logits, *self._arguments(), selected, sums)

@@ -19,6 +19,7 @@ from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itsel
 from kullback.kernels.row_operation import RowTotal, RowValueFunction
 from kullback.losses.head import Head, HeadRows, StoredTeacher, may_overflow
 from kullback.losses.head_tensors import (
+    CLASS_DIMS,
     HEAD_CALL,
     STUDENT_NAMES,
     TEACHER_NAMES,
@@ -28,9 +29,9 @@ from kullback.losses.head_tensors import (
 )
 from kullback.losses.positions import Positions, positions_of
 from kullback.losses.reduction import Reduction
-from kullback.losses.settings import EachSide, HeadSettings, LossSettings, Vocabulary, check_classes
+from kullback.losses.settings import EachSide, HeadSettings, LossSettings, Vocabulary
 from kullback.losses.sharded import checked_on_every_rank, local_tensors, numbers_of_ranks, requires_gradient
-from kullback.losses.teachers import LogitTeacher, PartialTeacher, check_any_class
+from kullback.losses.teachers import LogitTeacher, PartialTeacher, check_any_class, compared_classes
 from kullback.parallel.collectives import Ranks
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.shards import Sides, has_dtensor
@@ -76,24 +77,23 @@ def distillation_loss(
             computed by `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` is ignored. Or another
             `PartialTeacher`, which computes D itself.
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
-        temperature: T, which divides both.
+        temperature: T, which divides the logits of both.
         mask: which positions count, boolean, the leading shape. If mask, weight and labels leave none, a warning says
             so, on the CPU only.
         weight: w, a non-negative number for each position, the leading shape.
         labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
-        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`. The value of a position
+        label_weight: the share of the cross-entropy with `labels`, :math:`\lambda` from 0 to 1. The value of a position
             is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
             probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
         ignore_index: the label of positions that do not count.
-        reduction: ``"none"`` returns w D for each position, 0 where it does not count. ``"sum"`` returns the sum,
-            ``"mean"`` the weighted mean over counted positions, ``"batchmean"`` the sum divided by
-            ``student.shape[0]``.
+        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``: w D for each position, 0 where it does not
+            count; the sum; the weighted mean over counted positions; or the sum divided by ``student.shape[0]``.
         temperature_squared: multiply D by T squared, which keeps the size of the gradient.
         normalizer: divide the sum by this number instead. With the number of counted positions of all micro-batches of
             a step, the accumulated gradients equal the gradient of the whole batch.
-        vocabulary: how to handle different numbers of classes: raise an error (``"error"``), keep only the first
-            classes, which both have, and normalize again (``"truncate"``), or give no mass to the classes that a side
-            lacks (``"mask"``). With ``"mask"``, KL is +inf wherever the teacher has more classes than the student.
+        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``. The first
+            raises. The second keeps only the first classes, which both have, and normalizes again. The third gives no
+            mass to the classes that a side lacks: KL is +inf wherever the teacher has more classes than the student.
         inplace_backward: let the backward pass overwrite `student` with its gradient, which saves memory. Use it only
             for logits that are not read afterwards, are not a parameter or a view of one, and share no memory with
             `teacher`. Not available with ``reduction="none"``.
@@ -287,19 +287,19 @@ def linear_distillation_loss(
         logit_scale: a, the factor of the products before the cap. A pair is (student's, teacher's).
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
         temperature: T, which divides the logits of both.
-        mask: which positions count, boolean, the leading shape. Finding the counted positions
-            synchronizes an accelerator. If mask, weight and labels leave none, a warning says so, on the CPU only.
+        mask: which positions count, boolean, the leading shape. If mask, weight and labels leave none, a warning says
+            so, on the CPU only. Finding the counted positions synchronizes an accelerator.
         weight: w, a non-negative number for each position, the leading shape.
         labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
-        label_weight: :math:`\lambda` from 0 to 1, the share of the cross-entropy with `labels`. The value of a position
+        label_weight: the share of the cross-entropy with `labels`, :math:`\lambda` from 0 to 1. The value of a position
             is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
             probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
         ignore_index: the label of positions that do not count.
-        reduction: ``"none"`` returns w D for each position, 0 where it does not count. ``"sum"`` returns the sum,
-            ``"mean"`` the weighted mean over counted positions, ``"batchmean"`` the sum divided by
-            ``student.shape[0]``.
+        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``: w D for each position, 0 where it does not
+            count; the sum; the weighted mean over counted positions; or the sum divided by ``student.shape[0]``.
         temperature_squared: multiply D by T squared, which keeps the size of the gradient.
-        normalizer: divide the sum by this number instead, such as the number of counted positions of all micro-batches.
+        normalizer: divide the sum by this number instead. With the number of counted positions of all micro-batches of
+            a step, the accumulated gradients equal the gradient of the whole batch.
         vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``, as in
             `distillation_loss`.
         chunk_bytes: the memory for the logits of a chunk of positions, both sides together. By default, 32 MiB or a
@@ -312,7 +312,7 @@ def linear_distillation_loss(
             classes; the shards of all ranks, joined in rank order, are the heads. All other arguments, including the
             hidden states, are equal on all ranks.
         classes: the number of classes without padding, for all shards together. Later classes count as -inf.
-        return_entropy: also return the student's entropy, computed in the same pass over the chunks.
+        return_entropy: also return the student's entropy at each position, computed in the same pass over the chunks.
 
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
@@ -359,10 +359,10 @@ def linear_distillation_loss(
     """
     of_student = HeadTensors(student, student_weight, student_bias)
     of_teacher = HeadTensors(teacher, teacher_weight, teacher_bias)
-    ranks = None
+    ranks = sides = None
     if group is not None or has_dtensor([*of_student, *of_teacher]):
         named = _named(of_student, of_teacher)
-        tensors, ranks = local_tensors(HEAD_CALL, named, (None, 0, 0) * 2, group)
+        tensors, ranks = local_tensors(HEAD_CALL, named, [*CLASS_DIMS, *CLASS_DIMS], group)
         of_student, of_teacher = sides_of(tensors)
     settings = LossSettings(
         kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
@@ -379,7 +379,6 @@ def linear_distillation_loss(
         )
         return positions, heads, checked_heads, overflows
 
-    sides = None
     if ranks is None or ranks.size == 1:
         positions, heads, checked_heads, overflows = check()
     else:
@@ -389,8 +388,11 @@ def linear_distillation_loss(
     settings, weights, mixed = positions.settings, positions.weights, positions.labels
     softcaps, scales, chunk_bytes, *_ = checked_heads
     if sides is None:
-        heads = _same_vocabulary(heads, settings)
-        n_classes = heads[0].weight.shape[0]
+        sizes = len(heads[0].weight), len(heads[-1].weight)
+        kept = compared_classes(HEAD_CALL, ("student_weight", "teacher_weight"), sizes, settings)
+        if kept != sizes:
+            heads = [head.map_classes(lambda x: x[: kept[0]]) for head in heads]
+        n_classes = kept[0]
     else:
         parts = sides.student_part, sides.teacher_part
         heads = [head.map_classes(partial(part, dim=0)) for head, part in zip(heads, parts, strict=False)]
@@ -399,8 +401,7 @@ def linear_distillation_loss(
     tensors = [x for head in heads for x in (head.hidden.reshape(n, head.hidden.shape[-1]), *head[1:])]
     if mixed is not None:
         positions.check_labels(n_classes)
-    student_head = Head(softcaps[0], scales[0], float32_logits)
-    teacher_head = Head(softcaps[1], scales[1], float32_logits)
+    student_head, teacher_head = map(Head, softcaps, scales, (float32_logits,) * 2)
     inspected = [*tensors, weights, None if mixed is None else mixed.classes]
     if stored is not None:
         rows = stored.checked_rows(positions, n_classes, accurate_dtype(positions.device))
@@ -566,26 +567,3 @@ def _fit_chunks(tensors: list[Tensor | None]) -> bool:
 def _named(student: HeadTensors, teacher: HeadTensors) -> dict[str, Any]:
     """Return the tensors by the names of their arguments."""
     return dict(zip([*STUDENT_NAMES, *TEACHER_NAMES], [*student, *teacher], strict=True))
-
-
-def _same_vocabulary(heads: list[HeadTensors], settings: LossSettings) -> list[HeadTensors]:
-    """Return the tensors with as many classes as the settings and the other side allow."""
-    classes, vocabulary = settings.classes, settings.vocabulary
-    sizes = [head.weight.shape[0] for head in heads]
-    if 0 in sizes:
-        check_any_class(HEAD_CALL, (STUDENT_NAMES, TEACHER_NAMES)[sizes.index(0)].weight, 0)
-    if classes is not None:
-        shared = check_classes(HEAD_CALL, classes, min(sizes))
-    elif min(sizes) == max(sizes) or vocabulary == "mask":
-        return heads
-    elif vocabulary == "error":
-        raise invalid_value(
-            HEAD_CALL,
-            "student_weight",
-            wanted=f"as many classes as teacher_weight, {sizes[1]}",
-            got=f"{sizes[0]}",
-            instead="vocabulary='truncate' if the first classes of both mean the same",
-        )
-    else:
-        shared = min(sizes)
-    return [head.map_classes(lambda x: x[:shared]) for head in heads]

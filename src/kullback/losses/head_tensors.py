@@ -52,6 +52,8 @@ def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
 
 STUDENT_NAMES = HeadTensors("student", "student_weight", "student_bias")
 TEACHER_NAMES = HeadTensors("teacher", "teacher_weight", "teacher_bias")
+CLASS_DIMS = HeadTensors(None, 0, 0)
+"""The dimension of each tensor that has the classes."""
 
 
 def _is_autocast_on(device: str) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.common.dtypes import upcast
-from kullback.common.inputs import can_inspect, check_dense, first_of, is_integer
+from kullback.common.inputs import can_inspect, check_dense, first_of, first_value, is_integer
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import KL, Divergence, FinitePair
 from kullback.kernels.row_operation import transformable
@@ -419,12 +419,11 @@ def _check_values(teacher: SampledTail) -> None:
         ("tail_indices", "classes that are not in the top", ~in_top.any(-1)),
     ):
         if not bool(right.all()):
-            index = tuple(int(i) for i in (~right).nonzero()[0])
-            value = total[index] if name == "tail_log_mass" else getattr(teacher, name)[index]
+            values = total if name == "tail_log_mass" else getattr(teacher, name)
             raise invalid_value(
                 "SampledTail",
                 name,
                 wanted=wanted,
-                got=f"{float(value):g} at index {index}",
+                got=first_value(~right, values),
                 instead="SampledTail.draw(logits), which draws from the classes that are not in the top",
             )

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import torch
 from torch import Tensor
 
-from kullback.common.dtypes import upcast
 from kullback.common.inputs import are_logits, can_inspect, check_dense, recordable, tensor_remedy
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import invalid_type, invalid_value
@@ -52,17 +51,18 @@ class LogitTeacher(NamedTuple):
 
     def loss(self, student: Tensor, positions: Positions, inplace: bool) -> Tensor:
         """Return the loss of a student's logits."""
-        call, settings, teacher = positions.call, positions.settings, self.logits
-        classes = settings.classes
-        if classes is not None:
-            teacher, student = _first_classes(call, teacher, classes), _first_classes(call, student, classes)
-        check_any_class(call, "student", student.shape[-1])
-        check_any_class(call, "teacher", teacher.shape[-1])
-        classes = student.shape[-1]
-        if teacher.shape[-1] != classes:
-            teacher, student = _same_vocabulary(call, teacher, student, settings.vocabulary)
+        settings, teacher = positions.settings, self.logits
+        sizes = student.shape[-1], teacher.shape[-1]
+        kept = compared_classes(positions.call, ("student", "teacher"), sizes, settings)
+        if kept != sizes:
+            student, teacher = student[..., : kept[0]], teacher[..., : kept[1]]
+        if kept[0] != kept[1]:  # no mass for the classes that a side lacks
+            student, teacher = (
+                torch.nn.functional.pad(x, (0, max(kept) - x.shape[-1]), value=-math.inf)
+                for x in (student, teacher)
+            )
         if positions.labels is not None:
-            positions.check_labels(min(classes, student.shape[-1]))
+            positions.check_labels(kept[0])
         rows = RowDivergence(settings.kind, settings.temperature, positions.dtype, positions.labels)
         if settings.reduction == "none":
             return positions.reduce(logit_divergence(rows, recordable(teacher), recordable(student)))
@@ -83,29 +83,9 @@ class LogitTeacher(NamedTuple):
         return RowValueFunction.apply(rows, _as_matrix(teacher), _as_matrix(student)).reshape(positions.shape)
 
 
-def _first_classes(call: str, logits: Tensor, classes: int | None) -> Tensor:
-    return logits if classes is None else logits[..., : check_classes(call, classes, logits.shape[-1])]
-
-
 def _as_matrix(logits: Tensor) -> Tensor:
     """Return the logits as a matrix with one row for each position."""
     return logits.reshape(logits.shape[:-1].numel(), logits.shape[-1])
-
-
-def _same_vocabulary(call: str, teacher: Tensor, student: Tensor, vocabulary: str) -> list[Tensor]:
-    sizes = teacher.shape[-1], student.shape[-1]
-    if vocabulary == "error":
-        raise invalid_value(
-            call,
-            "student",
-            wanted=f"as many classes as the teacher, {sizes[0]}",
-            got=f"{sizes[1]}",
-            instead="vocabulary='truncate' if the first classes of both mean the same",
-        )
-    if vocabulary == "truncate":
-        return [x[..., : min(sizes)] for x in (teacher, student)]
-    pad = torch.nn.functional.pad
-    return [pad(x, (0, max(sizes) - x.shape[-1]), value=-math.inf) for x in (teacher, student)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +146,7 @@ class PartialRows(ABC):
 
     def values(self, log_probs: Tensor, columns: Tensor, labels: HardLabels | None) -> Tensor:
         """Return the divergence of each row, mixed with the cross-entropy if there are labels."""
-        log_probs = upcast(log_probs)
+        log_probs = log_probs.to(columns.dtype)
         if labels is None:
             return self.divergence(log_probs, columns)
         return labels.mixed_with(self.divergence(log_probs, columns[:, :-1]), columns[:, -1])
@@ -279,10 +259,10 @@ class PartialTeacher(ShortRepr, ABC):
 
     def loss(self, student: Tensor, positions: Positions, inplace: bool) -> Tensor:
         """Return the loss of a student's logits."""
-        student = _first_classes(positions.call, student, positions.settings.classes)
-        check_any_class(positions.call, "student", student.shape[-1])
-        positions.check_labels(student.shape[-1])
-        return positions.reduce(self._values(student, positions, student.shape[-1], None))
+        sizes = student.shape[-1], student.shape[-1]
+        classes, _ = compared_classes(positions.call, ("student", "teacher"), sizes, positions.settings)
+        positions.check_labels(classes)
+        return positions.reduce(self._values(student[..., :classes], positions, classes, None))
 
     def sharded_values(
         self, student: Tensor, positions: Positions, sides: Sides, needed: tuple[bool, bool], inplace: bool
@@ -388,6 +368,35 @@ def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torc
         other = "student" if name == "teacher" else "teacher"
         return f"sum({call}({other}={other}, {name}=each{to_float}) for each in {name}) / len({name})"
     return None
+
+
+def compared_classes(
+    call: str, names: tuple[str, str], sizes: tuple[int, int], settings: LossSettings
+) -> tuple[int, int]:
+    """Return how many classes of student and teacher are compared; raise if their numbers do not fit.
+
+    Arguments:
+        call: the function that the user called, for messages.
+        names: the arguments that have the classes, for messages.
+        sizes: the numbers of their classes.
+        settings: the settings of the loss.
+    """
+    if 0 in sizes:
+        check_any_class(call, names[sizes.index(0)], 0)
+    least = min(sizes)
+    if settings.classes is not None:
+        least = check_classes(call, settings.classes, least) or least
+    elif sizes[0] == sizes[1] or settings.vocabulary == "mask":
+        return sizes
+    elif settings.vocabulary == "error":
+        raise invalid_value(
+            call,
+            names[0],
+            wanted=f"as many classes as {'the teacher' if names[1] == 'teacher' else names[1]}, {sizes[1]}",
+            got=f"{sizes[0]}",
+            instead="vocabulary='truncate' if the first classes of both mean the same",
+        )
+    return least, least
 
 
 def check_any_class(call: str, name: str, classes: int) -> None:

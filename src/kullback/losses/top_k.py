@@ -11,7 +11,14 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, OneOf
 from kullback.common.dtypes import upcast
-from kullback.common.inputs import all_recordable, can_inspect_all, check_dense, first_of, is_integer
+from kullback.common.inputs import (
+    all_recordable,
+    can_inspect_all,
+    check_dense,
+    first_of,
+    first_value,
+    is_integer,
+)
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence
 from kullback.kernels import RowDivergence, logit_divergence
@@ -309,58 +316,28 @@ def _check_values(teacher: TopK, unknown: Tensor | None) -> None:
         log_probs = torch.where(unknown.unsqueeze(-1), -math.log(k), log_probs)
     tolerance = SUM_TOLERANCE.get(log_probs.dtype, 4e-2)
     accurate = upcast(log_probs)
-    kept = accurate.exp().sum(-1)
+    kept, is_padding = accurate.exp().sum(-1), accurate == -math.inf
     # Each padding entry gets its own negative number, which is not a class.
     places = torch.arange(1, indices.shape[-1] + 1, device=indices.device)
-    ordered = torch.where(accurate == -math.inf, -places, indices).sort(-1).values
-    nothing = (
-        (accurate == -math.inf).all(-1) if teacher.tail == "renormalize" else torch.zeros_like(kept).bool()
+    ordered = torch.where(is_padding, -places, indices).sort(-1).values
+    is_empty = is_padding.all(-1) & (teacher.tail == "renormalize")
+    wanted_and_instead = {
+        "log-probabilities, which are <= 0": "logits.log_softmax(-1).topk(k), which normalizes over all classes first",
+        "natural log-probabilities whose probabilities sum to at most 1 in each row": "log-probabilities normalized "
+        "over all classes, each class once",
+        "a class with mass in each row, for tail='renormalize' to scale": "tail='bucket', or leave these positions out",
+        "indices of classes, 0 or more": "any index for padding, with log-probability -inf",
+        "each class once in a row": "one entry for each class, and log-probability -inf for padding",
+    }
+    faults = (
+        ("log_probs", accurate.isnan() | (accurate > tolerance), accurate),
+        ("log_probs", kept > 1 + tolerance, kept),
+        ("log_probs", is_empty, kept),
+        ("indices", indices < 0, indices),
+        ("indices", ordered[..., 1:] == ordered[..., :-1], ordered[..., 1:]),
     )
-    for wrong, values, argument, wanted, instead in (
-        (
-            accurate.isnan() | (accurate > tolerance),
-            accurate,
-            "log_probs",
-            "log-probabilities, which are <= 0",
-            "logits.log_softmax(-1).topk(k), which normalizes over all classes first",
-        ),
-        (
-            kept > 1 + tolerance,
-            kept,
-            "log_probs",
-            "natural log-probabilities whose probabilities sum to at most 1 in each row",
-            "log-probabilities normalized over all classes, each class once",
-        ),
-        (
-            nothing,
-            kept,
-            "log_probs",
-            "a class with mass in each row, for tail='renormalize' to scale",
-            "tail='bucket', or leave these positions out",
-        ),
-        (
-            indices < 0,
-            indices,
-            "indices",
-            "indices of classes, 0 or more",
-            "any index for padding, with log-probability -inf",
-        ),
-        (
-            ordered[..., 1:] == ordered[..., :-1],
-            ordered[..., 1:],
-            "indices",
-            "each class once in a row",
-            "one entry for each class, and log-probability -inf for padding",
-        ),
-    ):
+    for (name, wrong, values), (wanted, instead) in zip(faults, wanted_and_instead.items(), strict=True):
         if bool(wrong.any()):
-            index = tuple(int(i) for i in wrong.nonzero()[0])
-            where = " in sorted order" if wanted == "each class once in a row" else ""
-            got = f"{values[index].item():g} at index {index}{where}"
-            raise invalid_value(
-                "TopK",
-                argument,
-                wanted=wanted,
-                got=f"{got}, the first of {int(wrong.sum())} in {wrong.numel()}",
-                instead=instead,
-            )
+            place = " in sorted order" if values.shape != indices.shape and name == "indices" else ""
+            got = first_value(wrong, values, place)
+            raise invalid_value("TopK", name, wanted=wanted, got=got, instead=instead)

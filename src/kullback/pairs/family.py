@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import Distribution, Transform, constraints
 
 from kullback.common.dtypes import upcast
 
@@ -104,6 +104,8 @@ class Family:
         log_moments: returns the `LogMoments` of a member, for KL from it to every family with `from_log_moments`.
         from_log_moments: returns KL from the `LogMoments` of P and a member Q.
         image: returns the member that is the image of another one under x -> loc + scale x.
+        cdf: returns the elementary steps of the distribution function of a member, for maps by it.
+        curve: the `SymmetricCurve` of the distribution function of the standard member.
         scipy: the distributions of SciPy that are members.
         match: returns the parameters of the member with the smallest KL from a target, from its `Means`, the parameters
             of the start and the names of fixed ones; None without a formula.
@@ -120,6 +122,8 @@ class Family:
     log_moments: Callable[[Any], Any] | None = None
     from_log_moments: Callable[[Any, Any], Tensor] | None = None
     image: Callable[[Any, Tensor, Tensor], Distribution] | None = None
+    cdf: Callable[[Any], list[Transform]] | None = None
+    curve: Any = None
     scipy: Sequence[ScipyForm] = ()
     match: MatchRule | None = None
     start: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -40,7 +40,7 @@ def _serve(p: Distribution, q: Distribution) -> Tensor:
     if value is not None:
         return value
     types = type(p), type(q)
-    if not _is_served(types) and plan_for(*types).user_rule("kl_divergence") is None:
+    if not _is_served(*types) and plan_for(*types).user_rule("kl_divergence") is None:
         rule = rule_without_kullback(*types)
         if rule is None:
             raise NoRuleError(
@@ -171,11 +171,11 @@ def _enter_while_installed(pair: TypePair) -> None:
             _enter([pair])
 
 
-def _is_served(types: TypePair) -> bool:
+def _is_served(type_p: type, type_q: type) -> bool:
     """Return whether two types are torch's classes, or their subclasses, with a deterministic rule."""
-    key = ("served", *types)
+    key = ("served", type_p, type_q)
     if key not in PLANS:
-        PLANS[key] = _has_rule(types)
+        PLANS[key] = _has_rule((type_p, type_q))
     return PLANS[key]
 
 

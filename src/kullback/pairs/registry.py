@@ -22,10 +22,10 @@ from kullback.pairs.native_forms import Code, FormFunction, NativeForm, Shortcut
 from kullback.pairs.overrides import class_overrides_density
 from kullback.pairs.torch_registry import (
     PLANS,
+    TORCH,
     ThirdPartyRule,
     TypePair,
     forget_plans,
-    is_of_torch,
     third_party_rule,
 )
 from kullback.results.estimate import Estimate
@@ -386,7 +386,7 @@ def _refuse_ambiguity(type_p: type, type_q: type) -> None:
 
 def is_plain(family: type) -> bool:
     """Return whether a class is one of torch's classes that wrap no other distribution."""
-    return is_of_torch(family) and family not in WRAPPERS
+    return family.__module__.startswith(TORCH) and family not in WRAPPERS
 
 
 def _narrower(a: type, b: type) -> type | None:

@@ -8,27 +8,11 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Categorical,
-    Distribution,
-    Independent,
-    MixtureSameFamily,
-    OneHotCategorical,
-)
+from torch.distributions import Categorical, Distribution, Independent, OneHotCategorical
 
 from kullback.common.inputs import can_inspect_all
 from kullback.common.special import LARGEST_EXPONENT
-from kullback.errors import (
-    ConvergenceError,
-    NoRuleError,
-    P,
-    Q,
-    explain,
-    invalid_type,
-    no_rule,
-    safe_repr,
-    sides_exchanged,
-)
+from kullback.errors import ConvergenceError, NoRuleError, invalid_type, safe_repr, sides_exchanged
 from kullback.generators import KL, Divergence, Renyi
 from kullback.generators.growth import order_of, power_of
 from kullback.pairs.clone import (
@@ -77,6 +61,7 @@ from kullback.pairs.rounding import rounding_error
 from kullback.pairs.solve_options import METHODS, SolveOptions
 from kullback.pairs.support import check_comparable, is_always_finite, is_infinite
 from kullback.pairs.torch_registry import ThirdPartyRule
+from kullback.pairs.unsolved import not_converged, unserved
 from kullback.results.estimate import Estimate
 
 # Formulas with an exponential saturate at e^709, the exponential of `LARGEST_EXPONENT`.
@@ -114,7 +99,7 @@ def estimate(
     if form is not None and options.method in ("auto", form.method):
         value = fused_divergence(p, q)
         if value is not None:
-            return _with_error(form, _pair(call, p, q), value, options)
+            return _of_form(form, _pair(call, p, q), value, options)
     return estimate_by_rules(call, p, q, options, kind)
 
 
@@ -123,7 +108,10 @@ def estimate_by_rules(
 ) -> Estimate:
     """Return a divergence as `estimate`, of a pair that the kernels have declined."""
     pair = _pair(call, p, q)
-    has_own_density = overrides_density(p) or overrides_density(q)
+    if pair.plan.is_plain:
+        has_own_density = "log_prob" in vars(p) or "log_prob" in vars(q)
+    else:
+        has_own_density = overrides_density(p) or overrides_density(q)
     for step in pair.plan.kl if isinstance(kind, KL) else pair.plan.other:
         if options.method not in step.methods or (step.of_family and has_own_density):
             continue
@@ -134,7 +122,7 @@ def estimate_by_rules(
             if is_exact or (torch.compiler.is_compiling() and is_whole_graph()):
                 return result
             return outside_of_graphs(_checked)(pair, result, kind, options)
-    raise _no_rule(pair, kind, options)
+    raise unserved(call, p, q, kind, options)
 
 
 def _pair(call: str, p: Distribution, q: Distribution) -> Pair:
@@ -256,10 +244,11 @@ def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Esti
     if not is_always_finite(type(p), type(q)):
         value = _with_infinities(p, q, value)
     value = _without_overflow(form, p, q, value)
-    return None if value is None else _with_error(form, pair._replace(p=p, q=q), value, options)
+    return None if value is None else _of_form(form, pair._replace(p=p, q=q), value, options)
 
 
-def _with_error(form: ClosedForm, pair: Pair, value: Tensor, options: SolveOptions) -> Estimate:
+def _of_form(form: ClosedForm, pair: Pair, value: Tensor, options: SolveOptions) -> Estimate:
+    """Return the value of a closed form, with a bound on its rounding error if it is wanted."""
     error, p, q = None, pair.p, pair.q
     if options.wants_error:
         fixed = value.detach()
@@ -435,17 +424,18 @@ def _by_identity(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimat
 
 
 def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
+    if not torch.compiler.is_compiling():
+        return _of_densities(pair, kind, options)
     _leave_graph(pair, "an integral or a sum, which chooses its nodes from the values of the parameters")
     return outside_of_graphs(_of_densities)(pair, kind, options)
 
 
 def _leave_graph(pair: Pair, description: str) -> None:
-    """Break the graph that torch compiles, if there is one; the message is shown if the graph must not break."""
-    if torch.compiler.is_compiling():
-        torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
-            msg=f"{pair.call} of {pair.names()} is {description}. A graph cannot do that. Write: torch.compile(...) "
-            "without fullgraph=True, or call it outside"
-        )
+    """Break the graph that torch compiles; the message is shown if the graph must not break."""
+    torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
+        msg=f"{pair.call} of {pair.names()} is {description}. A graph cannot do that. Write: torch.compile(...) "
+        "without fullgraph=True, or call it outside"
+    )
 
 
 def _of_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
@@ -470,7 +460,8 @@ def _of_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estima
 
 
 def _by_draws(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    _leave_graph(pair, "a mean over draws, which checks the values of its terms")
+    if torch.compiler.is_compiling():
+        _leave_graph(pair, "a mean over draws, which checks the values of its terms")
     return outside_of_graphs(_of_draws)(pair, kind, options)
 
 
@@ -479,6 +470,7 @@ def _of_draws(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate |
     return from_draws.estimate(pair.call, pair.p, pair.q, options, kind)
 
 
+# The kinds that a rule serves: KL, and the others; and the methods that allow it.
 _KL_ALONE, _OTHERS, _ALL = (True, False), (False, True), (True, True)
 _ANY = frozenset(METHODS)
 _DRAWS = frozenset({"monte_carlo"})
@@ -523,8 +515,10 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
     value = value.to(dtype)
     if torch.is_grad_enabled() and not value.requires_grad:
         parameters = pair.parameters or parameters_of(p, q)
-        if any([x.requires_grad for x in parameters]):  # noqa: C419 - a generator costs a call for each
-            value = value + zero_of(parameters).to(dtype)  # an infinite value has a gradient of 0
+        for x in parameters:
+            if x.requires_grad:  # an infinite value has a gradient of 0
+                value = value + zero_of(parameters).to(dtype)
+                break
     return Estimate(value if value.shape == shape else value.expand(shape), error, method)
 
 
@@ -549,71 +543,6 @@ def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptio
             NoRuleError,
         ):  # the message below names the distributions that the user passed
             pass
-    is_kl = isinstance(kind, KL)
-    again = (
-        f"{pair.call}({'p, q' if is_kl else 'p, q, kind'}, max_evaluations={10 * options.max_evaluations})"
-    )
     raise ConvergenceError(
-        explain(
-            pair.call,
-            "p, q" if is_kl else "p, q, kind",
-            wanted=f"a relative error of {options.required():g}",
-            got=f"{int(short.sum())} of {short.numel()} results of {result.method} that did not reach it for "
-            f"{'' if is_kl else f'{kind!r} of '}{pair.names()} in "
-            f"{options.max_evaluations} evaluations; the largest error is "
-            f"{float(torch.where(error.isnan(), math.inf, error).max()):.3g} (error.estimate has all errors)",
-            instead=f"{again}, a larger rtol or atol{_by_random_draws(kind)}",
-        ),
-        replace(result, kind=kind.name),
-    )
-
-
-def _by_random_draws(kind: Divergence) -> str:
-    """Return the last remedy of an error: random draws, if they can estimate this kind."""
-    return ", or method='monte_carlo' for an estimate from draws" if from_draws.serves(kind) else ""
-
-
-def _no_rule(pair: Pair, kind: Divergence, options: SolveOptions) -> NoRuleError:
-    call, p, q, names = pair.call, pair.p, pair.q, pair.names()
-    own = next((d for d in parts_of(p, q) if overrides_density(d)), None)
-    if own is not None and options.method == "auto":
-        rule = f"@register_kl{names} above a function of p and q, " if isinstance(kind, KL) else ""
-        return no_rule(
-            call,
-            "p, q" if isinstance(kind, KL) else "p, q, kind",
-            wanted="the log_prob of the family, or a log_prob of single numbers, continuous or on finitely many "
-            "integers from 0 on",
-            got=f"{names}, where {type(own).__name__} overrides log_prob",
-            instead=f"{rule}the family's own class where log_prob is the same{_by_random_draws(kind)}",
-        )
-    if not isinstance(kind, KL):
-        return no_rule(
-            call,
-            "p, q, kind",
-            wanted="univariate or categorical distributions, or a power divergence of MultivariateNormal (with "
-            "scales of P below 1e150 times those of Q), Dirichlet or Independent",
-            got=f"{kind!r} of {names} by {options.method}",
-            instead="KL(), ReverseKL() or Jeffreys(), which more pairs have"
-            + ("" if options.method == "monte_carlo" else _by_random_draws(kind)),
-        )
-    if options.method != "auto":
-        return no_rule(
-            call,
-            "method",
-            wanted=f"a method that serves {names}",
-            got=safe_repr(options.method),
-            instead="method='auto', or method='monte_carlo' for an estimate from draws",
-        )
-    is_mixed = isinstance(p, MixtureSameFamily) or isinstance(q, MixtureSameFamily)
-    bounds = ("kl_bounds(", P, ", ", Q, ") for guaranteed bounds, ") if is_mixed else ()
-    return no_rule(
-        call,
-        "p, q",
-        wanted="a pair of distributions with a known divergence",
-        got=f"{names}, for which there is no exact rule",
-        instead=(
-            *bounds,
-            "method='monte_carlo' for an estimate with a standard error, ",
-            f"or @register_kl{names} above a function of p and q, if you know the formula",
-        ),
+        not_converged(pair.call, pair.names(), result, short, kind, options), replace(result, kind=kind.name)
     )

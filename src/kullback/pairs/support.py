@@ -16,6 +16,7 @@ from kullback.generators.growth import End as EndOfTerms, Growth
 from kullback.pairs.densities.density import Density, Tail
 from kullback.pairs.family import FAMILIES, End, Family
 from kullback.pairs.registry import SURFACES, Plan, plan_for
+from kullback.pairs.torch_registry import PLANS
 
 # If the terms grow by at least this power of log(p / q), their sum is infinite wherever KL is.
 _NO_LESS_THAN_KL = 0.95
@@ -110,13 +111,11 @@ def is_always_infinite(p: Family, q: Family) -> bool:
 
 def is_always_finite(p: type, q: type) -> bool:
     """Return whether KL is finite for all parameters of two families, because no test of `is_infinite` applies."""
-    if (p, q) not in _ALWAYS_FINITE and not torch.compiler.is_compiling():
+    key = ("finite", p, q)
+    if key not in PLANS and not torch.compiler.is_compiling():
         densities = [_unknown_density(FAMILIES[kind]) if kind in FAMILIES else None for kind in (p, q)]
-        _ALWAYS_FINITE[p, q] = None not in densities and is_infinite(*cast("Any", densities)) is None
-    return _ALWAYS_FINITE.get((p, q), False)
-
-
-_ALWAYS_FINITE: dict[tuple[type, type], bool] = {}
+        PLANS[key] = None not in densities and is_infinite(*cast("Any", densities)) is None
+    return PLANS.get(key, False)
 
 
 def _unknown_density(family: Family) -> Density | None:
@@ -148,10 +147,15 @@ def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
 def is_infinite(p: Density, q: Density) -> Tensor | None:
     """Return a mask of the batch elements where KL is certainly +inf; None if there are none."""
     low_p, low_q, high_p, high_q = p.low(), q.low(), p.high(), q.high()
+    below = _diverges_at(low_p, low_q, p.lower_tail(), q.lower_tail())
+    are_symmetric = type(p).upper_tail is type(p).lower_tail and type(q).upper_tail is type(q).lower_tail
+    is_mirrored = are_symmetric and low_p is high_p is low_q is high_q is None
     return _any(
-        has_mass_outside(p, q),
-        _diverges_at(low_p, low_q, p.lower_tail(), q.lower_tail()),
-        _diverges_at(high_p, high_q, p.upper_tail(), q.upper_tail()),
+        _reaches_out(low_p, low_q, below=True),
+        _reaches_out(high_p, high_q, below=False),
+        _reaches_into_gaps(p, q),
+        below,
+        None if is_mirrored else _diverges_at(high_p, high_q, p.upper_tail(), q.upper_tail()),
     )
 
 

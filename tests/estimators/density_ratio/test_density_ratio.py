@@ -17,7 +17,7 @@ from kullback.estimators.density_ratio.classifier_estimate import density_ratio
 from kullback.estimators.density_ratio.classifiers import Labeled, calibrated
 from kullback.estimators.density_ratio.gaussian import gaussian_kl, gaussian_log_odds
 from kullback.estimators.draws import Draws
-from kullback.estimators.normal_interval import normal_estimate
+from kullback.estimators.evidence import Evidence, interval_from
 from tests.refusals import refused
 
 
@@ -355,13 +355,18 @@ def test_the_upper_end_has_its_own_error_where_the_estimate_is_near_zero_by_chan
 
 
 def test_an_upper_end_is_what_its_own_error_does_not_reject():
-    def upper(raw, error, **more):
-        given = {"method": "", "n": (9, 9), "notes": (), "device": torch.device("cpu"), **more}
-        return float(normal_estimate(raw, error, 0.95, **given).interval[1])
+    def upper(raw, error, constant=None, **more):
+        # Two draws of P whose influences have this error together, and two of Q without influence.
+        draws = Draws.of(Samples(torch.zeros(2, dtype=torch.float64)))
+        rest = math.sqrt(error**2 - (constant or 0.0) ** 2) / 2
+        evidence = Evidence(
+            raw, influence=(np.array([rest, -rest]), np.zeros(2)), error=constant or 0.0, **more
+        )
+        return float(interval_from(evidence, 0.95, draws, draws).ends[1])
 
     z = 1.959963985
     for raw in (-0.2, 0.0, 0.01, 0.3):
-        high = upper(raw, 0.001, rate=0.02, constant=0.03)
+        high = upper(raw, 0.0301, rate=0.02, constant=0.03)
         assert (max(raw, 0.0) - high) ** 2 == pytest.approx(z**2 * (0.03**2 + 0.02 * high))
     assert upper(0.3, 0.5, rate=0.02) == upper(0.3, 0.5)
     assert upper(0.0, 0.001, rate=0.02, groups=10) > 1.3 * upper(0.0, 0.001, rate=0.02)

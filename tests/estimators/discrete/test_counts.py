@@ -34,7 +34,7 @@ from kullback import (
 )
 from kullback.errors import ArgumentValueError, NoRuleError
 from kullback.estimators import bias_corrected, coverage_adjusted
-from kullback.estimators.choose_estimator import CATEGORICAL
+from kullback.estimators.registry import CATEGORICAL
 from tests.refusals import refused
 
 P, Q = np.array([0.4, 0.3, 0.2, 0.1, 0.0, 0.0]), np.array([0.25, 0.3, 0.3, 0.1, 0.05, 0.0])

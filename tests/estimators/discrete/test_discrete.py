@@ -20,11 +20,13 @@ from kullback.estimators.discrete.categorical_estimators import (
     coverage_adjusted,
     dirichlet,
     miller_madow,
+    plugin,
     plugin as plugin_estimate,
     zhang_grabchak,
 )
 from kullback.estimators.discrete.count_intervals import coarser, kl_interval
 from kullback.estimators.draws import variance_of_sum
+from kullback.estimators.registry import CATEGORICAL
 from tests.oracles.sample_cases import categorical_case, zipf
 from tests.refusals import refused
 
@@ -95,14 +97,14 @@ def test_the_plain_estimators_are_their_formulas():
     p, q = a / a.sum(), b / b.sum()
     first, second = torch.from_numpy(a), torch.from_numpy(b)
     plain = scipy.stats.entropy(p, q)
-    assert float(point.plugin(first, second)) == pytest.approx(plain, rel=1e-13)
-    assert float(point.dirichlet(first, second, 0.7)) == pytest.approx(
+    assert float(plugin.of_counts(first, second)) == pytest.approx(plain, rel=1e-13)
+    assert float(dirichlet.of_counts(first, second, 0.7)) == pytest.approx(
         scipy.stats.entropy(a + 0.7, b + 0.7), rel=1e-13
     )
     one_more = (p * np.log(p / ((b + 1) / b.sum()), where=p > 0, out=np.zeros(4))).sum()
-    assert float(point.augmented_plugin(first, second)) == pytest.approx(one_more, rel=1e-13)
+    assert float(augmented_plugin.of_counts(first, second)) == pytest.approx(one_more, rel=1e-13)
     corrected = plain - 2 / (2 * 45) - (p * (1 - q) / (2 * 47 * q)).sum()
-    assert float(point.miller_madow(first, second)) == pytest.approx(corrected, rel=1e-13)
+    assert float(miller_madow.of_counts(first, second)) == pytest.approx(corrected, rel=1e-13)
 
 
 def test_coverage_adjusted_is_its_formula():
@@ -123,7 +125,7 @@ def test_coverage_adjusted_is_its_formula():
     shift = added - taken
     shrunken = max(0, 1 - (variance_p + variance_q) / shift**2) * shift
     assert shrunken > 0.01
-    got = point.coverage_adjusted(a, b) - point.zhang_grabchak(a, b)
+    got = coverage_adjusted.of_counts(a, b) - point.zhang_grabchak(a, b)
     assert float(got) == pytest.approx(shrunken, rel=1e-10)
 
 
@@ -265,10 +267,10 @@ def test_intervals_have_an_upper_end_where_the_draws_show_the_categories_and_non
 def test_coverage_adjusted_has_the_smallest_error_on_the_zipf_pairs(n):
     for name in ("zipf", "zipf_permuted", "zipf_equal"):
         a, b = drawn(name, n)
-        ours = rmse(point.coverage_adjusted(a, b).clamp(min=0), name)
-        others = [point.zhang_grabchak(a, b), point.augmented_plugin(a, b), point.dirichlet(a, b)]
+        ours = rmse(coverage_adjusted.of_counts(a, b).clamp(min=0), name)
+        others = [point.zhang_grabchak(a, b), augmented_plugin.of_counts(a, b), dirichlet.of_counts(a, b)]
         assert ours <= 1.1 * min(rmse(other, name) for other in others)
-    assert rmse(point.coverage_adjusted(*drawn("zipf_permuted", 1000)), "zipf_permuted") < 0.6 * rmse(
+    assert rmse(coverage_adjusted.of_counts(*drawn("zipf_permuted", 1000)), "zipf_permuted") < 0.6 * rmse(
         point.zhang_grabchak(*drawn("zipf_permuted", 1000)), "zipf_permuted"
     )
 
@@ -298,7 +300,7 @@ def test_strings_align_by_label_and_integers_by_value(estimator):
         Samples(torch.tensor([[number[s], 1] for s in x])), Samples(torch.tensor([[number[s], 1] for s in y]))
     )
     a, b = torch.tensor([3, 30, 10, 0]), torch.tensor([1, 20, 20, 4])
-    expected = getattr(point, by_name.method)(a, b).clamp(min=0)
+    expected = CATEGORICAL[by_name.method].of_counts(a, b).clamp(min=0)
     for found in (by_name, by_number, as_rows):
         torch.testing.assert_close(found.value, expected)
         torch.testing.assert_close(found.interval[0], kl_interval(a, b)[0])

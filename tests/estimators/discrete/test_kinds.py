@@ -62,7 +62,7 @@ def truth(kind, p, q):  # noqa: PLR0911  # one for each formula
 def interval_of(kind, a, b):
     """The ends for each row of counts."""
     table = CategoryCounts(torch.as_tensor(a).double(), torch.as_tensor(b).double(), (1.0, 1.0), 1.0, (0, 0))
-    low, high = describe_kind(table, kind, 0.95)[0].interval
+    low, high = describe_kind(table, kind, 0.95).ends
     assert not bool((low.isnan() | high.isnan()).any())
     assert bool((low <= high).all())
     return low, high

@@ -9,8 +9,10 @@ not bias them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,14 +35,22 @@ from kullback.estimators.density_ratio.classifiers import (
 from kullback.estimators.density_ratio.gaussian import gaussian_kl
 from kullback.estimators.dimension import fills_less
 from kullback.estimators.draws import Array, Draws, Integers, number_from_scores
+from kullback.estimators.evidence import (
+    SIDE_P,
+    SIDE_Q,
+    Evidence,
+    Shift,
+    error_of,
+    infinite,
+    note_on_sign,
+    noted,
+)
 from kullback.estimators.histogram import histogram
-from kullback.estimators.normal_interval import half_width, infinite_estimate, normal_estimate, opened
-from kullback.estimators.sample_checks import INTERVAL, check_finite, check_samples, seed_of
+from kullback.estimators.registry import evidence_by, from_draws
+from kullback.estimators.sample_checks import seed_of
 from kullback.estimators.spans import common_span
 from kullback.estimators.tails import heaviness
-from kullback.estimators.unseen import UpperEndShift, unseen_in_scores, upper_end
-from kullback.results.estimate import Estimate
-from kullback.samples import Samples
+from kullback.estimators.unseen import unseen_in_scores, upper_end
 
 # The largest number of draws of each side for model selection; more would not change a clear choice.
 _SELECTION_DRAWS = 10_000
@@ -52,25 +62,27 @@ _LEAST_SHARE = 0.05
 _HEAVY = 0.5
 # With a larger share of P's draws above all of Q's scores, only the scores' own divergence has an interval.
 _MOST_BEYOND = 0.25
-# Fewer draws of P and Q together use one thread: on a busy machine up to fifty times as fast (measured).
+# Fewer draws of P and Q together use one thread: on a busy machine up to fifty times as fast.
 _DRAWS_FOR_THREADS = 20_000
 # The number of splits into halves for extrapolation; each takes two fits of half the size.
 _HALVINGS = 3
-_ON_A_SURFACE = (
+_ON_A_SURFACE = Shift(
+    math.inf,
     "One side's draws fill fewer dimensions than the other's at the distance of their neighbors. On a curved surface, "
-    "KL would be infinite: the upper limit is infinite."
+    "KL would be infinite: the upper limit is infinite.",
 )
 
 
+@from_draws
 def density_ratio(
-    p: Samples,
-    q: Samples,
+    p: Draws,
+    q: Draws,
     *,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
     folds: int = 5,
     classifier: object = None,
-) -> Estimate:
+) -> Evidence:
     r"""Estimate KL(P || Q) by a classifier of the draws, for more than ten dimensions and for smooth densities.
 
     .. math::
@@ -121,14 +133,12 @@ def density_ratio(
     """
     call = "density_ratio"
     load("sklearn", call)
-    check_samples(call, p, q)
-    INTERVAL.check(call, confidence=confidence, generator=generator)
     check_classifier(call, classifier)
     _check_sides(call, p, q, folds)
-    span = common_span(p, q)
+    n, span = (p.number, q.number), common_span(p, q)
     if span.infinite:
-        return infinite_estimate(call, (len(p), len(q)), span.infinite, p.tensor.device)
-    sides = Draws.of(span.p), Draws.of(span.q)
+        return infinite(span.infinite, n)
+    sides = span.p, span.q
     draws = _labeled(*sides)
     seed = seed_of(generator)
     rng = np.random.default_rng(seed)
@@ -141,7 +151,7 @@ def density_ratio(
             selected = _select(candidates_for(draws, seed), work, rng)
         result = _combined(selected, sides, work)
         scores = work.scores(selected[0])
-    return _estimate(result, selected, sides, scores, confidence, (p, q), span.notes)
+    return replace(_evidence(result, selected, sides, scores, confidence, span.notes), n=n)
 
 
 def _few_threads(number: int) -> AbstractContextManager[object]:
@@ -332,74 +342,59 @@ def _rate(side: Draws, scores: Array) -> float:
     return 2 / min(number_from_scores(each, side) for each in usable)
 
 
-def _estimate(
+def _evidence(
     result: _RatioValue,
     selected: list[_Selected],
     sides: tuple[Draws, Draws],
     scores: Array,
     confidence: float,
-    samples: tuple[Samples, Samples],
-    notes: tuple[str, ...],
-) -> Estimate:
-    """Return the value with its interval, unbounded above if P has scores where Q has none."""
+    notes: Sequence[str],
+) -> Evidence:
+    """Return the value with the influence of each draw; it is unbounded above if P has scores where Q has none."""
     p, q = sides
-    parts = result.influence[: len(p)], result.influence[len(p) :]
-    variance = sum(side.variance(part) for side, part in zip(sides, parts, strict=True))
     shares = ", ".join(f"{one.candidate.name} {one.share:.0%}" for one in selected)
     of_p, of_q = scores[: len(p)], scores[len(p) :]
-    estimate = normal_estimate(
+    evidence = Evidence(
         result.value,
-        math.hypot(math.sqrt(variance), result.beyond),
-        confidence,
-        method="density_ratio",
-        n=(len(samples[0]), len(samples[1])),
-        device=samples[0].tensor.device,
+        influence=(result.influence[: len(p)], result.influence[len(p) :]),
+        error=result.beyond,
         notes=[*notes, f"The classifiers, with weights by their cross-validated loss: {shares}."],
         groups=min(p.groups, q.groups),
         rate=_rate(p, of_p) + _rate(q, of_q),
-        constant=result.beyond,
     )
-    number = p.effective * p.groups / len(p)
-    unseen = unseen_in_scores(
-        [(of_p, of_q), *zip(p.x.T, q.x.T, strict=True)], p.shares, number, log_ratios=True
-    )
-    beyond = float(p.shares @ (of_p > of_q.max()))
-    if beyond > _MOST_BEYOND or result.value > math.log(len(q)):
-        return _from_scores(estimate, of_p, of_q, sides, confidence)
+    if float(p.shares @ (of_p > of_q.max())) > _MOST_BEYOND or result.value > math.log(len(q)):
+        return _from_scores(evidence, of_p, of_q, sides, confidence)
     if fills_less(p.x, q.x):
-        return opened(estimate, UpperEndShift(math.inf, _ON_A_SURFACE))
-    return opened(estimate, upper_end(unseen, half_width(estimate)))
+        return replace(evidence, beyond=lambda _: _ON_A_SURFACE)
+    number = p.effective * p.groups / len(p)
+    pairs = [(of_p, of_q), *zip(p.x.T, q.x.T, strict=True)]
+    unseen = unseen_in_scores(pairs, p.shares, number, log_ratios=True)
+    return replace(evidence, beyond=partial(upper_end, unseen))
 
 
 def _from_scores(
-    estimate: Estimate, of_p: Array, of_q: Array, sides: tuple[Draws, Draws], confidence: float
-) -> Estimate:
-    """Return the estimate from the divergence of the classifier's scores, which is at most KL."""
+    evidence: Evidence, of_p: Array, of_q: Array, sides: tuple[Draws, Draws], confidence: float
+) -> Evidence:
+    """Return the evidence from the divergence of the classifier's scores, which is at most KL."""
     p, q = (
-        Samples(score, weights=side.weights, cluster=side.cluster)
-        for score, side in zip((of_p, of_q), sides, strict=True)
+        replace(side.at(score[:, None]), exponent=0) for score, side in zip((of_p, of_q), sides, strict=True)
     )
-    of_scores = histogram(p, q, confidence=confidence)
-    low = torch.zeros_like(of_scores.value) if of_scores.interval is None else of_scores.interval[0]
+    of_scores = evidence_by(histogram, p, q, confidence=confidence)
+    low = 0.0 if of_scores.ends is None else of_scores.ends[0]
     note = (
-        "The classifier separates many of P's draws from all of Q's, so KL could be arbitrarily large: the upper limit "
-        "is infinite. The lower limit comes from the divergence of the classifier's scores, which is a lower bound "
-        "of KL."
+        f"The classifier separates many of {SIDE_P}'s draws from all of {SIDE_Q}'s, so KL could be arbitrarily large: "
+        "the upper limit is infinite. The lower limit comes from the divergence of the classifier's scores, which is a "
+        "lower bound of KL."
     )
-    is_plausible = of_scores.value <= estimate.value <= 2 * math.log(len(of_q))
-    return replace(
-        estimate,
-        value=estimate.value if is_plausible else of_scores.value.to(estimate.value),
-        interval=(low.to(estimate.value), torch.full_like(estimate.value, math.inf)),
-        standard_error=estimate.standard_error if is_plausible else None,
-        notes=(
-            *estimate.notes,
-            note if is_plausible else f"{note} So does the value.",
-        ),
-    )
+    evidence = replace(evidence, ends=(low, math.inf))
+    raw = float(evidence.value)
+    if of_scores.value <= max(raw, 0.0) <= 2 * math.log(len(of_q)):
+        return noted(evidence, after=[note])
+    evidence = noted(evidence, note_on_sign(raw, error_of(evidence, sides)), [f"{note} So does the value."])
+    return replace(evidence, value=of_scores.value, influence=None, error=None)
 
 
-def _check_sides(call: str, p: Samples, q: Samples, folds: int) -> None:
+def _check_sides(call: str, p: Draws, q: Draws, folds: int) -> None:
     if p.discrete:
         raise invalid_type(
             call,
@@ -408,9 +403,7 @@ def _check_sides(call: str, p: Samples, q: Samples, folds: int) -> None:
             got=f"categories: {p!r}",
             instead="kl_estimate(p, q) for categories; or Samples(x.double()) to read integers as numbers",
         )
-    for name, samples in (("p", p), ("q", q)):
-        check_finite(call, name, samples)
-        draws = Draws.of(samples)
+    for name, draws in (("p", p), ("q", q)):
         if folds < 2 or draws.groups < 2 * folds:
             raise invalid_value(
                 call,

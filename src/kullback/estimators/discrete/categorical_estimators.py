@@ -4,87 +4,67 @@ All estimators share the interval of `kl_interval`. It is an interval for KL and
 Weighted and clustered draws enter as the number of independent draws with the same information.
 """
 
-# pyright: reportReturnType=false
-# The estimators are documented signatures; their decorator computes.
-
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, Number
 from kullback.estimators.discrete import point
 from kullback.estimators.discrete.count_intervals import MOST_UNSEEN, coarser, kl_interval
-from kullback.estimators.discrete.counts import CategoryCounts, count_categories
+from kullback.estimators.discrete.counts import CategoryCounts, both_sides, count_categories
 from kullback.estimators.discrete.measures import FEWEST_DRAWS
-from kullback.estimators.normal_interval import note_on_sign
-from kullback.estimators.sample_checks import INTERVAL
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence
+from kullback.estimators.registry import from_draws
 from kullback.representations import Counts
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-Parameters = ParamSpec("Parameters")
-
 _NOTHING_SHARED = (
-    "P and Q have no category in common. Unique row names, such as ids, cannot be compared: use other values. If the "
-    "two sides use different codes, recode one of them."
+    f"{SIDE_P} and {SIDE_Q} have no category in common. Unique row names, such as ids, cannot be compared: use other "
+    "values. If the two sides use different codes, recode one of them."
 )
-# The smallest number of P's draws outside Q's sample that gets a note.
+# A note tells of at least this number of P's draws outside Q's sample.
 _SEVERAL = 3
 
 
-def _from_counts(
-    of_counts: Callable[..., Tensor],
-) -> Callable[[Callable[Parameters, Estimate]], Callable[Parameters, Estimate]]:
-    """Turn an estimator from counts into one from draws, with the documentation of the decorated function."""
-
-    def decorate(declared: Callable[Parameters, Estimate]) -> Callable[Parameters, Estimate]:
-        name = declared.__name__
-
-        @functools.wraps(declared)
-        def estimator(
-            p: Samples | Counts,
-            q: Samples | Counts,
-            *,
-            confidence: float = 0.95,
-            generator: torch.Generator | None = None,
-            **options: Any,
-        ) -> Estimate:
-            INTERVAL.check(name, confidence=confidence, generator=generator)
-            table = count_categories(name, p, q)
-            raw = of_counts(table.a, table.b, **options)
-            value = raw.clamp(min=0)
-            if value.ndim:
-                error, interval, notes = describe_rows(table, value, confidence)
-                return Estimate(value, None, name, interval, table.n, notes, error)
-            error, interval, notes = describe(table, value, confidence, name)
-            notes = [
-                *note_on_sign(float(raw), float(error) if error is not None else math.inf),
-                *notes,
-                *table.notes,
-            ]
-            if value.isinf():
-                error = None
-                notes.insert(0, what_q_misses(table))
-            return Estimate(value, None, name, interval, table.n, tuple(notes), error)
-
-        return estimator  # of the very parameters that are declared
-
-    return decorate
-
-
-@_from_counts(point.coverage_adjusted)
-def coverage_adjusted(
+def _declared(
     p: Samples | Counts,
     q: Samples | Counts,
     *,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
-) -> Estimate:
+) -> Estimate: ...
+
+
+def _of_counts(formula: Callable[..., Tensor]) -> Callable[..., Estimate]:
+    """Return the public estimator of a formula of counts, which stays its attribute `of_counts`."""
+    name = formula.__name__
+
+    def evidence(p: Any, q: Any, *, confidence: float, generator: object = None, **options: Any) -> Evidence:
+        del generator
+        table = count_categories(name, p, q)
+        return described(table, formula(*both_sides(table.a, table.b), **options), confidence, name)
+
+    functools.update_wrapper(evidence, formula)
+    del cast("Any", evidence).__wrapped__
+    estimator = cast("Any", from_draws(evidence, lambda _, p, q: (p, q)))
+    options = list(inspect.signature(formula).parameters.values())[2:]
+    signature = inspect.signature(_declared)
+    options = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
+    estimator.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *options])
+    estimator.of_counts = lambda a, b, *more, **named: formula(*both_sides(a, b), *more, **named)
+    return estimator
+
+
+@_of_counts
+def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
     r"""Estimate KL(P || Q) between categories, corrected for the bias that the rarest categories predict.
 
     .. math:: \hat D = \hat D_{ZG} + (1 - v / c^2)_+\, c, \quad
@@ -128,16 +108,11 @@ def coverage_adjusted(
         Entropy and the species accumulation curve: a novel entropy estimator via discovery rates of new species
         (Chao, Wang and Jost, 2013)
     """
+    return point.zhang_grabchak(a, b) + point.coverage_correction(a, b).shrunken
 
 
-@_from_counts(point.zhang_grabchak)
-def zhang_grabchak(
-    p: Samples | Counts,
-    q: Samples | Counts,
-    *,
-    confidence: float = 0.95,
-    generator: torch.Generator | None = None,
-) -> Estimate:
+@_of_counts
+def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
     r"""Estimate KL(P || Q) between categories with a bias that decays exponentially.
 
     .. math:: \hat D = \sum_i \frac{a_i}{n} [\psi(m + 1) - \psi(b_i + 1) - \psi(n) + \psi(a_i)]
@@ -153,16 +128,11 @@ def zhang_grabchak(
     References:
         Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
+    return point.zhang_grabchak(a, b)
 
 
-@_from_counts(point.plugin)
-def plugin(
-    p: Samples | Counts,
-    q: Samples | Counts,
-    *,
-    confidence: float = 0.95,
-    generator: torch.Generator | None = None,
-) -> Estimate:
+@_of_counts
+def plugin(a: Tensor, b: Tensor) -> Tensor:
     r"""Estimate KL(P || Q) between categories by the divergence of their proportions, infinite if Q has no draw of one.
 
     .. math:: \hat D = \sum_i \frac{a_i}{n} \log \frac{a_i m}{b_i n}
@@ -182,16 +152,12 @@ def plugin(
         >>> estimate.notes[0]
         "Q has no draw of 1 category that has 1.96 % of P's draws: the divergence of the proportions is infinite. ..."
     """
+    n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
+    return point.sum_over(a, a / n * (a.log() - b.log() + (m / n).log()))
 
 
-@_from_counts(point.miller_madow)
-def miller_madow(
-    p: Samples | Counts,
-    q: Samples | Counts,
-    *,
-    confidence: float = 0.95,
-    generator: torch.Generator | None = None,
-) -> Estimate:
+@_of_counts
+def miller_madow(a: Tensor, b: Tensor) -> Tensor:
     r"""Estimate KL(P || Q) between categories by their proportions minus the first term of the bias.
 
     .. math:: \hat D = \sum_i \hat p_i \log \frac{\hat p_i}{\tilde q_i}
@@ -208,16 +174,14 @@ def miller_madow(
     References:
         Note on the bias of information estimates (Miller, 1955)
     """
+    n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
+    p, q = a / n, b.clamp(min=0.5) / m
+    bias_p = ((a > 0).sum(-1, keepdim=True) - 1) / (2 * n)
+    return point.sum_over(a, p * (p.log() - q.log() - (1 - q) / (2 * m * q))) - bias_p[..., 0]
 
 
-@_from_counts(point.augmented_plugin)
-def augmented_plugin(
-    p: Samples | Counts,
-    q: Samples | Counts,
-    *,
-    confidence: float = 0.95,
-    generator: torch.Generator | None = None,
-) -> Estimate:
+@_of_counts
+def augmented_plugin(a: Tensor, b: Tensor) -> Tensor:
     r"""Estimate KL(P || Q) between categories with one additional draw of each from Q.
 
     .. math:: \hat D = \sum_i \frac{a_i}{n} \log \frac{a_i m}{(b_i + 1) n}
@@ -233,17 +197,15 @@ def augmented_plugin(
     References:
         Estimation of KL Divergence: Optimal Minimax Rate (Bu, Zou, Liang and Veeravalli, 2018)
     """
+    n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
+    return point.sum_over(a, a / n * (a.log() - (b + 1).log() + (m / n).log()))
 
 
-@_from_counts(point.dirichlet)
-def dirichlet(
-    p: Samples | Counts,
-    q: Samples | Counts,
-    *,
-    confidence: float = 0.95,
-    generator: torch.Generator | None = None,
-    prior: float = 0.5,
-) -> Estimate:
+_DIRICHLET = Arguments("dirichlet", prior=Number(above=0, below=math.inf, example=0.5))
+
+
+@_of_counts
+def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
     r"""Estimate KL(P || Q) between categories after `prior` more draws of each on both sides.
 
     .. math:: \hat D = \sum_i \frac{a_i + c}{n + K c} \log \frac{(a_i + c) (m + K c)}{(b_i + c) (n + K c)}
@@ -262,56 +224,63 @@ def dirichlet(
     References:
         An invariant form for the prior probability in estimation problems (Jeffreys, 1946)
     """
+    prior = _DIRICHLET.check(prior=prior)["prior"]
+    return cast("Any", plugin).of_counts(a + prior, b + prior)
 
 
-def describe(
-    table: CategoryCounts, value: Tensor, confidence: float, method: str, categories: str = "categories"
-) -> tuple[Tensor | None, tuple[Tensor, Tensor] | None, list[str]]:
-    """Return the standard error, the interval if any, and notes; `categories` is what these call the categories."""
+def described(
+    table: CategoryCounts, raw: Tensor, confidence: float, method: str, categories: str = "categories"
+) -> Evidence:
+    """Return the evidence of an estimate from counts; `categories` is what notes call the categories."""
+    value = raw.clamp(min=0)
+    if value.ndim:
+        return _of_rows(table, value, confidence)
     variance = point.kl_variance(table.a, table.b, table.inflation)
     unseen, singletons = map(float, point.unseen_shares(table.a, table.b))
-    notes: list[str] = []
+    finite = math.isfinite(float(value))
+    notes: list[str] = [] if finite else [_what_q_misses(table)]
     if categories == "categories":
         notes += nothing_shared(table)
     if bool(is_refused(table)) or not bool(variance.isfinite()):
         notes.append(_refusal(table, variance, categories))
-        return None, None, notes
+        return Evidence(raw, notes=notes, remarks=table.notes, n=table.n)
     bins = categories == "bins"
-    interval = kl_interval(table.a, table.b, confidence, table.inflation, spread=table.spread, bins=bins)
-    finite = math.isfinite(float(value))
-    if not bool(interval[1].isfinite()):
-        notes.append(
-            f"{100 * unseen:.3g} % of P's samples are in {categories} where Q has no samples, so KL could be "
-            f"arbitrarily large: the upper limit is infinite{', and the value is likely too low' * finite}."
+    low, high = kl_interval(table.a, table.b, confidence, table.inflation, spread=table.spread, bins=bins)
+    is_open = not bool(high.isfinite())
+    if is_open or (unseen * table.a.sum() >= _SEVERAL and not bins):
+        missed = (
+            f"{100 * unseen:.3g} % of {SIDE_P}'s samples are in {categories} where {SIDE_Q} has no samples"
         )
-    elif unseen * table.a.sum() >= _SEVERAL and not bins:
+        too_low = ", and the value is likely too low" * finite
         notes.append(
-            f"{100 * unseen:.3g} % of P's samples are in {categories} where Q has no samples. The upper limit assumes "
-            f"that these {categories} are like the ones with one or two samples of Q."
+            f"{missed}, so KL could be arbitrarily large: the upper limit is infinite{too_low}."
+            if is_open
+            else f"{missed}. The upper limit assumes that these {categories} are like the ones with one or two samples "
+            f"of {SIDE_Q}."
         )
-    if interval[1].isfinite() and singletons > MOST_UNSEEN:
+    if high.isfinite() and singletons > MOST_UNSEEN:
         notes.append(
-            f"{100 * singletons:.3g} % of P's samples are in {categories} with a single one. The lower limit merges "
-            f"all {categories} with fewer than {FEWEST_DRAWS // 2} expected samples on a side."
+            f"{100 * singletons:.3g} % of {SIDE_P}'s samples are in {categories} with a single one. The lower limit "
+            f"merges all {categories} with fewer than {FEWEST_DRAWS // 2} expected samples on a side."
         )
-    if finite and not interval[0] <= value <= interval[1]:
+    if finite and not low <= value <= high:
         notes.append(f"The value is outside the interval: the bias of {method!r} exceeds its standard error.")
-    if interval[1].isfinite() and value > math.log(table.n[1]) - 1:
-        notes.append(
-            f"The value is near the logarithm of Q's {table.n[1]} draws: a larger divergence would look the same."
-        )
-    return variance.sqrt(), interval, notes
+    if high.isfinite() and value > math.log(table.n[1]) - 1:
+        end = f"{table.n[1]} draws: a larger divergence would look the same."
+        notes.append(f"The value is near the logarithm of {SIDE_Q}'s {end}")
+    error = variance.sqrt() if finite else None
+    return Evidence(raw, error=error, ends=(low, high), notes=notes, remarks=table.notes, n=table.n)
 
 
-def what_q_misses(table: CategoryCounts) -> str:
+def _what_q_misses(table: CategoryCounts) -> str:
     """Explain an infinite value by the categories that are missing from Q's sample."""
     missed = (table.a > 0) & (table.b == 0)
     number, share = int(missed.sum()), float(table.a[missed].sum() / table.a.sum())
     return (
-        f"Q has no draw of {number} {'categories that have' if number > 1 else 'category that has'} "
-        f"{100 * share:.3g} % of P's draws: the divergence of the proportions is infinite. For a finite value use a "
-        "prior, method='dirichlet', or a bias correction, method='coverage_adjusted'. The lower limit is valid without "
-        "either."
+        f"{SIDE_Q} has no draw of {number} {'categories that have' if number > 1 else 'category that has'} "
+        f"{100 * share:.3g} % of {SIDE_P}'s draws: the divergence of the proportions is infinite. For a finite value "
+        "use a prior, method='dirichlet', or a bias correction, method='coverage_adjusted'. The lower limit is valid "
+        "without either."
     )
 
 
@@ -320,10 +289,8 @@ def nothing_shared(table: CategoryCounts) -> list[str]:
     return [] if bool(((table.a > 0) & (table.b > 0)).any()) else [_NOTHING_SHARED]
 
 
-def describe_rows(
-    table: CategoryCounts, value: Tensor, confidence: float
-) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[str, ...]]:
-    """Return standard errors and intervals of a batch, and notes with the number of rows that they apply to.
+def _of_rows(table: CategoryCounts, value: Tensor, confidence: float) -> Evidence:
+    """Return the evidence of a batch, with notes that have the number of rows that they apply to.
 
     A row without an interval gets the interval from 0 to infinity.
     """
@@ -333,19 +300,18 @@ def describe_rows(
     low, high = low.masked_fill(refused, 0.0), high.masked_fill(refused, math.inf)
     error = point.kl_variance(a, b).sqrt().masked_fill(refused | value.isinf(), math.inf)
     outside = value.isfinite() & ~((low <= value) & (value <= high))
+    never = f"{SIDE_Q} has no draw of a category of {SIDE_P}: the divergence of the proportions is infinite."
+    rare = (
+        f"draws of {SIDE_P} are in categories with few or no draws of {SIDE_Q}: the upper limit is infinite."
+    )
     notes = (
         (refused, "no interval, because too few categories have draws; it is given as 0 to inf."),
-        (
-            high.isinf() & ~refused,
-            "draws of P are in categories with few or no draws of Q: the upper limit is infinite.",
-        ),
-        (
-            value.isinf(),
-            "Q has no draw of a category of P: the divergence of the proportions is infinite.",
-        ),
+        (high.isinf() & ~refused, rare),
+        (value.isinf(), never),
         (outside, "the value is outside the interval: its bias exceeds its standard error."),
     )
-    return error, (low, high), tuple(rows_note(rows, text) for rows, text in notes if bool(rows.any()))
+    said = [rows_note(rows, text) for rows, text in notes if bool(rows.any())]
+    return Evidence(value, error=error, ends=(low, high), notes=said, n=table.n)
 
 
 def rows_note(rows: Tensor, text: str) -> str:

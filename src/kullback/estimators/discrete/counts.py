@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Number
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +15,15 @@ from kullback.errors import invalid_value, safe_repr
 from kullback.estimators.discrete import point
 from kullback.estimators.discrete.measures import KNOWN
 from kullback.estimators.draws import (
+    Draws,
     cluster_correction,
-    clusters_in,
     effective_number,
     few_clusters,
     shares_of,
     variance_of_sum,
-    with_weight,
 )
-from kullback.estimators.normal_interval import standard_normal_quantile
-from kullback.estimators.sample_checks import check_samples
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, standard_normal_quantile
+from kullback.estimators.sample_checks import checked
 from kullback.representations import Counts, Representation
 from kullback.samples import Samples
 
@@ -53,13 +53,12 @@ class CategoryCounts:
     notes: tuple[str, ...] = ()
 
 
-def count_categories(call: str, p: Samples | Counts, q: Samples | Counts) -> CategoryCounts:
+def count_categories(call: str, p: Samples | Draws | Counts, q: Samples | Draws | Counts) -> CategoryCounts:
     """Count the categories of both sides; weights and clusters give effective counts."""
     if isinstance(p, Counts) and isinstance(q, Counts):
         _check_whole(call, p, q)
         return table_of(*p.aligned_with(q))
-    p, q = drawn_one_by_one(call, p), drawn_one_by_one(call, q)
-    check_samples(call, p, q)
+    p, q = checked(call, drawn_one_by_one(call, p), drawn_one_by_one(call, q))
     if not p.discrete:
         raise invalid_value(
             call,
@@ -68,9 +67,14 @@ def count_categories(call: str, p: Samples | Counts, q: Samples | Counts) -> Cat
             got=f"{p!r} and {q!r}",
             instead="Samples(x.long()) for categories, or method='nearest_neighbors' for numbers",
         )
-    p, q = with_weight(p), with_weight(q)
     codes_p, codes_q, categories = _codes(p, q)
     return tabulate(codes_p, codes_q, categories, p, q)
+
+
+def both_sides(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the counts of both sides in float64 and one shape."""
+    first, second = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
+    return first, second
 
 
 def is_drawn(x: object) -> bool:
@@ -101,7 +105,7 @@ def table_of(p: Representation, q: Representation) -> CategoryCounts:
     return CategoryCounts(a[..., shown], b[..., shown], (1.0, 1.0), 1.0, (sizes[0], sizes[1]))
 
 
-def drawn_one_by_one(call: str, x: Samples | Counts) -> Samples:
+def drawn_one_by_one(call: str, x: Any) -> Any:
     """Return one row of counts as draws of each class, by its label or its number."""
     if not isinstance(x, Counts):
         return x
@@ -152,21 +156,21 @@ def _check_whole(call: str, *sides: Counts) -> None:
             )
 
 
-def tabulate(codes_p: Tensor, codes_q: Tensor, categories: int, p: Samples, q: Samples) -> CategoryCounts:
+def tabulate(codes_p: Tensor, codes_q: Tensor, categories: int, p: Draws, q: Draws) -> CategoryCounts:
     """Count codes 0 to categories - 1, as independent draws of equal weight with the same information."""
     a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
     of_p, of_q = point.kl_influence(a, b)
     inflation = (_inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q))
     notes = tuple(
-        f"{name}'s {clusters} clusters carry the information of about {float(x.sum()):.3g} independent draws."
-        for name, x, samples in (("P", a, p), ("Q", b, q))
-        if (clusters := clusters_in(samples)) is not None
+        f"{name}'s {side.groups} clusters carry the information of about {float(x.sum()):.3g} independent draws."
+        for name, x, side in ((SIDE_P, a, p), (SIDE_Q, b, q))
+        if side.cluster is not None
     )
     spread = 1.0 if _plain(p) and _plain(q) else _spread(codes_p, codes_q, a, b, p, q)
     return CategoryCounts(a, b, inflation, spread, (len(p), len(q)), notes)
 
 
-def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Samples, q: Samples) -> float:
+def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q: Draws) -> float:
     """Return the variance of the estimate at P = Q, relative to equal design effects of all categories.
 
     At P = Q the estimate is half a sum of squares of correlated errors. Its variance follows from their eigenvalues, by
@@ -181,13 +185,12 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Samples, 
     covariance = torch.zeros(number, number, dtype=torch.float64, device="cpu")
     squares, factor = 0.0, 1.0
     for codes, counts, samples in ((codes_p, a, p), (codes_q, b, q)):
-        clusters = clusters_in(samples)
         if _plain(samples):
             root = pooled.sqrt()
             own = (
                 torch.eye(number, dtype=torch.float64, device="cpu") - torch.outer(root, root)
             ) / counts.sum().cpu()
-        elif clusters is None or samples.cluster is None:
+        elif samples.cluster is None:
             shares = shares_of(samples, counts)
             proportions = torch.bincount(place[codes], shares, minlength=number).cpu()
             squares_in = torch.bincount(place[codes], shares.square(), minlength=number).cpu()
@@ -199,7 +202,8 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Samples, 
             squares -= float(torch.trace(own)) ** 2 / effective_number(shares, len(shares))
         else:
             shares = shares_of(samples, counts)
-            index = samples.cluster.to(codes.device) * number + place[codes]
+            clusters = samples.groups
+            index = torch.as_tensor(samples.cluster).to(codes.device) * number + place[codes]
             table = torch.bincount(index, shares, minlength=clusters * number).reshape(clusters, number).cpu()
             errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
             sizes = table.sum(1)
@@ -214,7 +218,7 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Samples, 
     return factor * max(squares * (number - 1) / trace**2, 1.0) if trace > 0 else 1.0
 
 
-def _codes(p: Samples, q: Samples) -> tuple[Tensor, Tensor, int]:
+def _codes(p: Draws, q: Draws) -> tuple[Tensor, Tensor, int]:
     """Return the categories of both sides as numbers from 0, and the number of categories."""
     n = len(p)
     if p.labels is not None and q.labels is not None:
@@ -230,11 +234,11 @@ def _codes(p: Samples, q: Samples) -> tuple[Tensor, Tensor, int]:
     return codes[:n], codes[n:], distinct.numel()
 
 
-def _plain(samples: Samples) -> bool:
+def _plain(samples: Draws) -> bool:
     return samples.weights is None and samples.cluster is None
 
 
-def _effective_counts(codes: Tensor, categories: int, samples: Samples) -> Tensor:
+def _effective_counts(codes: Tensor, categories: int, samples: Draws) -> Tensor:
     """Return the categories' proportions times the effective number of draws."""
     if _plain(samples):
         return torch.bincount(codes, minlength=categories).to(torch.float64)
@@ -242,7 +246,9 @@ def _effective_counts(codes: Tensor, categories: int, samples: Samples) -> Tenso
     proportions = torch.bincount(codes, shares, minlength=categories)
     if samples.cluster is None:
         return proportions * _weighted_number(codes, shares, proportions)
-    return proportions * _clustered_number(codes, shares, proportions, samples.cluster.to(codes.device))
+    return proportions * _clustered_number(
+        codes, shares, proportions, torch.as_tensor(samples.cluster).to(codes.device)
+    )
 
 
 def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> float:
@@ -279,7 +285,7 @@ def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluste
     return min(dof / between, n) if between > 0 else float(n)
 
 
-def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Samples) -> float:
+def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> float:
     """Return the variance relative to the same effective number of independent draws."""
     if _plain(samples):
         return 1.0
@@ -288,7 +294,7 @@ def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Samples) ->
     ratio = float(variance_of_sum(terms, samples.cluster) / independent) if independent > 0 else 1.0
     if samples.cluster is None:
         return max(ratio, 1.0)
-    squares = torch.bincount(samples.cluster.to(terms.device), terms).square()
+    squares = torch.bincount(torch.as_tensor(samples.cluster).to(terms.device), terms).square()
     return (
         max(ratio, 1.0)
         * few_clusters(

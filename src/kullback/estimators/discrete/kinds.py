@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,8 @@ from kullback.estimators.discrete.count_intervals import kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, count_categories
 from kullback.estimators.discrete.measures import KL_MEASURE, Measure, at_the_ends, measure_of
 from kullback.estimators.discrete.total_variation import total_variation_estimate, total_variation_interval
-from kullback.estimators.sample_checks import INTERVAL
+from kullback.estimators.evidence import Evidence
+from kullback.estimators.registry import from_draws
 from kullback.generators import (
     KL,
     Alpha,
@@ -27,10 +29,10 @@ from kullback.generators import (
     as_divergence,
 )
 from kullback.representations import Counts
-from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
 
+@partial(from_draws, checks=lambda _, p, q: (p, q))
 def bias_corrected(
     p: Samples | Counts,
     q: Samples | Counts,
@@ -38,7 +40,7 @@ def bias_corrected(
     *,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
-) -> Estimate:
+) -> Evidence:
     r"""Estimate a divergence of any kind between categories: the divergence of their proportions minus its bias.
 
     .. math:: \hat D = D(\hat p, \hat q) - \frac12 \sum_i \Bigl[ a_i (1 - \hat p_i)\, \Delta^2_{a_i} D
@@ -75,25 +77,22 @@ def bias_corrected(
         Notes on bias in estimation (Quenouille, 1956)
         Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
     """
-    name = "bias_corrected"
-    INTERVAL.check(name, confidence=confidence, generator=generator)
-    kind = estimable(name, as_divergence(name, kind))
-    table = count_categories(name, p, q)
-    result, notes = describe_kind(table, kind, confidence)
-    return Estimate(result.value, None, name, result.interval, table.n, notes, result.standard_error)
+    del generator
+    kind = estimable("bias_corrected", as_divergence("bias_corrected", kind))
+    return describe_kind(count_categories("bias_corrected", p, q), kind, confidence)
 
 
 def describe_kind(
     table: CategoryCounts, kind: Divergence, confidence: float, *, bins: bool = False
-) -> tuple[DebiasedEstimate, tuple[str, ...]]:
-    """Return the estimate of a divergence from counts, and notes."""
+) -> Evidence:
+    """Return the evidence of a divergence from counts, with notes."""
     a, b = table.a, table.b
-    result = measured(kind, a, b, confidence, table.inflation, spread=table.spread, bins=bins)
-    refused = is_refused(table) | ~result.standard_error.isfinite()
+    value, error, (low, high) = measured(
+        kind, a, b, confidence, table.inflation, spread=table.spread, bins=bins
+    )
+    refused = is_refused(table) | ~error.isfinite()
     largest = largest_of(kind)
-    low = result.interval[0].masked_fill(refused, 0.0)
-    high = result.interval[1].masked_fill(refused, largest)
-    error = result.standard_error.masked_fill(refused, math.inf)
+    low, high = low.masked_fill(refused, 0.0), high.masked_fill(refused, largest)
     no_bound = (
         f"The draws are in too few categories to bound the divergence: the interval is 0 to {largest:.3g}."
     )
@@ -105,7 +104,8 @@ def describe_kind(
     notes = [text if rows.ndim == 0 else rows_note(rows, text) for rows, text in cases if bool(rows.any())]
     if not bins and a.ndim == 1:
         notes = [*nothing_shared(table), *notes]
-    return DebiasedEstimate(result.value, error, (low, high)), (*notes, *table.notes)
+    error = error.masked_fill(refused, math.inf)
+    return Evidence(value, error=error, ends=(low, high), notes=[*notes, *table.notes], n=table.n)
 
 
 def largest_of(kind: Divergence) -> float:

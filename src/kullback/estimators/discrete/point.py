@@ -11,20 +11,12 @@ is 0.5 where P and Q differ much, and up to 1.3 where they are equal.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import Arguments, Number
 from kullback.common.special import scaled_e1
-
-
-def plugin(a: Tensor, b: Tensor) -> Tensor:
-    """Return the divergence of the proportions: biased upwards, and infinite if Q has no draw of a category of P."""
-    a, b, n, m = _counts(a, b)
-    return _sum(a, a / n * (a.log() - b.log() + (m / n).log()))
 
 
 def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
@@ -35,41 +27,8 @@ def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
     Divergence (Zhang and Grabchak, 2014)
     """
     a, b, n, m = _counts(a, b)
-    return _sum(a, a / n * (a.digamma() - (b + 1).digamma() + (m + 1).digamma() - n.digamma()))
-
-
-def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
-    """Return Zhang and Grabchak's estimate plus the bias that the rarest categories predict; it may be negative.
-
-    Entropy and the species accumulation curve: a novel entropy estimator via discovery rates of new species (Chao, Wang
-    and Jost, 2013); Estimation with quadratic loss (James and Stein, 1961)
-    """
-    a, b, _, _ = _counts(a, b)
-    return zhang_grabchak(a, b) + coverage_correction(a, b).shrunken
-
-
-def miller_madow(a: Tensor, b: Tensor) -> Tensor:
-    """Return the divergence of the proportions minus the first term of its bias (Miller, 1955)."""
-    a, b, n, m = _counts(a, b)
-    p, q = a / n, b.clamp(min=0.5) / m
-    bias_p = ((a > 0).sum(-1, keepdim=True) - 1) / (2 * n)
-    return _sum(a, p * (p.log() - q.log() - (1 - q) / (2 * m * q))) - bias_p[..., 0]
-
-
-def augmented_plugin(a: Tensor, b: Tensor) -> Tensor:
-    """Return the augmented plug-in estimate of Bu, Zou, Liang and Veeravalli (2018); it may be negative."""
-    a, b, n, m = _counts(a, b)
-    return _sum(a, a / n * (a.log() - (b + 1).log() + (m / n).log()))
-
-
-_DIRICHLET = Arguments("dirichlet", prior=Number(above=0, below=math.inf, example=0.5))
-
-
-def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
-    """Return the divergence of the proportions after `prior` more draws of every category on both sides."""
-    prior = _DIRICHLET.check(prior=prior)["prior"]
-    a, b, _, _ = _counts(a, b)
-    return plugin(a + prior, b + prior)
+    terms = a / n * (a.digamma() - (b + 1).digamma() + (m + 1).digamma() - n.digamma())
+    return torch.where(a > 0, terms, 0.0).sum(-1)
 
 
 def kl_influence(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,11 +40,15 @@ def kl_influence(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     have mean 0 over the draws. The influence curve and its role in robust estimation (Hampel, 1974)
     """
     a, b, n, m = _counts(a, b)
-    terms = torch.where(a > 0, a.digamma() - (b + 1).digamma() + (m + 1).digamma() - n.digamma(), 0.0)
-    of_p = terms - (a / n * terms).sum(-1, keepdim=True)
+    of_p = _influence_of_p(a, b, n, m)
     ratio = a / n * m / b.clamp(min=1)
     of_q = (b / m * ratio).sum(-1, keepdim=True) - ratio
     return of_p, of_q
+
+
+def _influence_of_p(a: Tensor, b: Tensor, n: Tensor, m: Tensor) -> Tensor:
+    terms = torch.where(a > 0, a.digamma() - (b + 1).digamma() + (m + 1).digamma() - n.digamma(), 0.0)
+    return terms - (a / n * terms).sum(-1, keepdim=True)
 
 
 def kl_variance(a: Tensor, b: Tensor, inflation: tuple[float, float] = (1.0, 1.0)) -> Tensor:
@@ -102,7 +65,6 @@ def kl_variance(a: Tensor, b: Tensor, inflation: tuple[float, float] = (1.0, 1.0
         a, b: the counts of P and of Q.
         inflation: the factors of the two variances in V for dependent draws.
     """
-    a, b, _, _ = _counts(a, b)
     (from_p, from_q), second = first_order(a, b), second_order(a, b).variance
     return torch.maximum(from_p * inflation[0] + from_q * inflation[1] - second, second)
 
@@ -112,9 +74,9 @@ def unseen_shares(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
     The second one estimates the probability of all categories that are missing from P's sample (Good, 1953).
     """
-    a, b, n, _ = _counts(a, b)
-    never, once = (a > 0) & (b == 0), _whole(a) == 1
-    return torch.where(never, a / n, 0.0).sum(-1), torch.where(once, a / n, 0.0).sum(-1)
+    a = a.to(torch.float64)
+    share, once = a / a.sum(-1, keepdim=True), (a > 0) & (a.round().clamp(min=1) == 1)
+    return torch.where((a > 0) & (b == 0), share, 0.0).sum(-1), torch.where(once, share, 0.0).sum(-1)
 
 
 class CoverageCorrection(NamedTuple):
@@ -173,7 +135,7 @@ def first_order(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return the delta method's variance of an estimate in two parts: from P's draws, and from Q's."""
     n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
     share = a / n
-    of_p, _ = kl_influence(a, b)
+    of_p = _influence_of_p(a, b, n, m)
     from_q = (share.square() * torch.polygamma(1, b + 1)).sum(-1) - 1 / m[..., 0]
     return (share * of_p.square()).sum(-1) / n[..., 0], from_q.clamp(min=0)
 
@@ -196,6 +158,6 @@ def _counts(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return a, b, a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
 
 
-def _sum(a: Tensor, terms: Tensor) -> Tensor:
+def sum_over(a: Tensor, terms: Tensor) -> Tensor:
     """Sum the terms of the categories that P drew; the terms of the others may be NaN and are left out."""
     return torch.where(a > 0, terms, 0.0).sum(-1)

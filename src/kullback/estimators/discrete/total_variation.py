@@ -15,7 +15,7 @@ from torch import Tensor
 from kullback.estimators.discrete.count_intervals import coarser
 from kullback.estimators.discrete.measures import KNOWN, is_rare
 from kullback.estimators.discrete.point import unseen_shares
-from kullback.estimators.normal_interval import standard_normal_quantile
+from kullback.estimators.evidence import standard_normal_quantile
 
 # E |Z| for a standard normal variable, and the variance of |Z|.
 _MEAN, _VARIANCE = math.sqrt(2 / math.pi), 1 - 2 / math.pi

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from kullback.errors import ArgumentValueError, P, Q, explain, invalid_type, invalid_value
 from kullback.estimators.draws import Array, Draws
+from kullback.estimators.evidence import SMALL_P, SMALL_Q
 from kullback.estimators.knn.search import spatial_order
-from kullback.estimators.sample_checks import check_finite, check_samples
 from kullback.estimators.spans import rank_of
 from kullback.estimators.surfaces import sphere_chart, surface_of
-from kullback.samples import Samples
 
 _CALL = "nearest_neighbors"
 # Rounding of real measurements gives a few ties; a larger share of them dominates the result.
@@ -30,30 +28,27 @@ def _repeated(argument: str, *, wanted: str, got: str, instead: str) -> Repeated
     return RepeatedDrawsError(explain(_CALL, argument, wanted=wanted, got=got, instead=instead))
 
 
-def check_points(p: Samples, q: Samples) -> None:
-    """Refuse draws of different spaces, and draws without distances."""
-    check_samples(_CALL, p, q)
-    for name, samples in (("p", p), ("q", q)):
-        if samples.discrete:
+def check_points(p: Draws, q: Draws) -> None:
+    """Refuse draws without distances."""
+    for name, draws in (("p", p), ("q", q)):
+        if draws.discrete:
             raise invalid_type(
                 _CALL,
                 name,
                 wanted="floating-point draws",
-                got=f"{samples!r}, which are categories",
+                got=f"{draws!r}, which are categories",
                 instead="method='coverage_adjusted' for categories, Samples(x.double()) to read integers as numbers",
             )
-        check_finite(_CALL, name, samples)
 
 
-def prepared(p: Samples, q: Samples) -> tuple[Draws, Draws, list[str]]:
+def prepared(p: Draws, q: Draws) -> tuple[Draws, Draws, list[str]]:
     """Return draws that passed `check_points`, without shared constant coordinates, and notes."""
-    first, second = Draws.of(p), Draws.of(q)
     notes: list[str] = []
-    first, second = _varying(first, second, notes)
-    _check_numbers(first, second)
-    first, second = _in_order(first, second)
-    _check_ties(first, second, notes)
-    return first, second, notes
+    p, q = _varying(p, q, notes)
+    _check_numbers(p, q)
+    p, q = _in_order(p, q)
+    _check_ties(p, q, notes)
+    return p, q, notes
 
 
 def charted(p: Draws, q: Draws, dtypes: tuple[torch.dtype, ...], notes: list[str]) -> tuple[Draws, Draws]:
@@ -66,7 +61,7 @@ def charted(p: Draws, q: Draws, dtypes: tuple[torch.dtype, ...], notes: list[str
         f"All draws are on {surface.name}, which has one dimension less than the draws. Neighbors are searched in "
         "coordinates on it; KL is the same."
     )
-    return _in_order(replace(p, x=x), replace(q, x=y))
+    return _in_order(p.at(x), q.at(y))
 
 
 def _in_order(p: Draws, q: Draws) -> tuple[Draws, Draws]:
@@ -78,7 +73,7 @@ def _ordered(draws: Draws) -> Draws:
     if draws.x.shape[1] > 1:
         return draws.taken(spatial_order(draws.x))
     if draws.weights is None and draws.cluster is None:
-        return replace(draws, x=np.sort(draws.x, axis=0))
+        return draws.at(np.sort(draws.x, axis=0))
     return draws.taken(np.argsort(draws.x[:, 0]))
 
 
@@ -109,8 +104,9 @@ def _varying(p: Draws, q: Draws, notes: list[str]) -> tuple[Draws, Draws]:
         )
     if bool(same.any()):
         left_out = ", ".join(map(str, np.flatnonzero(same)))
-        notes.append(f"Component {left_out} is left out, because it is constant, the same in p and in q.")
-    return replace(p, x=p.x[:, ~same]), replace(q, x=q.x[:, ~same])
+        where = f"the same in {SMALL_P} and in {SMALL_Q}"
+        notes.append(f"Component {left_out} is left out, because it is constant, {where}.")
+    return p.at(p.x[:, ~same]), q.at(q.x[:, ~same])
 
 
 def _check_numbers(p: Draws, q: Draws) -> None:
@@ -128,7 +124,7 @@ def _check_numbers(p: Draws, q: Draws) -> None:
             _CALL,
             "p, q",
             wanted="more draws than components",
-            got=f"{len(p)} draws of p and {len(q)} of q with {d} components",
+            got=(f"{len(p)} draws of ", P, f" and {len(q)} of ", Q, f" with {d} components"),
             instead="method='density_ratio', or Samples(x[:, columns]) with the few that matter",
         )
 
@@ -154,8 +150,8 @@ def _check_ties(p: Draws, q: Draws, notes: list[str]) -> None:
     keys = [_sorted_keys(draws.x) for draws in (p, q)]
     place = np.minimum(np.searchsorted(keys[1], keys[0]), len(q) - 1)
     shared = int((keys[1][place] == keys[0]).sum())
-    for name, key, draws in zip("pq", keys, (p, q), strict=True):
-        _check_atoms(name, key, notes)
+    for name, side, key, draws in zip("pq", (SMALL_P, SMALL_Q), keys, (p, q), strict=True):
+        _check_atoms(name, side, key, notes)
         _check_components(name, draws.x)
     if shared > max(_MOST_SHARED * len(p), 1):
         raise invalid_value(
@@ -166,7 +162,9 @@ def _check_ties(p: Draws, q: Draws, notes: list[str]) -> None:
             instead="leave the common rows out of one side; Samples(x.long()) if the values are categories",
         )
     if shared:
-        notes.append(f"{shared} draw(s) of p are also in q, which lowers the estimate slightly.")
+        notes.append(
+            f"{shared} draw(s) of {SMALL_P} are also in {SMALL_Q}, which lowers the estimate slightly."
+        )
 
 
 def _sorted_keys(x: Array) -> Array:
@@ -179,7 +177,7 @@ def _sorted_keys(x: Array) -> Array:
     return np.sort(key)
 
 
-def _check_atoms(name: str, key: Array, notes: list[str]) -> None:
+def _check_atoms(name: str, side: str, key: Array, notes: list[str]) -> None:
     equal = np.diff(key) == 0
     tied = int((np.concatenate([[False], equal]) | np.concatenate([equal, [False]])).sum())
     if tied > _MOST_TIED * len(key) and tied > 2:
@@ -192,7 +190,7 @@ def _check_atoms(name: str, key: Array, notes: list[str]) -> None:
         )
     if tied:
         notes.append(
-            f"{tied} of the {len(key)} draws of {name} have an equal one, from an atom or rounding. The estimate "
+            f"{tied} of the {len(key)} draws of {side} have an equal one, from an atom or rounding. The estimate "
             "treats them as a high density."
         )
 

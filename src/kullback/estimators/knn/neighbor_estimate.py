@@ -8,31 +8,40 @@ normal, and by a Gaussian pilot (`pilot`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from kullback.common.inputs import whole_from
-from kullback.errors import invalid_value, safe_repr
+from kullback.errors import P, Q, invalid_value, safe_repr
 from kullback.estimators.dimension import too_few_dimensions
 from kullback.estimators.draws import Array, Draws, affordable_draws
+from kullback.estimators.evidence import (
+    SIDE_P,
+    SIDE_Q,
+    SMALL_P,
+    SMALL_Q,
+    Evidence,
+    infinite,
+    standard_normal_quantile,
+)
 from kullback.estimators.knn.data import charted, check_independent, check_points, prepared
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import KNearest, search_line, search_space
-from kullback.estimators.normal_interval import infinite_estimate, standard_normal_quantile
-from kullback.estimators.sample_checks import INTERVAL, seed_of
+from kullback.estimators.registry import from_draws
+from kullback.estimators.sample_checks import seed_of
 from kullback.estimators.spans import as_log_ratios, common_span
 from kullback.estimators.unseen import Unseen, unseen_by_q, unseen_in_scores, upper_end
-from kullback.results.estimate import Estimate
-from kullback.samples import Samples
+
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
 
 # The smallest number of draws for a Gaussian pilot; it also needs ten for each component.
 _PILOT_DRAWS = 100
 # With more draws of each side, larger balls are slow and not needed.
 _MANY = 50_000
-# In more dimensions the estimate is off by a factor (measured), and has no valid interval.
+# In more dimensions the estimate is off by a factor in `benchmarks/bench_samples.py`, and has no valid interval.
 _MOST_DIMENSIONS = 10
 _FEWEST_FOR_INTERVAL = 20
 # In as many dimensions or more, four times as many neighbors bound the remaining bias.
@@ -69,9 +78,10 @@ class _Value:
     mix: Array  # the weight of each number of neighbors
 
 
+@from_draws
 def nearest_neighbors(
-    p: Samples,
-    q: Samples,
+    p: Draws,
+    q: Draws,
     *,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
@@ -79,7 +89,7 @@ def nearest_neighbors(
     whiten: bool = True,
     extrapolate: bool = True,
     most: int | None = None,
-) -> Estimate:
+) -> Evidence:
     r"""Estimate KL(P || Q) of continuous distributions from the distances between draws and their nearest neighbors.
 
     .. math:: \hat D_k = \frac dn \sum_i \log \frac{\nu_k(x_i)}{\rho_k(x_i)} + \log \frac{m}{n - 1}
@@ -135,17 +145,16 @@ def nearest_neighbors(
         Divergence Estimation for Multidimensional Densities Via k-Nearest-Neighbor Distances (Wang, Kulkarni and
         Verdu, 2009); Ensemble Estimators for Multivariate Entropy Estimation (Sricharan, Wei and Hero, 2013)
     """
-    INTERVAL.check("nearest_neighbors", confidence=confidence, generator=generator)
     check_points(p, q)
+    n, device = (p.number, q.number), p.device if p.device.type == "cuda" else torch.device("cpu")
     p, q, proportions = as_log_ratios(p, q)
     span = common_span(p, q)
     if span.infinite:
-        return infinite_estimate("nearest_neighbors", (len(p), len(q)), span.infinite, p.tensor.device)
+        return infinite(span.infinite, n)
     first, second, notes = prepared(span.p, span.q)
     first, second = charted(first, second, (p.tensor.dtype, q.tensor.dtype), notes)
     notes += [*proportions, *span.notes]
     first, second = _thinned(first, second, most, generator, notes)
-    device = p.tensor.device if p.tensor.device.type == "cuda" else torch.device("cpu")
     ks = _numbers(first, second, k, extrapolate=extrapolate)
     fewer = ((1, 4) if extrapolate else (1,)) if k is None and ks[-1] > 4 else ()
     terms_of = _searched(first, second, ks, fewer, whiten=whiten, device=device)
@@ -156,25 +165,44 @@ def nearest_neighbors(
     _check_atoms(terms)
     mean = _extrapolated(terms, first.weights)
     error = _standard_error(terms, mean, first, second)
-    interval = _interval(mean, error, terms, confidence)
-    reach, note = _reach(terms, interval, first, second, confidence)
-    interval = interval[0], interval[1] + reach
-    interval, more = _judged(mean, terms, interval, poor=poor, p=first, q=second)
-    notes += more
-    if interval is not None and interval[1] < math.inf:
-        notes += note
+    low, high = _interval(mean, error, terms, confidence)
+    reach, wide = _reach(terms, (low, high), first, second, confidence)
+    high += reach
+    if mean.value < 0:
+        notes.append(f"The estimate was {mean.value:.3g}; it is reported as 0, because KL is never negative.")
+    limit = math.log(len(second))
+    if poor or mean.value > limit - _NEAR_THE_LIMIT:
+        high = math.inf
+        notes.append(
+            f"Most of {SIDE_P} is where {SIDE_Q} has few draws: {len(second)} draws of {SMALL_Q} cannot show a KL much "
+            f"above log {len(second)} = {limit:.1f}. The value is a lower estimate, and the upper limit is infinite."
+        )
+    refusal = _refusal(terms, first, second)
 
-    def number(x: float) -> torch.Tensor:
-        return torch.tensor(max(x, 0.0), dtype=torch.float64, device=device)
+    def remarks(end: float) -> Iterator[str]:
+        if end < math.inf and abs(mean.shift) + abs(mean.smoothing) > (end - low) / 8:
+            yield (
+                f"Bias corrections changed the value by {mean.shift:+.3g} (extrapolation to 0 neighbors) and "
+                f"{mean.smoothing:+.3g} (density changes within the balls around a draw). The interval includes the "
+                "errors of both."
+            )
+        if refusal:
+            yield refusal
+            return
+        if first.cluster is not None or second.cluster is not None:
+            yield "The interval assumes independent clusters. Neighbors in a draw's own cluster raise the estimate."
+        if end < math.inf and wide:
+            yield wide
 
-    return Estimate(
-        number(mean.value),
-        None,
-        "nearest_neighbors",
-        None if interval is None else (number(interval[0]), number(interval[1])),
-        (len(p), len(q)),
-        tuple(notes),
-        number(error),
+    return Evidence(
+        max(mean.value, 0.0),
+        error=max(error, 0.0),
+        ends=(low, high),
+        notes=notes,
+        beyond=lambda _: upper_end(_unseen(terms, first, second), (high - low) / 2),
+        remarks=remarks,
+        without_interval=bool(refusal),
+        n=n,
     )
 
 
@@ -197,9 +225,9 @@ def _thinned(
     rng = np.random.default_rng(seed)
     sides = [side.thinned(number, rng) for side in (p, q)]
     notes.append(
-        f"{len(sides[0]):,} of P's {len(p):,} draws and {len(sides[1]):,} of Q's {len(q):,} were used, chosen at "
-        f"random, because the search for neighbors is slow in {d} dimensions. Use nearest_neighbors(p, q, "
-        f"most={max(len(p), len(q))}) to include all."
+        f"{len(sides[0]):,} of {SIDE_P}'s {len(p):,} draws and {len(sides[1]):,} of {SIDE_Q}'s {len(q):,} were used, "
+        f"chosen at random, because the search for neighbors is slow in {d} dimensions. Use "
+        f"nearest_neighbors({SMALL_P}, {SMALL_Q}, most={max(len(p), len(q))}) to include all."
     )
     return sides[0], sides[1]
 
@@ -215,7 +243,7 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
         raise invalid_value(
             "nearest_neighbors",
             "k",
-            wanted=f"1 to {most} neighbors for {len(p)} draws of p and {len(q)} of q",
+            wanted=(f"1 to {most} neighbors for {len(p)} draws of ", P, f" and {len(q)} of ", Q),
             got=safe_repr(k),
             instead="k=None for a choice by the number of draws",
         )
@@ -302,7 +330,7 @@ def _wide(ks: tuple[int, ...], p: Draws, q: Draws) -> int | None:
 def _flat(p: tuple[Array, Array], q: tuple[Array, Array], k: int) -> str:
     """Return the sides that fill fewer dimensions than their draws, plain and whitened, have."""
     ks = max(k, 4) // 4, max(k, 4)
-    fewer = [(name, too_few_dimensions(*draws, ks)) for name, draws in (("P", p), ("Q", q))]
+    fewer = [(name, too_few_dimensions(*draws, ks)) for name, draws in ((SIDE_P, p), (SIDE_Q, q))]
     return " and ".join(f"{name}'s about {d:.1f}" for name, d in fewer if d is not None)
 
 
@@ -352,7 +380,7 @@ def _check_atoms(terms: _NeighborTerms) -> None:
             "nearest_neighbors",
             "p, q",
             wanted=f"draws of continuous distributions, which do not repeat {terms.ks[0]} times",
-            got=f"{int(bad.sum())} draws of p whose neighbor is at distance 0",
+            got=(f"{int(bad.sum())} draws of ", P, " whose neighbor is at distance 0"),
             instead="a larger k, or Samples(x.long()) if the values are categories",
         )
 
@@ -390,7 +418,7 @@ def _most_bias(terms: _NeighborTerms, d: int, weights: Array | None) -> float:
     if they jump, or if balls are wider than the structure of the densities. With four times fewer neighbors the
     estimate rises by a share of the bias, :math:`1 - 4^{-\gamma}` for a power :math:`\gamma`. The power comes from the
     steps from 4 k to k and from k to k / 4 if they differ significantly; otherwise it is the slower one. For balls
-    wider than a standard deviation, the share falls in proportion (measured). The rise is the smaller of the two steps
+    wider than a standard deviation, the share falls in proportion. The rise is the smaller of the two steps
     plus one standard error.
     """
     if terms.wide is None:
@@ -434,7 +462,7 @@ def _combined(parts: Array, rows: list[Array]) -> Array:
 
 
 def _interval(mean: _Value, error: float, terms: _NeighborTerms, confidence: float) -> tuple[float, float]:
-    """Return the normal interval, widened for the bias that corrections of this size leave (measured)."""
+    """Return the normal interval, widened for the bias that corrections of this size leave."""
     width = standard_normal_quantile(confidence) * error + 0.5 * abs(mean.smoothing) + 0.5 * terms.overfit
     back = abs(mean.shift) / 3
     onwards = back + abs(mean.withheld) / 2
@@ -446,24 +474,23 @@ def _interval(mean: _Value, error: float, terms: _NeighborTerms, confidence: flo
 
 def _reach(
     terms: _NeighborTerms, interval: tuple[float, float], p: Draws, q: Draws, confidence: float
-) -> tuple[float, list[str]]:
+) -> tuple[float, str]:
     """Return the change of the upper limit for the remaining bias, and a note on a large change."""
     low, high = interval
     most = _most_bias(terms, p.x.shape[1], p.weights)
     if most == 0:
-        return 0.0, []
+        return 0.0, ""
     smoothing = float(np.average(terms.smoothing[-1], weights=p.weights))
     many = float(np.average(terms.log_ratio[-1], weights=p.weights)) - terms.overfit
     plain = _Value(many, 0.0, 0.0, 0.0, smoothing, np.array([0.0, 1.0]))
     width = standard_normal_quantile(confidence) * _standard_error(terms, plain, p, q)
     end = many + most + width + 0.5 * abs(smoothing) + 0.5 * terms.overfit
     if end - high <= (high - low) / 4:
-        return max(end - high, 0.0), []
-    note = (
+        return max(end - high, 0.0), ""
+    return end - high, (
         f"The estimate rises with fewer neighbors: in {p.x.shape[1]} dimensions the balls may be too wide to resolve "
-        f"the difference of P and Q. The upper limit allows for {end - high:.2g} nats more."
+        f"the difference of {SIDE_P} and {SIDE_Q}. The upper limit allows for {end - high:.2g} nats more."
     )
-    return end - high, [note]
 
 
 def _unseen(terms: _NeighborTerms, p: Draws, q: Draws) -> Unseen:
@@ -472,41 +499,6 @@ def _unseen(terms: _NeighborTerms, p: Draws, q: Draws) -> Unseen:
     if p.x.shape[1] == 1:
         return unseen_by_q(p.x[:, 0], p.shares, q.x[:, 0], number)
     return unseen_in_scores([terms.radii, *zip(p.x.T, q.x.T, strict=True)], p.shares, number)
-
-
-def _judged(
-    mean: _Value, terms: _NeighborTerms, interval: tuple[float, float], *, poor: bool, p: Draws, q: Draws
-) -> tuple[tuple[float, float] | None, list[str]]:
-    """Remove the interval, or make its upper limit infinite, where it would be invalid, with notes."""
-    notes: list[str] = []
-    if mean.value < 0:
-        notes.append(f"The estimate was {mean.value:.3g}; it is reported as 0, because KL is never negative.")
-    limit = math.log(len(q))
-    low, high = interval
-    if poor or mean.value > limit - _NEAR_THE_LIMIT:
-        high = math.inf
-        notes.append(
-            f"Most of P is where Q has few draws: {len(q)} draws of q cannot show a KL much above log {len(q)} = "
-            f"{limit:.1f}. The value is a lower estimate, and the upper limit is infinite."
-        )
-    verdict = upper_end(_unseen(terms, p, q), (high - low) / 2 if high < math.inf else math.inf)
-    if verdict.note and high < math.inf:
-        notes.append(verdict.note)
-    high += verdict.reach
-    if high < math.inf and abs(mean.shift) + abs(mean.smoothing) > (high - low) / 8:
-        notes.append(
-            f"Bias corrections changed the value by {mean.shift:+.3g} (extrapolation to 0 neighbors) and "
-            f"{mean.smoothing:+.3g} (density changes within the balls around a draw). The interval includes the "
-            "errors of both."
-        )
-    refusal = _refusal(terms, p, q)
-    if refusal:
-        return None, [*notes, refusal]
-    if p.cluster is not None or q.cluster is not None:
-        notes.append(
-            "The interval assumes independent clusters. Neighbors in a draw's own cluster raise the estimate."
-        )
-    return (low, high), notes
 
 
 def _refusal(terms: _NeighborTerms, p: Draws, q: Draws) -> str:
@@ -525,6 +517,6 @@ def _refusal(terms: _NeighborTerms, p: Draws, q: Draws) -> str:
     if min(p.groups, q.groups) < _FEWEST_FOR_INTERVAL:
         return (
             f"There is no interval: it needs {_FEWEST_FOR_INTERVAL} independent draws (or clusters) of each side, but "
-            f"there are {p.groups} of p and {q.groups} of q."
+            f"there are {p.groups} of {SMALL_P} and {q.groups} of {SMALL_Q}."
         )
     return ""

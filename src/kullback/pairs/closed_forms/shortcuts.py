@@ -34,10 +34,12 @@ def fused_divergence(p: object, q: object) -> Tensor | None:
 
 def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
     """Return KL between rows of logits; None for long rows."""
+    if not 0 < p.shape[-1] == q.shape[-1] <= _MOST_CLASSES:
+        return None
     if torch.compiler.is_compiling() or not is_ordinary_call():
         return None
     kernel = plan_for(Categorical, Categorical).shortcut
-    if not 0 < p.shape[-1] == q.shape[-1] <= _MOST_CLASSES or not isinstance(kernel, NativeForm):
+    if not isinstance(kernel, NativeForm):
         return None
     required = required_gradients((p, q))
     return None if required is None else divergence(kernel.form, (p, q), required)

@@ -12,17 +12,9 @@ from typing import Any, TypeGuard, cast
 import torch
 from torch import Tensor
 from torch.distributions import (
-    Cauchy,
     Distribution,
-    Exponential,
-    Gumbel,
-    HalfCauchy,
-    HalfNormal,
-    Laplace,
     LogNormal,
-    Normal,
     TransformedDistribution,
-    Uniform,
 )
 from torch.distributions.transforms import (
     AffineTransform,
@@ -41,6 +33,7 @@ from torch.distributions.transforms import (
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
+from kullback.pairs.family import FAMILIES
 from kullback.pairs.numerics.parameters import (
     are_equal,
     dtype_of,
@@ -165,9 +158,9 @@ def _shortened(steps: list[Any]) -> list[Transform] | None:
     before = steps[-2] if len(steps) > 1 else None
     is_log = isinstance(inverse, ExpTransform)
     if is_log and isinstance(before, SigmoidTransform):
-        return [*steps[:-2], _scaling(-1.0), SoftplusTransform(), _scaling(-1.0)]
+        return [*steps[:-2], scaling(-1.0), SoftplusTransform(), scaling(-1.0)]
     if isinstance(inverse, SigmoidTransform) and isinstance(before, ExpTransform):
-        return [*steps[:-2], _scaling(-1.0), SoftplusTransform().inv, _scaling(-1.0)]
+        return [*steps[:-2], scaling(-1.0), SoftplusTransform().inv, scaling(-1.0)]
     if is_log and type(before) is AffineTransform and isinstance([None, *steps][-3], ExpTransform):
         middle = _log_of_affine_exp(before)
         return None if middle is None else [*steps[:-3], *middle]
@@ -184,10 +177,10 @@ def _log_of_affine_exp(between: AffineTransform) -> list[Transform] | None:
         return None
     log_scale, log_size = torch.log(scale), torch.log(loc.abs())
     if bool((loc == 0).all()):
-        return [_shift(log_scale)]
+        return [shift(log_scale)]
     if bool((loc > 0).all()):
-        return [_shift(log_scale - log_size), SoftplusTransform(), _shift(log_size)]
-    inverse = [_shift(log_scale - log_size), SoftplusTransform().inv, _shift(log_size)]
+        return [shift(log_scale - log_size), SoftplusTransform(), shift(log_size)]
+    inverse = [shift(log_scale - log_size), SoftplusTransform().inv, shift(log_size)]
     return inverse if bool((loc < 0).all()) else None
 
 
@@ -220,11 +213,11 @@ def _elementary(part: Transform) -> list[Transform]:
     if isinstance(forward, AffineTransform):
         return [part] if inner is None else _inverse_affine(forward)
     if isinstance(forward, PowerTransform):
-        exponent = _exact(forward.exponent)
-        return [ExpTransform().inv, _scaling(exponent if inner is None else 1 / exponent), ExpTransform()]
+        exponent = exact(forward.exponent)
+        return [ExpTransform().inv, scaling(exponent if inner is None else 1 / exponent), ExpTransform()]
     steps: list[Transform] = [forward]
     if isinstance(forward, TanhTransform):
-        steps = [_scaling(2.0), SigmoidTransform(), AffineTransform(-1.0, 2.0)]
+        steps = [scaling(2.0), SigmoidTransform(), AffineTransform(-1.0, 2.0)]
     if isinstance(forward, CumulativeDistributionTransform):
         steps = _distribution_function(forward)
     if steps == [forward]:
@@ -235,7 +228,7 @@ def _elementary(part: Transform) -> list[Transform]:
 
 def _inverse_affine(forward: AffineTransform) -> list[Transform]:
     is_zero = not isinstance(forward.scale, Tensor) and forward.scale == 0
-    return [forward.inv] if is_zero else [_shift(-_exact(forward.loc)), _scaling(1 / _exact(forward.scale))]
+    return [forward.inv] if is_zero else [shift(-exact(forward.loc)), scaling(1 / exact(forward.scale))]
 
 
 def _distribution_function(transform: CumulativeDistributionTransform) -> list[Transform]:
@@ -245,7 +238,8 @@ def _distribution_function(transform: CumulativeDistributionTransform) -> list[T
         overrides(d, method) for method in ("log_prob", "cdf", "icdf")
     ):
         return [transform]
-    steps = next((steps(d) for family, steps in _DISTRIBUTION_FUNCTIONS.items() if type(d) is family), None)
+    family = FAMILIES.get(type(d))
+    steps = None if family is None or family.cdf is None else family.cdf(d)
     if steps is None and isinstance(d, TransformedDistribution):
         steps = _transformed_distribution_function(d)
     return [transform] if steps is None else steps
@@ -264,11 +258,13 @@ def _transformed_distribution_function(d: TransformedDistribution) -> list[Trans
     return [*back, CumulativeDistributionTransform(d.base_dist), *turn]
 
 
-def _shift(loc: Any) -> Transform:
+def shift(loc: Any) -> Transform:
+    """Return the step x + loc."""
     return AffineTransform(loc, 1.0)
 
 
-def _scaling(scale: Any) -> Transform:
+def scaling(scale: Any) -> Transform:
+    """Return the step scale x."""
     return AffineTransform(0.0, scale)
 
 
@@ -280,7 +276,7 @@ def exact_parameters(step: AffineTransform) -> tuple[Tensor, Tensor]:
     return loc, scale
 
 
-def _exact(x: Tensor | float) -> Any:
+def exact(x: Tensor | float) -> Any:
     """Return a parameter in float64, so that its inverse keeps its digits."""
     return upcast(x) if isinstance(x, Tensor) else float(x)
 
@@ -291,40 +287,24 @@ def standard_family(step: Transform) -> type | None:
 
 
 # Made once, and known by their identity, because inside of torch.func no parameter can be compared with 0 or 1.
-_STANDARD: dict[type, Transform] = {
-    family: CumulativeDistributionTransform(
-        family(
-            *(torch.full((), x, dtype=torch.float64, device="cpu") for x in (0.0, 1.0)), validate_args=False
-        )
-    )
-    for family in (Normal, Laplace, Cauchy)
-}
+_STANDARD: dict[type, Transform] = {}
 
 
-def _standardized(d: Any) -> list[Transform]:
-    steps = [_shift(-_exact(d.loc)), _scaling(1 / _exact(d.scale)), _STANDARD[type(d)]]
+def enter_standard(kind: type) -> None:
+    """Make the standard distribution function of a family with a location and a scale a step of its own."""
+    standard = (torch.full((), x, dtype=torch.float64, device="cpu") for x in (0.0, 1.0))
+    _STANDARD[kind] = CumulativeDistributionTransform(kind(*standard, validate_args=False))
+
+
+def standardized(d: Any) -> list[Transform]:
+    """Return the steps of the distribution function of a family with a location and a scale."""
+    steps = [shift(-exact(d.loc)), scaling(1 / exact(d.scale)), _STANDARD[type(d)]]
     return [step for step in steps if not (type(step) is AffineTransform and _is_identity([step]))]
 
 
-def _folded(family: type) -> Callable[[Any], list[Transform]]:
+def folded(kind: type) -> Callable[[Any], list[Transform]]:
     """Return the steps of the distribution function of |X| for an X of a symmetric family."""
-    return lambda d: [_scaling(1 / _exact(d.scale)), _STANDARD[family], AffineTransform(-1.0, 2.0)]
-
-
-def _of_gumbel(d: Any) -> list[Transform]:
-    """Return e^-e^-z; torch's base distribution of a Gumbel is cut by its rounding."""
-    z = [_shift(-_exact(d.loc)), _scaling(-1 / _exact(d.scale))]
-    return [*z, ExpTransform(), _scaling(-1.0), ExpTransform()]
-
-
-_DISTRIBUTION_FUNCTIONS: dict[type, Callable[[Any], list[Transform]]] = {
-    **dict.fromkeys((Normal, Laplace, Cauchy), _standardized),
-    HalfNormal: _folded(Normal),
-    HalfCauchy: _folded(Cauchy),
-    Uniform: lambda d: [_shift(-_exact(d.low)), _scaling(1 / (_exact(d.high) - _exact(d.low)))],
-    Exponential: lambda d: [_scaling(-_exact(d.rate)), ExpTransform(), AffineTransform(1.0, -1.0)],
-    Gumbel: _of_gumbel,
-}
+    return lambda d: [scaling(1 / exact(d.scale)), _STANDARD[kind], AffineTransform(-1.0, 2.0)]
 
 
 def same_maps(a: Any, b: Any) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import Cauchy, Laplace, Normal, TransformedDistribution
+from torch.distributions import TransformedDistribution
 from torch.distributions.transforms import (
     AffineTransform,
     ExpTransform,
@@ -19,9 +19,6 @@ from torch.distributions.transforms import (
 from kullback.pairs.densities.density import Density, Points, Tail, density_of, register_density
 from kullback.pairs.densities.image import density_on_image, ends_after
 from kullback.pairs.densities.mapped import (
-    CAUCHY,
-    LAPLACE,
-    NORMAL,
     CurveDensity,
     CurveInverseDensity,
     ExpDensity,
@@ -33,6 +30,7 @@ from kullback.pairs.densities.mapped import (
     SymmetricCurve,
 )
 from kullback.pairs.densities.maps import base_and_steps, exact_parameters, inverted_by, standard_family
+from kullback.pairs.family import FAMILIES
 from kullback.pairs.numerics.parameters import dtype_of
 
 
@@ -186,10 +184,7 @@ _OUTSIDE = 1e-6
 def _curve_of(step: Transform) -> SymmetricCurve | None:
     """Return the curve of a standard distribution function; None for any other step."""
     family = standard_family(step)
-    return None if family is None else _CURVES[family]
-
-
-_CURVES: dict[type, SymmetricCurve] = {Normal: NORMAL, Laplace: LAPLACE, Cauchy: CAUCHY}
+    return None if family is None else FAMILIES[family].curve
 
 
 def _affine(part: Density, loc: Tensor, scale: Tensor) -> Density | None:

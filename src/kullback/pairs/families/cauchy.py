@@ -15,6 +15,8 @@ from kullback.common.special import HALF_LOG_2PI, log1p_quotient, log_ratio, sti
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import HalfLineDensity, Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity, log_one_plus_square
+from kullback.pairs.densities.mapped import CAUCHY
+from kullback.pairs.densities.maps import folded, standardized
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import POSITIVE, REAL, Family, ScipyForm, symmetric_image
 from kullback.pairs.numerics.log_moments import Factor, GammaProduct, LogMoments
@@ -112,25 +114,11 @@ def _of_half_cauchy(d: HalfCauchy) -> LogMoments:
     return GammaProduct(torch.full_like(scale, 2 * HALF_LOG_2PI), torch.log(scale), factors, root=2.0)
 
 
-register_family(
-    Family(
-        Cauchy,
-        "loc scale",
-        CauchyDensity,
-        REAL,
-        units={"loc": 1, "scale": 1},
-        image=symmetric_image,
-        scipy=[ScipyForm("cauchy", Cauchy, "loc scale")],
-    )
-)
-register_family(
-    Family(
-        HalfCauchy,
-        "base_dist.scale",
-        HalfCauchyDensity,
-        POSITIVE,
-        units={"scale": 1},
-        log_moments=_of_half_cauchy,
-        scipy=[ScipyForm("halfcauchy", HalfCauchy)],
-    )
-)
+register_family(Family(
+    Cauchy, "loc scale", CauchyDensity, REAL, units={"loc": 1, "scale": 1}, image=symmetric_image,
+    cdf=standardized, curve=CAUCHY, scipy=[ScipyForm("cauchy", Cauchy, "loc scale")],
+))  # fmt: skip
+register_family(Family(
+    HalfCauchy, "base_dist.scale", HalfCauchyDensity, POSITIVE, units={"scale": 1},
+    log_moments=_of_half_cauchy, cdf=folded(Cauchy), scipy=[ScipyForm("halfcauchy", HalfCauchy)],
+))  # fmt: skip

@@ -9,9 +9,11 @@ from torch import Tensor
 from torch.distributions import (
     AffineTransform,
     Distribution,
+    ExpTransform,
     Gumbel,
     Laplace,
     Normal,
+    Transform,
     TransformedDistribution,
 )
 
@@ -32,6 +34,7 @@ from kullback.common.special import (
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity
+from kullback.pairs.densities.maps import exact, scaling, shift
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import REAL, Family, ScipyForm
 from kullback.pairs.numerics.log_moments import LogMoments
@@ -126,18 +129,18 @@ def kl_to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_de
     return mean - start + bounded_exp(start + log_decay) + torch.log(scale) - p.mean() - p.entropy
 
 
+def _cdf(d: Gumbel) -> list[Transform]:
+    """Return the steps of e^-e^-z; torch's base distribution of a Gumbel is cut by its rounding."""
+    z = [shift(-exact(d.loc)), scaling(-1 / exact(d.scale))]
+    return [*z, ExpTransform(), scaling(-1.0), ExpTransform()]
+
+
 def _reflected(loc: Tensor, scale: Tensor) -> Distribution:
     minus = AffineTransform(torch.zeros_like(loc), -torch.ones_like(loc))
     return TransformedDistribution(Gumbel(-loc, scale), [minus])
 
 
-register_family(
-    Family(
-        Gumbel,
-        "loc scale",
-        GumbelDensity,
-        REAL,
-        units={"loc": 1, "scale": 1},
-        scipy=[ScipyForm("gumbel_r", Gumbel, "loc scale"), ScipyForm("gumbel_l", _reflected, "loc scale")],
-    )
-)
+register_family(Family(
+    Gumbel, "loc scale", GumbelDensity, REAL, units={"loc": 1, "scale": 1}, cdf=_cdf,
+    scipy=[ScipyForm("gumbel_r", Gumbel, "loc scale"), ScipyForm("gumbel_l", _reflected, "loc scale")],
+))  # fmt: skip

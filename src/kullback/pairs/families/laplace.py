@@ -21,6 +21,8 @@ from kullback.common.special import (
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity
+from kullback.pairs.densities.mapped import LAPLACE
+from kullback.pairs.densities.maps import standardized
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import REAL, Family, Means, Parameters, ScipyForm, symmetric_image
 from kullback.pairs.registry import closed_form
@@ -90,15 +92,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
     return {"loc": loc, "scale": scale}
 
 
-register_family(
-    Family(
-        Laplace,
-        "loc scale",
-        LaplaceDensity,
-        REAL,
-        units={"loc": 1, "scale": 1},
-        image=symmetric_image,
-        scipy=[ScipyForm("laplace", Laplace, "loc scale")],
-        match=_match,
-    )
-)
+register_family(Family(
+    Laplace, "loc scale", LaplaceDensity, REAL, units={"loc": 1, "scale": 1}, image=symmetric_image,
+    cdf=standardized, curve=LAPLACE, scipy=[ScipyForm("laplace", Laplace, "loc scale")], match=_match,
+))  # fmt: skip

@@ -25,6 +25,8 @@ from kullback.common.special import (
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import HalfLineDensity, Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity
+from kullback.pairs.densities.mapped import NORMAL
+from kullback.pairs.densities.maps import folded, standardized
 from kullback.pairs.families.gumbel import kl_to_gumbel
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import POSITIVE, REAL, Family, Means, Parameters, ScipyForm, symmetric_image
@@ -224,45 +226,23 @@ def _match_half_normal(target: Means, start: Parameters, fixed: frozenset[str]) 
     return {"scale": target.deviation(torch.zeros_like(start["scale"]))}
 
 
-register_family(
-    Family(
-        Normal,
-        "loc scale",
-        NormalDensity,
-        REAL,
-        units={"loc": 1, "scale": 1},
-        from_log_moments=_to_normal,
-        image=symmetric_image,
-        scipy=[
-            ScipyForm("norm", Normal, "loc scale"),
-            ScipyForm("Normal", Normal, reads="mu sigma"),
-            ScipyForm("StandardNormal", Normal, reads="mu sigma"),
-        ],
-        match=_match_normal,
-    )
-)
-register_family(
-    Family(
-        LogNormal,
-        "base_dist.loc base_dist.scale",
-        LogNormalDensity,
-        POSITIVE,
-        log_moments=_of_log_normal,
-        from_log_moments=_to_log_normal,
-        scipy=[ScipyForm("lognorm", lambda s, scale: LogNormal(torch.log(scale), s))],
-        match=_match_log_normal,
-    )
-)
-register_family(
-    Family(
-        HalfNormal,
-        "base_dist.scale",
-        HalfNormalDensity,
-        POSITIVE,
-        units={"scale": 1},
-        log_moments=_of_half_normal,
-        from_log_moments=_to_half_normal,
-        scipy=[ScipyForm("halfnorm", HalfNormal)],
-        match=_match_half_normal,
-    )
-)
+register_family(Family(
+    Normal, "loc scale", NormalDensity, REAL, units={"loc": 1, "scale": 1}, from_log_moments=_to_normal,
+    image=symmetric_image, cdf=standardized, curve=NORMAL,
+    scipy=[
+        ScipyForm("norm", Normal, "loc scale"),
+        ScipyForm("Normal", Normal, reads="mu sigma"),
+        ScipyForm("StandardNormal", Normal, reads="mu sigma"),
+    ],
+    match=_match_normal,
+))  # fmt: skip
+register_family(Family(
+    LogNormal, "base_dist.loc base_dist.scale", LogNormalDensity, POSITIVE, log_moments=_of_log_normal,
+    from_log_moments=_to_log_normal,
+    scipy=[ScipyForm("lognorm", lambda s, scale: LogNormal(torch.log(scale), s))], match=_match_log_normal,
+))  # fmt: skip
+register_family(Family(
+    HalfNormal, "base_dist.scale", HalfNormalDensity, POSITIVE, units={"scale": 1},
+    log_moments=_of_half_normal, from_log_moments=_to_half_normal, cdf=folded(Normal),
+    scipy=[ScipyForm("halfnorm", HalfNormal)], match=_match_half_normal,
+))  # fmt: skip

@@ -35,6 +35,7 @@ from kullback.common.special import (
 )
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import Points, PositiveAtEnds
+from kullback.pairs.densities.maps import exact, scaling, shift
 from kullback.pairs.families.continuous_bernoulli import cross_entropy_to, logits_of
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family, Means, Parameters, ScipyForm
@@ -215,18 +216,12 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
     return {name: start[name] if name in fixed else end for name, end in ends.items()}
 
 
-register_family(
-    Family(
-        Uniform,
-        "low high",
-        UniformDensity,
-        ("low", "high"),
-        units={"low": 1, "high": 1},
-        scipy=[
-            ScipyForm("uniform", lambda loc, scale: Uniform(loc, loc + scale), "loc scale"),
-            ScipyForm("Uniform", Uniform, reads="a b"),
-        ],
-        match=_match,
-        start={"low": 0.0, "high": 1.0},
-    )
-)
+register_family(Family(
+    Uniform, "low high", UniformDensity, ("low", "high"), units={"low": 1, "high": 1},
+    cdf=lambda d: [shift(-exact(d.low)), scaling(1 / (exact(d.high) - exact(d.low)))],
+    scipy=[
+        ScipyForm("uniform", lambda loc, scale: Uniform(loc, loc + scale), "loc scale"),
+        ScipyForm("Uniform", Uniform, reads="a b"),
+    ],
+    match=_match, start={"low": 0.0, "high": 1.0},
+))  # fmt: skip

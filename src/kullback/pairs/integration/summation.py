@@ -32,13 +32,9 @@ _LogSize = Callable[[Tensor], Tensor]
 
 
 def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance) -> Integral:
-    """Sum the terms of KL over the integers where P has mass.
+    """Sum the terms of KL over the integers where P has mass; see `integrate_kl` for the arguments.
 
-    Arguments:
-        p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
-        q: the density of Q, likewise.
-        batch_shape: the broadcast shape of the parameters, without the last dimension.
-        target: the required error, and the limit on nodes, which may be exceeded where every term has to be summed.
+    The limit on nodes may be exceeded where every term has to be summed.
     """
     fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from kullback.estimators.two_sample_test import TwoSampleTest
 from kullback.report.document import Document, Findings, Frame, Headline, Table
-from kullback.results.estimate import Estimate, sentence_of, table_of
+from kullback.report.estimates import sentence_of, table_of
+from kullback.results.estimate import Estimate
+from kullback.results.two_sample_test import TwoSampleTest
 from kullback.results.verdict import Verdict
 
 

@@ -26,7 +26,7 @@ import torch
 
 from kullback.common.arrays import Flags, Floats
 from kullback.estimators.discrete.point import kl_influence, zhang_grabchak
-from kullback.estimators.normal_interval import standard_normal_quantile
+from kullback.estimators.evidence import standard_normal_quantile
 from kullback.results.value import Interval, Value
 from kullback.tables.inference.ordered import of_either
 from kullback.tables.inference.rare_values import GROUPS, RareValues

@@ -1,0 +1,138 @@
+"""Estimators by name: from one function of the draws to a public function, and to a method of `kl_estimate`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Concatenate, NamedTuple, ParamSpec, cast
+
+import torch
+
+from kullback.errors import RegistrationError, explain, safe_repr
+from kullback.estimators.draws import Draws
+from kullback.estimators.evidence import Evidence, estimate_of, interval_from
+from kullback.estimators.sample_checks import INTERVAL, checked
+from kullback.results.estimate import Estimate
+
+Options = ParamSpec("Options")
+Estimator = Callable[..., Estimate]
+
+# The public functions by the name of the method: for categories and for numbers. The names of all methods.
+CATEGORICAL: dict[str, Estimator] = {}
+CONTINUOUS: dict[str, Estimator] = {}
+METHODS = ["auto"]
+
+
+class _Parts(NamedTuple):
+    """The parts of a public function: what it checks, the evidence that it returns, and the name of the method."""
+
+    evidence: Callable[..., Evidence]
+    checks: Callable[[str, Any, Any], tuple[Any, Any]]
+    method: str
+
+
+def register_estimator(
+    name: str, *, categories: bool = False
+) -> Callable[
+    [Callable[Concatenate[Any, Any, Options], Evidence]], Callable[Concatenate[Any, Any, Options], Estimate]
+]:
+    r"""Register an estimator under a name, for ``method=`` of `kl_estimate` and its like.
+
+    The decorated function takes the checked draws of P and of Q, `confidence` and `generator`, and returns `Evidence`.
+    It becomes a function of two `Samples` that returns an `Estimate`.
+
+    Arguments:
+        name: the name of the method.
+        categories: whether the draws are categories, and not numbers or vectors.
+
+    Raises:
+        RegistrationError: another method has this name.
+
+    Example:
+        >>> import numpy as np
+        >>> from kullback import Samples, kl_estimate
+        >>> from kullback.estimators import Evidence, register_estimator
+        >>> @register_estimator("exponential")
+        ... def exponential(p, q, *, confidence, generator=None):
+        ...     "KL between exponential distributions, from the means of draws: r - 1 - log r."
+        ...     r = p.x.mean() / q.x.mean()
+        ...     influence = [(r - 1) * sign * (s.x[:, 0] / s.x.mean() - 1) / len(s) for s, sign in ((p, 1), (q, -1))]
+        ...     return Evidence(r - 1 - np.log(r), influence=influence)
+        >>> x, y = np.random.default_rng(0).exponential(size=(2, 1000))
+        >>> kl_estimate(Samples(x), Samples(2 * y), method="exponential").method
+        'exponential'
+    """
+
+    def register(function: Callable[..., Evidence]) -> Any:
+        return enlist(from_draws(function, method=name), categories=categories)
+
+    return register
+
+
+def enlist(estimator: Any, *, categories: bool = False) -> Any:
+    """Add a public function to the methods, and return it."""
+    name = estimator.parts.method
+    if name in METHODS:
+        raise RegistrationError(
+            explain(
+                "register_estimator",
+                "name",
+                wanted="a name that no other estimator has",
+                got=safe_repr(name),
+                instead={"name": f"my_{name}"},
+            )
+        )
+    METHODS.append(name)
+    (CATEGORICAL if categories else CONTINUOUS)[name] = estimator
+    return estimator
+
+
+def from_draws(
+    function: Callable[Concatenate[Any, Any, Options], Evidence],
+    checks: Callable[[str, Any, Any], tuple[Any, Any]] = checked,
+    method: str = "",
+) -> Callable[Concatenate[Any, Any, Options], Estimate]:
+    """Return the public function of an estimator: it checks the draws, and makes the interval."""
+    method = method or function.__name__
+
+    @functools.wraps(function)
+    def estimator(p: Any, q: Any, *options: Any, confidence: float = 0.95, **named: Any) -> Estimate:
+        INTERVAL.check(method, confidence=confidence, generator=named.get("generator"))
+        evidence = evidence_by(estimator, p, q, *options, confidence=confidence, **named)
+        return estimate_of(evidence, device_of(p))
+
+    public, declared = cast("Any", estimator), inspect.signature(function)
+    public.parts = _Parts(function, checks, method)
+    taken = [
+        x.replace(annotation="Samples") if x.annotation == "Draws" else x
+        for x in declared.parameters.values()
+    ]
+    public.__signature__ = declared.replace(parameters=taken, return_annotation="Estimate")
+    return public
+
+
+def evidence_by(
+    estimator: Any,
+    p: Any,
+    q: Any,
+    *options: Any,
+    confidence: float,
+    generator: torch.Generator | None = None,
+    **named: Any,
+) -> Evidence:
+    """Return the evidence of an estimator, with its interval. Draws that were checked before are not checked again."""
+    function, checks, method = estimator.parts
+    p, q = checks(method, p, q)
+    evidence: Evidence = function(p, q, *options, confidence=confidence, generator=generator, **named)
+    n = (len(p), len(q)) if evidence.n is None else evidence.n
+    evidence = replace(evidence, method=evidence.method or method, n=n)
+    sides = (p, q) if isinstance(p, Draws) and isinstance(q, Draws) else ()
+    return interval_from(evidence, confidence, *sides)
+
+
+def device_of(side: Any) -> torch.device:
+    """Return the device of draws or counts; the CPU where it has no float64."""
+    device = side.device if isinstance(side, Draws) else side.tensor.device
+    return torch.device("cpu") if device.type == "mps" else device

@@ -1,0 +1,72 @@
+"""The result of a test of whether two data sets could come from one distribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from kullback.common.display import Shown, html_table
+from kullback.common.short_repr import ShortRepr
+from kullback.results.estimate import Estimate
+
+
+@dataclass(frozen=True, repr=False)
+class TwoSampleTest(ShortRepr, Shown):
+    """The result of `two_sample_test`.
+
+    Attributes:
+        p_value: the share of shuffles with at least this difference, if both data sets have one distribution. NaN if
+            draws are so dependent that fewer than 10 independent blocks exist; `notes` report it.
+        statistic: the value of the statistic in `method`.
+        effect: the difference as an estimate of KL(P || Q), by the method that suits the draws. None if there is no
+            estimator for them; `notes` give the reason.
+        permutations: the number of shuffles.
+        method: the statistic with the clearest difference. Of categories ``"likelihood_ratio"``; of numbers
+            ``"energy"``, ``"energy_of_ranks"``, ``"spread_of_ranks"`` or ``"chi_squared"``; of vectors ``"energy"``,
+            ``"kernel"``, ``"shift"``, ``"nearest_neighbors"``, ``"spread"`` or ``"products"``.
+        notes: notes on the draws and the effect, one sentence each.
+
+    Example:
+        >>> from kullback import Samples, two_sample_test
+        >>> test = two_sample_test(Samples(["a"] * 50), Samples(["a"] * 25 + ["b"] * 25))
+        >>> test.p_value, test.method
+        (0.001, 'likelihood_ratio')
+    """
+
+    p_value: float
+    statistic: float
+    effect: Estimate | None
+    permutations: int
+    method: str
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the p-value, the deciding statistic and the effect, in one line."""
+        statistic = f"{self.method.replace('_', ' ')} = {self.statistic:.4g}"
+        effect = "" if self.effect is None else f"; {self.effect}"
+        return f"p = {self.p_value:.3g}, {statistic}, {self.permutations} permutations{effect}"
+
+    def __float__(self) -> float:
+        """Return the p-value."""
+        return float(self.p_value)
+
+    def __format__(self, spec: str) -> str:
+        """Return the p-value in a format; without one, the line from `print`."""
+        return format(float(self), spec) if spec else str(self)
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks, followed by the table of the effect."""
+        header = ["p-value", "statistic", "value", "permutations"]
+        row = [
+            f"{self.p_value:.3g}",
+            self.method.replace("_", " "),
+            f"{self.statistic:.6g}",
+            self.permutations,
+        ]
+        said = [
+            f"<p>{escape(note)}</p>"
+            for note in self.notes
+            if self.effect is None or note not in self.effect.notes
+        ]
+        effect = [] if self.effect is None else [self.effect._repr_html_()]  # pyright: ignore[reportPrivateUsage]
+        return "\n".join([html_table(header, [row]), *said, *effect])

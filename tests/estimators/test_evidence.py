@@ -1,0 +1,98 @@
+"""Evidence: notes name the two sides as the caller does, in either direction, and draws are checked once and frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Exponential, Normal
+
+from kullback import Samples, estimate, kl_estimate
+from kullback.errors import ArgumentValueError
+from kullback.estimators.draws import Draws
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, added, exchanged, interval_from
+from tests.refusals import refused
+
+
+def normal(seed, *shape, scale=1.0, shift=0.0):
+    return Samples(shift + scale * np.random.default_rng(seed).standard_normal(shape))
+
+
+def tied(seed):
+    rng = np.random.default_rng(seed)
+    return Samples(np.concatenate([rng.standard_normal((300, 2)), np.zeros((3, 2))]))
+
+
+WITH_NOTES = {
+    "few neighbors": (normal(0, 15, 2), normal(1, 12, 2), "nearest_neighbors"),
+    "far apart": (normal(0, 300, 2), normal(1, 200, 2, shift=5.0), "nearest_neighbors"),
+    "ties": (tied(0), normal(1, 300, 2), "nearest_neighbors"),
+    "rounded vectors": (
+        Samples(np.round(normal(0, 200, 2).tensor.numpy(), 1)),
+        Samples(np.round(normal(1, 150, 2).tensor.numpy(), 1)),
+        "auto",
+    ),
+    "beyond Q": (normal(0, 1000, scale=2.0), normal(1, 800), "auto"),
+    "in a gap": (
+        normal(0, 1000),
+        Samples(
+            np.concatenate([x.tensor[:, 0] for x in (normal(1, 500, shift=-4), normal(2, 500, shift=4))])
+        ),
+        "histogram",
+    ),
+    "heavy tail": (Samples(np.random.default_rng(0).standard_cauchy(600)), Normal(0.0, 1.0), "auto"),
+    "outside of Q": (normal(0, 100), Exponential(1.0), "auto"),
+    "categories": (Samples(["a"] * 30 + ["b"] * 20), Samples(["c"] * 40 + ["a"]), "coverage_adjusted"),
+    "rows that repeat": (
+        Samples(np.repeat(np.random.default_rng(0).standard_normal(100), 5)),
+        normal(1, 250),
+        "auto",
+    ),
+}
+
+
+def test_notes_of_the_reverse_direction_exchange_the_names():
+    """KL(Q || P) of (y, x) has the notes of KL(P || Q) of (x, y), with P and Q, p and q exchanged in the words."""
+    other = {"P": "Q", "Q": "P", "p": "q", "q": "p"}
+    for name, (x, y, method) in WITH_NOTES.items():
+        notes = kl_estimate(x, y, method=method, generator=torch.Generator().manual_seed(0)).notes
+        wanted = [re.sub(r"\b[PQpq]\b", lambda letter: other[letter[0]], note) for note in notes]
+        back = estimate(y, x, "reverse_kl", method=method, generator=torch.Generator().manual_seed(0))
+        assert any(note != exchange for note, exchange in zip(notes, wanted, strict=True)), name
+        assert list(back.notes) == wanted, name
+
+
+def test_a_refusal_of_the_reverse_direction_names_the_sides_as_the_caller_does():
+    few, more = normal(0, 3, 5), normal(1, 4, 5)
+    with refused(ArgumentValueError, argument="p, q", got="3 draws of q and 4 of p with 5 components"):
+        estimate(more, few, "reverse_kl", method="nearest_neighbors")
+    with refused(
+        ArgumentValueError, argument="p, q", got=r"1 in p of shape \(2, 1\), 5 in q of shape \(3, 5\)"
+    ):
+        estimate(Samples([1.0, 2.0]), few, "reverse_kl")
+
+
+def test_evidence_of_both_directions_is_added_and_said_once():
+    one = interval_from(
+        Evidence(0.2, error=0.1, notes=[f"Of {SIDE_P}.", "Of both."], method="a", n=(3, 4)), 0.95
+    )
+    back = exchanged(lambda: dataclasses.replace(one, n=(4, 3)))
+    assert back.n == (3, 4)
+    both = added(one, back)
+    assert (both.value, both.error) == (0.4, 0.2)
+    assert both.ends == tuple(2 * end for end in one.ends or ())
+    assert list(both.notes) == [f"Of {SIDE_P}.", "Of both.", f"Of {SIDE_Q}."]
+
+
+def test_draws_are_frozen_and_without_weight_0():
+    draws = Draws.of(Samples([1.0, 2.0, 3.0], weights=[1, 0, 2], cluster=["a", "b", "c"]))
+    assert draws.x.tolist() == [[1.0], [3.0]]
+    assert draws.weights is not None
+    assert draws.cluster is not None
+    assert (draws.weights.tolist(), draws.cluster.tolist(), draws.number) == ([1.0, 2.0], [0, 1], 3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        draws.weights = None  # type: ignore[misc]
+    assert Draws.of(draws) is draws

@@ -1,0 +1,67 @@
+"""The functions and modules of distillation describe an argument that they share in the same words.
+
+The descriptions stay written out: editors and the pages of the reference read them without running the code. A module
+says the beginning of what its function says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import griffe
+
+SOURCES = Path(__file__).resolve().parents[2] / "src"
+NAMES = (
+    "losses.distillation.distillation_loss",
+    "losses.distillation.linear_distillation_loss",
+    "nn.DistillationLoss",
+    "nn.LinearDistillationLoss",
+    "integrations.torchtune.ChunkedDistillationLoss",
+)
+# The function of hidden states has arguments of these names that mean something else.
+OTHERS = {"student", "teacher"}
+
+
+def descriptions(docstring: str) -> dict[str, str]:
+    """Return the description of each argument in one line."""
+    block = docstring.partition("Arguments:\n")[2].partition("\n\n")[0]
+    entries = re.split(r"^    (\w+): ", block, flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
+
+
+def begins(text: str, beginning: str) -> bool:
+    """Return whether a text begins with the words of another, whose last period may be another mark."""
+    words = beginning.removesuffix(".")
+    return text.startswith(words) and not text[len(words) :][:1].isalnum()
+
+
+def test_the_beginning_of_a_text_ends_with_a_word() -> None:
+    assert begins("the mask, boolean.", "the mask.")
+    assert not begins("the masks.", "the mask.")
+    assert not begins("the mask.", "a mask.")
+    assert descriptions("X.\n\nArguments:\n    a: one\n        line.\n    b: two.\n\nReturns:") == {
+        "a": "one line.",
+        "b": "two.",
+    }
+
+
+def test_each_argument_is_described_in_the_same_words() -> None:
+    package = griffe.load("kullback", search_paths=[SOURCES])
+    texts: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in NAMES:
+        docstring = package[name].docstring
+        assert docstring is not None
+        for argument, text in descriptions(docstring.value).items():
+            texts[argument][name] = text
+    shared = {argument: of for argument, of in texts.items() if len(of) > 1 and argument not in OTHERS}
+    assert len(shared) >= 15
+    for argument, of in shared.items():
+        shortest = min(of.values(), key=len)
+        for name, text in of.items():
+            assert begins(text, shortest), (
+                f"{name} describes {argument} otherwise: {text!r}, not {shortest!r}"
+            )
+        modules = [text for name, text in of.items() if name.endswith("Loss")]
+        assert len(set(modules)) <= 1, f"the modules describe {argument} in two ways"
