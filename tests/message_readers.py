@@ -75,3 +75,18 @@ def readers_in(package: Path) -> dict[str, list[str]]:
         for path in sorted(package.rglob("*.py"))
     }
     return {name: expressions for name, expressions in found.items() if expressions}
+
+
+def plain_raises(package: Path, kinds: set[str]) -> dict[str, list[str]]:
+    """The exceptions of these classes that are made of text, in each file, as source text."""
+    plain: dict[str, list[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name(id=name), args=[ast.JoinedStr() | ast.Constant(), *_]) if (
+                    name in kinds
+                ):
+                    plain.setdefault(str(path.relative_to(package)), []).append(ast.unparse(node))
+                case _:
+                    pass
+    return plain

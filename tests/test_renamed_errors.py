@@ -29,6 +29,7 @@ from kullback import (
     Samples,
     compare_tables,
     divergence,
+    errors,
     estimate,
     fit,
     kl_divergence,
@@ -50,7 +51,7 @@ from kullback.nn import KLRegularizer, kl_per_dimension
 from kullback.parallel import workers
 from kullback.tables import Profile
 from kullback.tables.engines import spark_table
-from tests.message_readers import readers_in
+from tests.message_readers import plain_raises, readers_in
 from tests.refusals import parts, refused
 
 PACKAGE = Path(kullback.__file__).parent
@@ -403,6 +404,13 @@ OTHER_LIBRARIES = {
 
 def test_no_message_of_kullback_is_parsed() -> None:
     assert readers_in(PACKAGE) == OTHER_LIBRARIES
+
+
+def test_every_error_is_made_of_parts() -> None:
+    kinds = {name for name in errors.__all__ if name.endswith("Error")} | {"UnreachableError", "FitError"}
+    # A fault of kullback's own registry, which no user can cause.
+    own = {"pairs/registry.py": ["RegistrationError(f'two closed forms for {names_of(type_p, type_q)}')"]}
+    assert plain_raises(PACKAGE, kinds) == own
 
 
 @pytest.mark.parametrize(

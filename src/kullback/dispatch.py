@@ -13,15 +13,16 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from kullback.common.bijective import check_bijective
-from kullback.common.inputs import check_confidence, check_generator, number_from, whole_from
+from kullback.common.constraints import CONFIDENCE, Arguments
 from kullback.errors import invalid_type, invalid_value, no_rule, safe_repr
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.kernels import RowDivergence, logit_divergence, rounding_error, row_divergence
 from kullback.operands import Operand, comparable, nats_per_unit, no_common_rule, operands
-from kullback.pairs import FEWEST_DRAWS, METHODS, SolveOptions
+from kullback.pairs import METHODS, SolveOptions
 from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.distribution_checks import check_domains
 from kullback.pairs.solve import estimate as estimate_pair, estimate_by_rules, estimate_exchanged
+from kullback.pairs.solve_options import OPTIONS
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
@@ -300,7 +301,7 @@ def _estimate(
     options: SolveOptions,
     confidence: float,
 ) -> Estimate:
-    check_confidence(call, confidence)
+    _ESTIMATE.check(call, confidence=confidence)
     options = options._replace(confidence=confidence, wants_error=True)
     kind = as_divergence(call, kind)
     p, q = operands(call, p, q)
@@ -323,6 +324,9 @@ def _estimate(
     return replace(_in_units(counted, unit), value=answer.value, confidence=float(confidence))
 
 
+_ESTIMATE = Arguments("kl_estimate", "estimate", confidence=CONFIDENCE)
+
+
 def _options(
     call: str,
     method: str,
@@ -340,7 +344,7 @@ def _options(
         options = _checked_options(call, method, rtol, atol, max_evaluations, draws)
     if generator is None:
         return options
-    check_generator(call, generator)
+    OPTIONS.check(call, generator=generator)
     return options._replace(generator=generator)
 
 
@@ -349,19 +353,8 @@ def _checked_options(
 ) -> SolveOptions:
     if not isinstance(method, str) or method not in METHODS:  # pyright: ignore[reportUnnecessaryIsInstance]
         _check_estimator(call, method)
-    without = f"{call}(p, q) without it"
-    for name, number in (("rtol", rtol), ("atol", atol)):
-        if number is not None and not number_from(number) >= 0:
-            got = safe_repr(number)
-            raise invalid_value(call, name, wanted="a non-negative number", got=got, instead=without)
-    counts: list[int] = []
-    for name, count, least in (("max_evaluations", max_evaluations, 1), ("draws", draws, FEWEST_DRAWS)):
-        whole = whole_from(count)
-        if whole is None or not least <= whole < 2**63:
-            wanted = f"an integer of at least {least}"
-            raise invalid_value(call, name, wanted=wanted, got=safe_repr(count), instead=without)
-        counts.append(whole)
-    return SolveOptions(method, rtol, atol, counts[0], counts[1], wants_error=False)
+    numbers = OPTIONS.check(call, rtol=rtol, atol=atol, max_evaluations=max_evaluations, draws=draws)
+    return SolveOptions(method, **numbers, wants_error=False)
 
 
 @lru_cache(maxsize=128, typed=True)

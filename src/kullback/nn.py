@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import FLAG
 from kullback.common.display import shown_options
-from kullback.common.inputs import check_flag
 from kullback.errors import invalid_value
 from kullback.generators import KL, Divergence
 from kullback.losses.controllers import (
@@ -229,7 +229,7 @@ class DistillationLoss(_LossModule):
             kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
         )
         super().__init__(settings.checked("DistillationLoss")._asdict())
-        check_flag("DistillationLoss", "inplace_backward", inplace_backward)
+        FLAG.check("DistillationLoss", "inplace_backward", inplace_backward)
         self.inplace_backward = inplace_backward
         self.group = group
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
-from kullback.common.inputs import number_from
+from kullback.common.constraints import Arguments, Number
 from kullback.errors import ArgumentTypeError, NoRuleError, invalid_type, invalid_value, no_rule, safe_repr
 from kullback.generators import Divergence
 from kullback.pairs.clone import have_ordinary_tensors, with_ordinary_tensors, without_empty_wrapper
@@ -95,6 +95,21 @@ def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeErro
     return invalid_type(call, argument, wanted="a distribution", got=got, instead=instead, wording=wording)
 
 
+_BASE = Arguments(
+    "divergence",
+    "estimate",
+    "kl_estimate",
+    base=Number(
+        above=1,
+        below=math.inf,
+        wanted="a number above 1",
+        optional=True,
+        example=2,
+        instead="base=2 for bits, base=10 for hartleys, or no base for nats",
+    ),
+)
+
+
 def nats_per_unit(call: str, kind: Divergence, base: float | None) -> float:
     """Return the number of nats in the unit of the result."""
     if base is None:
@@ -107,15 +122,7 @@ def nats_per_unit(call: str, kind: Divergence, base: float | None) -> float:
             got=f"base={safe_repr(base)} with {kind!r}",
             instead=f"{call}(...) without base",
         )
-    if not 1 < number_from(base) < math.inf:
-        raise invalid_value(
-            call,
-            "base",
-            wanted="a number above 1",
-            got=safe_repr(base),
-            instead="base=2 for bits, base=10 for hartleys, or no base for nats",
-        )
-    return math.log(base)
+    return math.log(_BASE.check(call, base=base)["base"])
 
 
 def comparable(call: str, p: Representation, q: Representation) -> tuple[Representation, Representation]:

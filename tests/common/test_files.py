@@ -22,6 +22,7 @@ from kullback.common.files import (
     write_all,
 )
 from kullback.errors import FileError
+from tests.refusals import refused
 
 
 def test_a_file_is_written_whole_and_alone(tmp_path):
@@ -84,7 +85,7 @@ def test_a_file_that_may_not_be_written_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "report.html"
     path.touch()
     monkeypatch.setattr(files.os, "access", lambda *_: False)  # root may write anything
-    with pytest.raises(FileError, match="Permission denied"):
+    with refused(FileError, got="Permission denied"):
         check_writable(path)
 
 
@@ -124,7 +125,7 @@ def test_all_files_are_written_or_none(tmp_path, monkeypatch):
         return replace(source, target)
 
     monkeypatch.setattr(files.Path, "replace", fail_on_last)
-    with pytest.raises(FileError, match="No space left"):
+    with refused(FileError, got="No space left"):
         write_all({old: "4", new: "5", last: "6"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "old"]
     assert (old.read_text(), last.read_text()) == ("1", "3")
@@ -186,9 +187,9 @@ def links(tmp_path: Path) -> dict[str, Path]:
 def test_an_output_that_is_an_input_is_refused_by_whatever_name(tmp_path, name):
     path = links(tmp_path)[name]
     assert same_file(path, tmp_path / "a")
-    with pytest.raises(FileError, match="one of the other files"):
+    with refused(FileError, got="one of the other files"):
         refuse_overwriting([tmp_path / "new", path], [tmp_path / "a", None])
-    with pytest.raises(FileError, match="one of the other files"):
+    with refused(FileError, got="one of the other files"):
         refuse_overwriting([tmp_path / "new", tmp_path / "folder" / ".." / "new"], [])
     refuse_overwriting([tmp_path / "new", tmp_path / "newer"], [path])
 
@@ -281,7 +282,7 @@ def test_a_pipe_that_nobody_reads_is_refused(tmp_path, call, link):
 def test_a_pipe_that_nobody_reads_changes_no_other_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "a").write_text("old")
-    with pytest.raises(FileError, match="nobody reads"):
+    with refused(FileError, got="nobody reads"):
         write_all({tmp_path / "a": "new", tmp_path / "pipe": "new"})
     assert (tmp_path / "a").read_text() == "old"
 
@@ -303,7 +304,7 @@ def test_the_reader_of_a_pipe_gets_all_that_is_written_after_the_check(tmp_path,
         with open_output(path) as file:
             file.write(b"a" * size)
     assert (tmp_path / "read").read_bytes() == b"a" * size
-    with pytest.raises(FileError, match="nobody reads"):
+    with refused(FileError, got="nobody reads"):
         write(path, "text")
 
 
@@ -313,5 +314,5 @@ def test_a_reader_that_leaves_is_an_error(tmp_path):
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     check_writable(tmp_path / "pipe")
     os.close(reader)
-    with pytest.raises(FileError, match="Broken pipe"):
+    with refused(FileError, got="Broken pipe"):
         write(tmp_path / "pipe", "text")

@@ -264,7 +264,7 @@ X = torch.zeros(2, 3)
         ({"temperature": 0.0}, ValueError, r"temperature=...\): wanted a positive number"),
         ({"kind": KL}, TypeError, r"kind=...\): wanted a divergence or the name of one; got <class"),
         ({"kind": "kld"}, ValueError, r"kind=...\): wanted one of 'kl', 'reverse_kl', .*; got 'kld'"),
-        ({"vocabulary": "pad"}, ValueError, r"'truncate' or 'mask'; got 'pad'"),
+        ({"vocabulary": "pad"}, ValueError, r"'truncate', 'mask'; got 'pad'"),
         ({"reduction": "none", "normalizer": 3}, ValueError, r"normalizer=...\)"),
     ],
 )

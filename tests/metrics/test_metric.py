@@ -460,7 +460,7 @@ REFUSED = [
     (
         {"reduction": "batchmean"},
         ArgumentValueError,
-        r"\(reduction=...\).*'mean', 'sum', 'none' and None.*batchmean",
+        r"\(reduction=...\).*'mean', 'sum', 'none', or None.*batchmean",
     ),
     ({"reduction": ["mean"]}, ArgumentValueError, "reduction"),
     (

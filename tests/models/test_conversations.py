@@ -197,7 +197,7 @@ def test_a_null_that_a_template_writes_as_a_word_is_refused_with_a_remedy_that_w
         texts = take_texts("compare_models", [[USER, message]])
         return make_windows(SaysNone(), texts, context=512, score="assistant")[0]
 
-    with pytest.raises(ModelError, match='write "content": ""'):
+    with refused(ModelError, instead='write "content": ""'):
         window(CALLS)
     windows = window(CALLS | {"content": ""})
     assert Reader().tokenizer.decode(windows.tokens[windows.scored].tolist()) == "add|"
@@ -257,7 +257,7 @@ def test_a_reply_written_as_the_template_writes_it_is_taken() -> None:
 
 
 def test_texts_and_records_are_not_mixed(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="write two files"):
+    with refused(FileError, instead="write two files"):
         read([{"text": "a"}, {"prompt": "a", "completion": " b"}], folder=tmp_path)
     with refused(ArgumentValueError, wanted="in every item"):
         take_texts("compare_models", [[USER, REPLY], {"a": 1}])

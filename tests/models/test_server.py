@@ -23,6 +23,7 @@ from kullback.models.huggingface_model import read_vocabulary
 from kullback.models.server import ServerModel, _largest_untold
 from kullback.models.vocabulary import Token, Vocabulary
 from tests.models import tiny
+from tests.refusals import refused
 
 LENGTH, WINDOWS, TOP = 40, 7, 8
 SPEAKERS = ["vllm", "sglang", "openai"]
@@ -223,7 +224,7 @@ def test_another_tokenizer_is_refused(address, vocabulary):
 
 
 def test_all_logits_are_not_to_be_had(address, vocabulary, windows):
-    with opened(address, "vllm", vocabulary) as model, pytest.raises(ModelError, match="call top_k"):
+    with opened(address, "vllm", vocabulary) as model, refused(ModelError, instead="call top_k"):
         model.logits(windows, 10)
 
 
@@ -233,14 +234,14 @@ def test_llama_server_is_refused_and_what_can_is_named(address, vocabulary):
 
 
 def test_what_is_no_server_of_models_is_refused(address, vocabulary):
-    with pytest.raises(ModelError, match="neither as vLLM, SGLang nor"):
+    with refused(ModelError, got="neither as vLLM, SGLang nor"):
         opened(address, "nothing", vocabulary)
 
 
 def test_more_tokens_than_the_server_gives_are_refused_with_both_remedies(address, vocabulary, windows):
     with (
         opened(address, "vllm", vocabulary, top=30) as model,
-        pytest.raises(ModelError, match="max allowed: 20") as caught,
+        refused(ModelError, got="max allowed: 20") as caught,
     ):
         list(model.top_k(windows))
     assert "--top 20" in str(caught.value)
@@ -252,7 +253,7 @@ def test_more_tokens_than_the_server_gives_are_refused_with_both_remedies(addres
 def test_a_window_that_is_too_long_names_the_context(address, vocabulary):
     tokens = torch.full((600,), 5)
     windows = Windows(tokens, torch.tensor([0, 600]), torch.arange(600) > 500)
-    with opened(address, "vllm", vocabulary) as model, pytest.raises(ModelError, match="--context"):
+    with opened(address, "vllm", vocabulary) as model, refused(ModelError, instead="--context"):
         list(model.top_k(windows))
 
 
@@ -264,7 +265,7 @@ def test_a_busy_server_is_asked_again(address, vocabulary, windows):
 def test_a_server_that_stays_busy_is_given_up(address, vocabulary, windows):
     with (
         opened(address, "vllm;busy=1000", vocabulary) as model,
-        pytest.raises(ModelError, match=r"after 0 of 7 windows \(status 503: loading\)"),
+        refused(ModelError, got=r"after 0 of 7 windows \(status 503: loading\)"),
     ):
         list(model.top_k(windows))
 
@@ -299,18 +300,18 @@ def test_a_damaged_answer_is_refused(address, vocabulary, windows, damage, said)
 
 
 def test_a_redirection_is_not_followed(address, vocabulary):
-    with pytest.raises(ModelError, match="redirection to http://localhost:1/"):
+    with refused(ModelError, got="redirection to http://localhost:1/"):
         opened(address, "vllm;redirect", vocabulary)
 
 
 def test_a_key_comes_from_the_environment_and_is_never_shown(address, vocabulary, windows, monkeypatch):
     speaks = "vllm;key=s3cr3t"
-    with pytest.raises(ModelError, match="--api-key-env NAME"):
+    with refused(ModelError, instead="--api-key-env NAME"):
         opened(address, speaks, vocabulary)
-    with pytest.raises(ModelError, match="export TINY_KEY="):
+    with refused(ModelError, instead="export TINY_KEY="):
         opened(address, speaks, vocabulary, api_key_env="TINY_KEY")
     monkeypatch.setenv("TINY_KEY", "wr0ng")
-    with pytest.raises(ModelError, match="check the key") as caught:
+    with refused(ModelError, instead="check the key") as caught:
         opened(address, speaks, vocabulary, api_key_env="TINY_KEY")
     assert "wr0ng" not in str(caught.value)
     assert "[key]" in str(caught.value)  # the server had repeated it
@@ -336,7 +337,7 @@ def test_an_address_that_is_none_is_refused(address, said):
 
 
 def test_nobody_at_the_address_is_one_line():
-    with pytest.raises(ModelError, match="check that it runs") as caught:
+    with refused(ModelError, instead="check that it runs") as caught:
         ServerModel("http://127.0.0.1:1", first_wait=0.001)
     assert "\n" not in str(caught.value)
 
@@ -351,7 +352,7 @@ def test_log_probabilities_of_other_tokens_than_they_claim_are_refused(address, 
     tokens, scored = windows.window(0)
     bare = Windows(tokens[1:], torch.tensor([0, len(tokens) - 1]), scored[1:])
     said = "as llama-cpp-python gives for models without BOS"
-    with opened(address, "openai;bare", vocabulary) as model, pytest.raises(ModelError, match=said):
+    with opened(address, "openai;bare", vocabulary) as model, refused(ModelError, got=said):
         list(model.top_k(bare))
 
 
@@ -361,7 +362,7 @@ def test_text_that_gives_other_tokens_is_refused(address, vocabulary):
     assert encode("model") != tokens[1:].tolist()
     with (
         opened(address, "openai", vocabulary) as model,
-        pytest.raises(ModelError, match="a server that takes token ids"),
+        refused(ModelError, instead="a server that takes token ids"),
     ):
         list(model.top_k(windows))
 
@@ -371,7 +372,7 @@ def test_the_first_token_has_no_log_probabilities_on_a_server_that_takes_text(ad
     every = Windows(tokens, torch.tensor([0, len(tokens)]), torch.arange(len(tokens)) > 0)
     with (
         opened(address, "openai", vocabulary) as model,
-        pytest.raises(ModelError, match="--score second-half"),
+        refused(ModelError, instead="--score second-half"),
     ):
         list(model.top_k(every))
 
@@ -381,7 +382,7 @@ def test_text_within_a_character_is_refused(address, vocabulary):
     windows = Windows(torch.tensor([0, byte, 5, 6]), torch.tensor([0, 4]), torch.arange(4) > 1)
     with (
         opened(address, "openai", vocabulary) as model,
-        pytest.raises(ModelError, match="within a character"),
+        refused(ModelError, got="within a character"),
     ):
         list(model.top_k(windows))
 
@@ -389,7 +390,7 @@ def test_text_within_a_character_is_refused(address, vocabulary):
 def test_without_a_vocabulary_text_cannot_be_sent(address, windows):
     with (
         ServerModel(f"{address}/openai") as model,
-        pytest.raises(ModelError, match="vocabulary is not known"),
+        refused(ModelError, got="vocabulary is not known"),
     ):
         list(model.top_k(windows))
 

@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.distributions import Distribution, Gamma, HalfNormal, LogNormal, Normal, Uniform, Weibull
 
 from kullback import Samples, divergence, fit, kl_divergence, kl_estimate
-from kullback.pairs import family, registry, support
+from kullback.errors import RegistrationError
+from kullback.pairs import family, registry
 from kullback.pairs.densities import density
-from kullback.pairs.families import infinite
+from kullback.pairs.families import Family, infinite, register_family
 from kullback.pairs.overrides import forget_overrides
 from kullback.pairs.torch_registry import forget_plans
+from tests.refusals import refused
 from tests.test_contributing import example
 
 page = ModuleType("log_logistic")
@@ -31,7 +33,6 @@ TABLES = (
     density._READERS,
     registry._RULES["closed_form"],
     registry._RULES["shortcut"],
-    support._ALWAYS_FINITE,
 )
 
 
@@ -246,3 +247,18 @@ def test_extreme_units_and_a_subclass_with_its_own_density() -> None:
     value = kl_divergence(Heavier(*doubles(1.3, 7.0)), LogNormal(*doubles(0.2, 0.7)))
     assert float(value.detach()) == pytest.approx(float(truth(OURS, OTHERS[2], kl_term)), rel=1e-8)
     assert bool(kl_divergence(Heavier(*doubles(1.3, 1.9)), Gamma(2.0, 1.0)).isposinf())
+
+
+def test_a_type_has_one_record() -> None:
+    for kind in (page.LogLogistic, Gamma):
+        with refused(
+            RegistrationError, call="register_family", argument="family", got=f"{kind.__name__}, which"
+        ):
+            register_family(Family(kind))
+
+    class Own(Gamma):
+        """A subclass, as the message says."""
+
+    register_family(Family(Own))
+    p, q = Own(*doubles(2.5, 1.5)), Gamma(*doubles(1.5, 1.5))
+    assert float(kl_divergence(p, q).detach()) == float(kl_divergence(made(OTHERS[0]), q).detach())

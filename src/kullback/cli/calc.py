@@ -61,11 +61,21 @@ def calc(p: str, q: str, base: float | None, kind: str) -> None:
         for a, b, x, y in ((*names, first, second), (*reversed(names), second, first))
     }
     if not any(found.values()):
-        raise ArgumentValueError(
-            f"there is no rule for {called} between {names[0]} and {names[1]}, in neither direction"
+        raise ArgumentValueError.at(
+            "",
+            "P, Q",
+            wanted="a pair with a rule",
+            got=f"there is no rule for {called} between {names[0]} and {names[1]}, in neither direction",
+            instead="kullback pairs, which shows the rules",
+            wording="{got}",
         )
     for name, value in found.items():
         click.echo(f"{name} = {value or 'not known: there is no rule for this pair'}")
+
+
+def _undefined(place: str, got: str, wording: str) -> ArgumentValueError:
+    wanted, instead = "distributions with a divergence in float64", "other parameters"
+    return ArgumentValueError.at(place, "P, Q", wanted=wanted, got=got, instead=instead, wording=wording)
 
 
 def _describe(name: str, p: Operand, q: Operand, base: float | None, kind: Divergence) -> str | None:
@@ -85,13 +95,12 @@ def _describe(name: str, p: Operand, q: Operand, base: float | None, kind: Diver
         raise
     except Exception as error:  # of torch's, for parameters that it accepted and cannot compute with
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ArgumentValueError(f"{name} cannot be computed: {reason}") from error
+        raise _undefined(f"{name} cannot be computed", reason, "{got}") from error
     if estimate.value.numel() == 0:
-        raise ArgumentValueError(f"{name}: wanted at least one distribution on each side; got an empty batch")
+        raise _undefined(name, "an empty batch", "wanted at least one distribution on each side; got {got}")
     if bool(estimate.value.isnan().any()):
-        raise ArgumentValueError(
-            f"{name} is beyond the range of float64: its parameters are too small or too large"
-        )
+        reason = "its parameters are too small or too large"
+        raise _undefined(f"{name} is beyond the range of float64", reason, "{got}")
     unit = (" " + UNITS.get(base, f"in base {base:g}" if base else "")) if kind.logarithmic else ""
     method = estimate.method.replace("_", " ")
     error = "" if estimate.error is None else f", error at most {float(estimate.error.max()):.1g}"

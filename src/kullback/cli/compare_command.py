@@ -18,7 +18,7 @@ from kullback.cli.gates import (
 )
 from kullback.cli.grouped_help import GroupedCommand, Section
 from kullback.cli.outputs import Outputs, finish
-from kullback.errors import ArgumentValueError
+from kullback.errors import BY_EVENT, ArgumentValueError
 
 if TYPE_CHECKING:
     from kullback.comparison import Subject
@@ -308,9 +308,12 @@ def refuse_workers(what: str) -> None:
     from kullback.parallel.workers import worker_count
 
     if worker_count() > 1:
-        raise ArgumentValueError(
-            f"torchrun started {worker_count()} workers, which share the rows of predictions; {what} for one process. "
-            "Write: kullback ... without torchrun"
+        raise ArgumentValueError.at(
+            "",
+            wanted=f"{what} for one process",
+            got=f"torchrun started {worker_count()} workers, which share the rows of predictions",
+            instead="kullback ... without torchrun",
+            wording="{got}; {wanted}. Write: {instead}",
         )
 
 
@@ -336,4 +339,7 @@ def _refuse_options(given: Sequence[tuple[click.Option, Section]], subject: Subj
     for option, section in given:
         if not section.takes(subject):
             remedy = "" if subject == "tables" else remedies.get(section.of, "")
-            raise ArgumentValueError(f"{option.opts[-1]} is for comparing {section.of}; leave it out{remedy}")
+            name, instead = option.opts[-1], f"leave it out{remedy}"
+            got = f"{name} is for comparing {section.of}"
+            wanted = f"options for comparing {subject}"
+            raise ArgumentValueError.at("", name, wanted=wanted, got=got, instead=instead, wording=BY_EVENT)

@@ -15,7 +15,7 @@ import torch
 from torch import distributions as torch_distributions
 from torch.distributions import Distribution, Transform
 
-from kullback.errors import ArgumentValueError, KullbackError
+from kullback.errors import BY_EVENT, ArgumentValueError, KullbackError
 from kullback.representations import Counts, Logits, LogProbs, Probs
 
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -80,7 +80,8 @@ def parse_distribution(text: str) -> Operand:
 
 
 def _refusal(text: str, reason: str) -> ArgumentValueError:
-    return ArgumentValueError(f"{_shown(text)} is not a distribution that can be read: {reason}; {HINT}")
+    place = f"{_shown(text)} is not a distribution that can be read"
+    return ArgumentValueError.at(place, wanted="a distribution", got=reason, instead=HINT, wording=BY_EVENT)
 
 
 def _shown(text: str) -> str:

@@ -143,8 +143,13 @@ def _parse(
     name, _, number = text.rpartition("=") if "=" in text else (text, "", "")
     metric, bracket, column = name.partition("[")
     if metric not in metrics or (bracket and not (metric in columns and column[:-1] and column[-1] == "]")):
-        raise ArgumentValueError(
-            f"--fail-{side} {text}: wanted METRIC=LIMIT with a METRIC among {in_words}; got {name!r}"
+        raise ArgumentValueError.at(
+            f"--fail-{side} {text}",
+            f"--fail-{side}",
+            wanted=f"METRIC=LIMIT with a METRIC among {in_words}",
+            got=repr(name),
+            instead="one of these",
+            wording="wanted {wanted}; got {got}",
         )
     try:
         limit = float(number)
@@ -153,7 +158,7 @@ def _parse(
     if not math.isfinite(limit):  # no number is above infinity: such a gate could not fail
         raise ArgumentValueError.at(
             f"--fail-{side} {text}",
-            "--fail-",
+            f"--fail-{side}",
             wanted="a finite number after '='",
             got=f"{number!r}",
             instead=f"--fail-{side} {name}={example}",
@@ -195,8 +200,13 @@ class Gate:
         """
         name, metric = self.limit.metric, METRICS[self.limit.metric]
         if metric.path.startswith("labels.") and found.labels is None:
-            raise ArgumentValueError(
-                f"--fail-{self.limit.side} {name}=...: there are no labels. Write: --labels FILE"
+            raise ArgumentValueError.at(
+                f"--fail-{self.limit.side} {name}=...",
+                f"--fail-{self.limit.side}",
+                wanted="labels",
+                got="there are no labels",
+                instead="--labels FILE",
+                wording="{got}. Write: {instead}",
             )
         value, mean = metric.read(found)
         failure = self.limit.failure(name, value)

@@ -42,8 +42,13 @@ def run_model_comparison(
     Keyword arguments are the options of the command; `compare_models` takes `settings`.
     """
     if text is None and not any(map(is_reference, (base, *candidates))):
-        raise ArgumentValueError(
-            f"P = {printable(base)}: models are compared on a text; got none. Write: --text FILE"
+        raise ArgumentValueError.at(
+            f"P = {printable(base)}",
+            "--text",
+            wanted="models are compared on a text",
+            got="none",
+            instead="--text FILE",
+            wording="{wanted}; got {got}. Write: {instead}",
         )
     files = [Path(name) for name in (base, *candidates) if os.path.exists(name)]  # noqa: PTH110 - of any text
     require_one_output(outputs, settings["llama_cpp"])

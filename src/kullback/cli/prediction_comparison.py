@@ -99,8 +99,13 @@ def run_prediction_comparison(
 def require_one_output(outputs: Outputs, llama_cpp: LlamaCppRows | None) -> None:
     """Refuse to print both JSON and llama.cpp's lines."""
     if llama_cpp is not None and outputs.json == STANDARD_OUTPUT:
-        raise ArgumentValueError(
-            "--json without a file and --format llama.cpp both print to standard output. Write: --json FILE"
+        raise ArgumentValueError.at(
+            "",
+            "--json, --format",
+            wanted="one output for each report",
+            got="--json without a file and --format llama.cpp both print to standard output",
+            instead="--json FILE",
+            wording="{got}. Write: {instead}",
         )
 
 

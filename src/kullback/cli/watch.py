@@ -148,7 +148,7 @@ def _refuse_reports(outputs: Outputs, gates: Sequence[TableGate], save_batch: Pa
         limit = gates[0].limit
         raise ArgumentValueError.at(
             f"--fail-{limit.side}",
-            "--fail-",
+            f"--fail-{limit.side}",
             wanted="a batch to check",
             got="none",
             instead=f"kullback watch P Q --fail-{limit.side} {limit.metric}={limit.limit:g}",

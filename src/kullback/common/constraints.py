@@ -12,9 +12,9 @@ A function declares the constraints of its arguments once, above its definition,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import NoneType
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -35,7 +35,7 @@ class Constraint:
         instead: the text of the remedy, if it says more than the example; ``{call}`` is the call.
         wanted: the text of the accepted values; derived if it is empty.
         note: the end of the derived text, such as the meaning of the number.
-        optional: whether None is accepted.
+        optional: whether `Arguments` accept None.
         strict: whether a value of another type is an `ArgumentTypeError`.
     """
 
@@ -98,8 +98,6 @@ class Number(Constraint):
 
     def check(self, call: str, argument: str, value: Any) -> Any:
         """Return the number as a float, or raise."""
-        if value is None and self.optional:
-            return None
         number = value if type(value) is float else number_from(value)
         if self.low <= number <= self.high:
             return number
@@ -122,7 +120,7 @@ class Number(Constraint):
 
     def has_type(self, value: object) -> bool:
         """Return whether the value is a real number."""
-        return not math.isnan(number_from(value)) or isinstance(value, float)
+        return isinstance(value, Real)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +139,6 @@ class Whole(Constraint):
 
     def check(self, call: str, argument: str, value: Any) -> Any:
         """Return the number as an int, or raise."""
-        if value is None and self.optional:
-            return None
         number = value if type(value) is int else whole_from(value)
         if number is not None and self.least <= number <= self.most:
             return number
@@ -174,7 +170,7 @@ class OneOf(Constraint):
 
     def check(self, call: str, argument: str, value: Any) -> Any:
         """Return the word, or raise."""
-        if (isinstance(value, str) and value in self.words) or (value is None and self.optional):
+        if isinstance(value, str) and value in self.words:
             return value
         raise self.refusal(call, argument, value)
 
@@ -208,17 +204,18 @@ class OfType(Constraint):
 # Arrays have no truth value, and the text 'False' would count as true.
 FLAG = OfType((bool,), wanted="True or False", example=True)
 GENERATOR = OfType(
-    (torch.Generator, NoneType),
+    (torch.Generator,),
     wanted="a torch.Generator or None",
     instead="generator=torch.Generator().manual_seed(0)",
+    optional=True,
 )
 CONFIDENCE = Number(above=0, below=1, example=0.95)
 
 
 def function(instead: str) -> OfType:
     """Return the constraint on an argument that is a function or None."""
-    types = cast("tuple[type, ...]", (Callable, NoneType))
-    return OfType(types, wanted="a function or None", instead=instead)
+    types = cast("tuple[type, ...]", (Callable,))
+    return OfType(types, wanted="a function or None", instead=instead, optional=True)
 
 
 class Arguments:
@@ -234,15 +231,22 @@ class Arguments:
         self.calls, self.constraints = calls, constraints
 
     def check(self, call: str = "", /, **values: Any) -> dict[str, Any]:
-        """Return the values as they are used; raise an error that names `call`, by default the first, for another."""
-        checked: dict[str, Any] = {}
-        for name, value in values.items():
-            checked[name] = self.constraints[name].check(call or self.calls[0], name, value)
-        return checked
+        """Return the declared ones of these values, in the order of the declaration; raise the refusal of another one.
 
-    def check_in(self, values: Mapping[str, Any], call: str = "") -> dict[str, Any]:
-        """Check all declared arguments of a record, or of ``locals()`` at the beginning of a function."""
-        return self.check(call, **{name: values[name] for name in self.constraints})
+        At the beginning of a function, ``locals()`` are its arguments.
+
+        Arguments:
+            call: the call that an error names; by default the first.
+            **values: the values by the name of the argument; those without a constraint are passed over.
+        """
+        checked: dict[str, Any] = {}
+        for name, constraint in self.constraints.items():
+            if name in values:
+                value = values[name]
+                if value is not None or not constraint.optional:
+                    value = constraint.check(call or self.calls[0], name, value)
+                checked[name] = value
+        return checked
 
 
 def refuse_both(call: str, independent: object, cluster: object) -> None:

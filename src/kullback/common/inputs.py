@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import invalid_type, invalid_value
 
 # torch has no public function that detects the batched tensors of vmap and of batched gradients.
 _functorch = getattr(torch._C, "_functorch")  # noqa: B009, SLF001  # pyright: ignore[reportPrivateUsage]
@@ -133,14 +133,6 @@ def whole_from(x: object) -> int | None:
         return None
 
 
-def check_whole(call: str, name: str, value: object, least: int, *, wanted: str, instead: str) -> int:
-    """Return an integer of at least `least`; raise for any other object."""
-    number = whole_from(value)
-    if number is None or number < least:
-        raise invalid_value(call, name, wanted=wanted, got=safe_repr(value), instead=instead)
-    return number
-
-
 def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
     """Return an expression that converts `x`, called `name`, to a tensor; None if there is no such expression."""
     if hasattr(x, "to_numpy") or isinstance(x, np.ndarray):
@@ -188,60 +180,6 @@ def _made(name: str, tensor: Tensor, *, floating: bool) -> str | None:
         return None
     dtype = ", dtype=torch.float32" if floating and not tensor.is_floating_point() else ""
     return f"torch.tensor({name}{dtype})"
-
-
-def check_confidence(call: str, confidence: object) -> None:
-    """Raise unless the confidence is strictly between 0 and 1."""
-    if not 0 < number_from(confidence) < 1:
-        raise invalid_value(
-            call,
-            "confidence",
-            wanted="a number between 0 and 1",
-            got=safe_repr(confidence),
-            instead="confidence=0.95",
-        )
-
-
-def check_generator(call: str, generator: object) -> None:
-    """Raise unless `generator` is a torch generator or None."""
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise invalid_type(
-            call,
-            "generator",
-            wanted="a torch.Generator or None",
-            got=safe_repr(generator),
-            instead="generator=torch.Generator().manual_seed(0)",
-        )
-
-
-def check_independent(call: str, independent: object, cluster: object) -> bool:
-    """Return `independent`; raise if it is not a bool, or if it is True and clusters are given."""
-    check_flag(call, "independent", independent)
-    if independent and cluster is not None:
-        raise invalid_value(
-            call,
-            "independent",
-            wanted="independent=True or cluster=, not both",
-            got="both",
-            instead="cluster= alone; rows of different clusters count as independent",
-        )
-    return bool(independent)
-
-
-def check_callback(call: str, argument: str, function: object, instead: str) -> None:
-    """Raise unless `function` is callable or None."""
-    if function is not None and not callable(function):
-        raise invalid_type(
-            call, argument, wanted="a function or None", got=safe_repr(function), instead=instead
-        )
-
-
-def check_flag(call: str, argument: str, value: object) -> None:
-    """Raise unless `value` is True or False: arrays have no truth value, and the text 'False' would count as true."""
-    if not isinstance(value, bool):
-        raise invalid_type(
-            call, argument, wanted="True or False", got=safe_repr(value), instead=f"{argument}=True"
-        )
 
 
 def dense(call: str, argument: str, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.distributions import Categorical, Distribution
 
-from kullback.common.inputs import check_confidence, first_of, is_integer
+from kullback.common.inputs import first_of, is_integer
 from kullback.common.labels import Labels, same_labels
 from kullback.errors import (
     ArgumentValueError,
@@ -55,7 +55,7 @@ from kullback.estimators.knn.neighbor_estimate import nearest_neighbors
 from kullback.estimators.known_density import from_density
 from kullback.estimators.lattice import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categories
 from kullback.estimators.registry import CATEGORICAL, CONTINUOUS, METHODS, device_of, enlist, evidence_by
-from kullback.estimators.sample_checks import checked, checked_side, seed_of
+from kullback.estimators.sample_checks import INTERVAL, checked, checked_side, seed_of
 from kullback.estimators.shared_draws import Shared, shared_draws
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.representations import Counts, Representation
@@ -86,7 +86,7 @@ def estimate_from_samples(
     generator: torch.Generator | None = None,
 ) -> Estimate:
     """Estimate a divergence with `Samples` on at least one side, by the named estimator or the suitable one."""
-    check_confidence(call, confidence)
+    INTERVAL.check(call, confidence=confidence, generator=generator)
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
     kind = estimable(call, kind)
@@ -143,7 +143,7 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
 
 def _of_shared(settings: _Settings, shared: Shared, kind: Divergence) -> Evidence:
     """Return the mean of two estimates, with each shared draw on one side only, and the hull of their intervals."""
-    rng = np.random.default_rng(seed_of(settings.generator, settings.call))
+    rng = np.random.default_rng(seed_of(settings.generator))
     one, other = (_by_kind(settings, *sides, kind) for sides in shared.divided(rng))
     note = shared.note(
         "Each of these counts on one side only, with twice the weight. The value is the mean of two such estimates, "

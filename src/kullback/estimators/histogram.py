@@ -17,8 +17,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from kullback.common.inputs import whole_from
-from kullback.errors import invalid_value, safe_repr
+from kullback.common.constraints import Arguments, Whole
+from kullback.errors import invalid_value
 from kullback.estimators.discrete import point
 from kullback.estimators.discrete.categorical_estimators import described
 from kullback.estimators.discrete.count_intervals import kl_interval
@@ -37,7 +37,6 @@ _KL = KL()
 
 # The smallest mean number of draws of P and Q together in a bin.
 _DRAWS_IN_A_BIN = 20
-_MOST_BINS = 1_000_000
 
 # The smallest number of P's draws in a bin of its tails.
 _DRAWS_IN_A_TAIL = 5
@@ -250,6 +249,14 @@ def _of_kind(
     return replace(evidence, ends=ends, notes=[*notes, *_notes_on_ties(first, second)])
 
 
+_ARGUMENTS = Arguments(
+    "histogram",
+    bins=Whole(
+        least=2, most=1_000_000, example=20, instead="bins=None for a number that suits n", optional=True
+    ),
+)
+
+
 def _check(p: Draws, q: Draws, bins: int | None) -> int | None:
     """Return the number of bins, or raise."""
     call = "histogram"
@@ -261,16 +268,7 @@ def _check(p: Draws, q: Draws, bins: int | None) -> int | None:
             got=f"{p!r} and {q!r}",
             instead="method='coverage_adjusted' for categories, method='nearest_neighbors' for vectors",
         )
-    number = whole_from(bins)
-    if bins is not None and (number is None or not 2 <= number <= _MOST_BINS):
-        raise invalid_value(
-            call,
-            "bins",
-            wanted=f"an integer, 2 or more and at most {_MOST_BINS:,}",
-            got=safe_repr(bins),
-            instead="bins=None for a number that suits n",
-        )
-    return number
+    return _ARGUMENTS.check(bins=bins)["bins"]
 
 
 def _sorted(side: Draws) -> _Sorted:

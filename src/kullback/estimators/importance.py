@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.control_variate import LARGEST_TAIL_INDEX, coefficient, ratio_minus_one, tail_index
-from kullback.common.inputs import as_tensor, check_confidence, first_of
+from kullback.common.inputs import as_tensor, first_of
 from kullback.errors import invalid_value, safe_repr
 from kullback.estimators.draws import effective_number, shares_of, variance_of_sum
 from kullback.estimators.evidence import (
@@ -32,6 +32,7 @@ from kullback.estimators.evidence import (
     quantile_of,
 )
 from kullback.estimators.known_categories import below_zero
+from kullback.estimators.sample_checks import INTERVAL
 from kullback.estimators.tails import beyond_tail, tail_allowance
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
@@ -106,9 +107,8 @@ def log_ratio(
         Approximating KL Divergence (Schulman, 2020)
         Monte Carlo theory, methods and examples, sections 8.9 and 9.2 (Owen, 2013)
     """
-    del generator
     call = "log_ratio"
-    check_confidence(call, confidence)
+    INTERVAL.check(call, confidence=confidence, generator=generator)
     if len(x) < _FEWEST:
         raise invalid_value(
             call,

@@ -10,11 +10,10 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, cast
 
 import torch
 
-from kullback.common.inputs import check_confidence
 from kullback.errors import RegistrationError, explain, safe_repr
 from kullback.estimators.draws import Draws
 from kullback.estimators.evidence import Evidence, estimate_of, interval_from
-from kullback.estimators.sample_checks import checked
+from kullback.estimators.sample_checks import INTERVAL, checked
 from kullback.results.estimate import Estimate
 
 Options = ParamSpec("Options")
@@ -100,7 +99,7 @@ def from_draws(
 
     @functools.wraps(function)
     def estimator(p: Any, q: Any, *options: Any, confidence: float = 0.95, **named: Any) -> Estimate:
-        check_confidence(method, confidence)
+        INTERVAL.check(method, confidence=confidence, generator=named.get("generator"))
         evidence = evidence_by(estimator, p, q, *options, confidence=confidence, **named)
         return estimate_of(evidence, device_of(p))
 

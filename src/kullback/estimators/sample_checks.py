@@ -9,13 +9,32 @@ from typing import cast
 import numpy as np
 import torch
 
-from kullback.common.inputs import check_generator
+from kullback.common.constraints import CONFIDENCE, GENERATOR, Arguments
 from kullback.errors import P, Q, invalid_type, invalid_value
 from kullback.estimators.draws import Draws, in_usual_units
 from kullback.samples import Samples
 
 # Whole weights of different values, with a larger mean, are counts.
 _LARGEST_MEAN_WEIGHT = 2
+
+# Of each estimator, and of `kl_estimate`.
+INTERVAL = Arguments(
+    "nearest_neighbors",
+    "from_density",
+    "variational_estimate",
+    "density_ratio",
+    "histogram",
+    "log_ratio",
+    "bias_corrected",
+    "plugin",
+    "miller_madow",
+    "coverage_adjusted",
+    "augmented_plugin",
+    "zhang_grabchak",
+    "dirichlet",
+    confidence=CONFIDENCE,
+    generator=GENERATOR,
+)
 
 
 class EstimateWarning(UserWarning):
@@ -131,12 +150,11 @@ def _check_finite(call: str, name: str, samples: Samples) -> None:
         )
 
 
-def seed_of(generator: torch.Generator | None, call: str = "kl_estimate") -> int:
+def seed_of(generator: torch.Generator | None) -> int:
     """Draw a seed for libraries with their own generators: the same generator gives the same seed.
 
     Without one, the seed is the next number of torch's own generator, whose state does not change.
     """
-    check_generator(call, generator)
     if generator is None:
         generator = torch.Generator()
         generator.set_state(torch.get_rng_state())

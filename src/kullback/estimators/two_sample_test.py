@@ -9,9 +9,9 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from kullback.common.inputs import whole_from
+from kullback.common.constraints import GENERATOR, Arguments, Whole
 from kullback.common.optional import load
-from kullback.errors import ArgumentValueError, invalid_value, safe_repr
+from kullback.errors import ArgumentValueError, invalid_value
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import grouped_alike
 from kullback.estimators.discrete.counts import count_categories, drawn_one_by_one
@@ -66,6 +66,11 @@ WEIGHTS = {
     "products": 1.0,
     "nearest_neighbors": 0.5,
 }
+
+
+_ARGUMENTS = Arguments(
+    CALL, permutations=Whole(least=1, most=MOST_PERMUTATIONS, example=999), generator=GENERATOR
+)
 
 
 def two_sample_test(
@@ -135,10 +140,10 @@ def two_sample_test(
         A weighted edge-count two-sample test for multivariate and object data (Chen, Chen and Su, 2018)
     """
     said: tuple[str, ...] = ()
+    permutations = _ARGUMENTS.check(permutations=permutations, generator=generator)["permutations"]
     if isinstance(p, Counts) and isinstance(q, Counts):
         statistics = _of_counts(p, q)
-        permutations = _number_of(permutations)
-        rng = np.random.default_rng(seed_of(generator, CALL))
+        rng = np.random.default_rng(seed_of(generator))
         labeling = Labeling(None, np.zeros(0, bool))
         probability, statistic, method = _tested(statistics, labeling, permutations, rng)
         effect, notes = _effect(p, q, generator)
@@ -146,8 +151,7 @@ def two_sample_test(
         first, second = checked(CALL, drawn_one_by_one(CALL, p), drawn_one_by_one(CALL, q), finite=False)
         _check_weightless(first, second)
         first, second = in_usual_units(first, second)
-        permutations = _number_of(permutations)
-        rng = np.random.default_rng(seed_of(generator, CALL))
+        rng = np.random.default_rng(seed_of(generator))
         groups = grouped_alike(first, second)
         probability, statistic, method = permutation_test(
             groups.p, groups.q, permutations, rng, in_pairs=groups.in_pairs
@@ -198,20 +202,6 @@ def _check_weightless(p: Draws, q: Draws) -> None:
                 got="draws with weights",
                 instead="kl_estimate(p, q), which supports weights",
             )
-
-
-def _number_of(permutations: int) -> int:
-    """Return the number of shuffles, or raise."""
-    number = whole_from(permutations)
-    if number is None or not 1 <= number <= MOST_PERMUTATIONS:
-        raise invalid_value(
-            CALL,
-            "permutations",
-            wanted=f"an integer, at least 1 and at most {MOST_PERMUTATIONS:,}",
-            got=safe_repr(permutations),
-            instead="permutations=999",
-        )
-    return number
 
 
 def _effect(

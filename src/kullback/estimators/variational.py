@@ -17,7 +17,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import can_inspect, check_confidence, first_of
+from kullback.common.constraints import Arguments, OneOf
+from kullback.common.inputs import can_inspect, first_of
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.estimators.draws import Draws, effective_number, shares_of, variance_of_sum
 from kullback.estimators.evidence import (
@@ -28,7 +29,7 @@ from kullback.estimators.evidence import (
     quantile_of,
     standard_normal_quantile,
 )
-from kullback.estimators.sample_checks import checked
+from kullback.estimators.sample_checks import INTERVAL, checked
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
@@ -150,10 +151,9 @@ def variational_estimate(
         On Variational Bounds of Mutual Information (Poole et al., 2019)
         Formal Limitations on the Measurement of Mutual Information (McAllester and Stratos, 2020)
     """
-    del generator
     call = "variational_estimate"
     _check(call, p, q, critic, bound)
-    check_confidence(call, confidence)
+    INTERVAL.check(call, confidence=confidence, generator=generator)
     first, second = checked(call, p, q, finite=False)
     for name, side in (("p", first), ("q", second)):
         if side.groups < 2:
@@ -233,6 +233,11 @@ def _moments(side: Draws, shares: Tensor, values: Tensor) -> tuple[Tensor, Tenso
     return mean, error, (terms**3).sum() / error.clamp(min=torch.finfo(error.dtype).tiny) ** 3
 
 
+_ARGUMENTS = Arguments(
+    "variational_bound", "variational_estimate", bound=OneOf(get_args(Bound), example="donsker_varadhan")
+)
+
+
 def _check(call: str, p: Samples, q: Samples, critic: object, bound: str) -> None:
     checked(call, p, q, finite=False)
     if not callable(critic):
@@ -252,14 +257,7 @@ def _check(call: str, p: Samples, q: Samples, critic: object, bound: str) -> Non
                 got=f"text such as {safe_repr(side.labels[0])}",
                 instead="plugin(p, q), or Samples of numbers that mean the same in p and q",
             )
-    if bound not in get_args(Bound):
-        raise invalid_value(
-            call,
-            "bound",
-            wanted=f"one of {', '.join(map(repr, get_args(Bound)))}",
-            got=safe_repr(bound),
-            instead="bound='donsker_varadhan'",
-        )
+    _ARGUMENTS.check(call, bound=bound)
 
 
 def _values(call: str, critic: Critic, draws: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,8 @@ from torch.distributions import (
 )
 
 from kullback.common.bijective import check_bijective
+from kullback.common.constraints import FLAG, GENERATOR, Arguments, Number, OneOf, Whole
 from kullback.common.dtypes import upcast
-from kullback.common.inputs import check_flag, check_generator, number_from, whole_from
 from kullback.errors import (
     KullbackError,
     NoRuleError,
@@ -169,34 +170,22 @@ def _of_its_own_arguments() -> Generator[None]:
         raise error.replace({"p": "to"}, argument=own[error.argument]) from None
 
 
+_WITHOUT = "fit(q, to=p) without it"
+_ARGUMENTS = Arguments(
+    "fit",
+    method=OneOf(METHODS, example="auto", instead="method='auto', which takes the most exact one"),
+    starts=Whole(least=1, example=3, instead=_WITHOUT, optional=True),
+    tol=Number(least=1e-16, below=math.inf, example=1e-10, instead=_WITHOUT),
+    max_iterations=Whole(least=1, example=100, instead=_WITHOUT),
+    draws=Whole(least=4, example=64, instead=_WITHOUT),
+    generator=GENERATOR,
+    show_progress=FLAG,
+)
+
+
 def _checked(settings: FitSettings) -> FitSettings:
     """Return the settings with plain numbers, or raise."""
-    if settings.method not in METHODS:
-        raise invalid_value(
-            "fit",
-            "method",
-            wanted="one of " + ", ".join(map(repr, METHODS)),
-            got=safe_repr(settings.method),
-            instead="method='auto', which takes the most exact one",
-        )
-    numbers: dict[str, Any] = {}
-    for name, least in (("starts", 1), ("tol", 1e-16), ("max_iterations", 1), ("draws", 4)):
-        value = getattr(settings, name)
-        if name == "starts" and value is None:
-            continue
-        number = number_from(value) if name == "tol" else whole_from(value)
-        if number is None or not least <= number < 2**63:
-            raise invalid_value(
-                "fit",
-                name,
-                wanted=f"a {'number' if name == 'tol' else 'whole number'} from {least:g} on",
-                got=safe_repr(value),
-                instead="fit(q, to=p) without it",
-            )
-        numbers[name] = number
-    check_generator("fit", settings.generator)
-    check_flag("fit", "show_progress", settings.show_progress)
-    return settings._replace(**numbers)
+    return settings._replace(**_ARGUMENTS.check(**dict(zip(settings._fields, settings, strict=True))))
 
 
 def _fixed_names(fixed: Any) -> frozenset[str]:

@@ -26,7 +26,7 @@ from kullback.fitting.targets import (
     MixedTarget,
 )
 from kullback.pairs.densities.density import Points
-from kullback.pairs.family import FAMILIES, Parameters
+from kullback.pairs.family import FAMILIES, Means, Parameters
 
 
 def matched(
@@ -44,43 +44,37 @@ def matched(
     if record is None or record.match is None or (_of_integers(target) and not record.has_integers):
         return None
     with torch.no_grad():
-        return record.match(TargetMeans(target), start, fixed)
+        return record.match(_TargetMeans(target), start, fixed)
 
 
 @dataclass(frozen=True)
-class TargetMeans:
-    """The means of a target that the rules of families ask for: `kullback.pairs.family.Means`."""
+class _TargetMeans(Means):
+    """The means of a target."""
 
     target: MeanTarget
 
     def mean(self) -> Tensor:
-        """Return E[x]."""
         return self.target.mean()
 
     def mean_of(
         self, statistic: Callable[..., Tensor], *parameters: Tensor, corner: Tensor | None = None
     ) -> Tensor:
-        """Return E[statistic(x, *parameters)]."""
         return cast("FitTarget", self.target).mean_of(statistic, *parameters, corner=corner)
 
     def mean_log(self) -> Tensor:
-        """Return E[log x]."""
         return self.mean_of(_log_x)
 
     def deviation(self, about: Tensor, *, of_log: bool = False) -> Tensor:
-        """Return the root of the mean square of x, or of log x, about a number."""
         of = _log_x if of_log else _x
         return self.mean_of(lambda at, center: (of(at) - center) ** 2, about).sqrt()
 
     def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
-        """Return the mean and the standard deviation from one integral; None for a target that is no density."""
         target = self.target
         if isinstance(target, DensityTarget) and target.shape.numel():
             return target.mean_and_deviation()
         return None
 
     def median(self) -> Tensor:
-        """Return a median."""
         target = self.target
         if isinstance(target, DrawsTarget):
             order = target.draws.sort(0)
@@ -103,7 +97,6 @@ class TargetMeans:
         return bisect(above, low, high, steps=60)
 
     def extreme(self, side: int) -> Tensor | None:
-        """Return the smallest or largest draw with weight, or the end of a density's support; None without one."""
         target = self.target
         if isinstance(target, DrawsTarget):
             weights = target.weights_beside(target.draws)

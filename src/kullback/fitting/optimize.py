@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The conditions of Armijo and of Wolfe.
+# The conditions of Armijo and of Wolfe, with the numbers for quasi-Newton steps in Numerical Optimization (Nocedal and
+# Wright, 2006), section 3.1.
 _DECREASE, _CURVATURE = 1e-4, 0.9
 _TRIALS = 40
 # The largest number of parameters for a Hessian from differences of gradients.

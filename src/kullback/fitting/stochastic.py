@@ -31,6 +31,7 @@ from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.results.estimate import Estimate
 
 _RATE, _LAST_RATE = 0.1, 1e-3
+# The decay of both moments in Adam: A Method for Stochastic Optimization (Kingma and Ba, 2015).
 _MOMENTS = 0.9, 0.999
 # The numbers are averaged over this last part of the steps.
 _AVERAGED = 0.25

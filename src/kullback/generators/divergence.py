@@ -6,14 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from numbers import Real
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Number
 from kullback.common.inputs import number_from
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import invalid_type, invalid_value
 
 # Below this |d|, functions such as e^d - 1 - d are power series. SERIES_TERMS terms give full float64 precision.
 NEAR = 0.3
@@ -174,14 +174,9 @@ class Divergence(ABC):
             value = getattr(self, name)
             # torch.compile builds a copy of an object that was already checked.
             if not isinstance(value, torch.fx.Proxy) and not low <= number_from(value) <= high:
-                error = invalid_value if isinstance(value, Real) else invalid_type
-                raise error(
-                    type(self).__name__,
-                    name,
-                    wanted=f"a number from {low:g} to {high:g}",
-                    got=safe_repr(value),
-                    instead=f"{type(self).__name__}({name}=0.5)",
-                )
+                wanted, instead = f"a number from {low:g} to {high:g}", f"{{call}}({name}=0.5)"
+                constraint = Number(least=low, most=high, wanted=wanted, instead=instead, strict=True)
+                raise constraint.refusal(type(self).__name__, name, value)
 
     @property
     def additive(self) -> bool:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import check_flag
+from kullback.common.constraints import FLAG, Arguments
 from kullback.generators.divergence import (
     LOGARITHMIC,
     NEAR,
@@ -130,6 +130,9 @@ class Jeffreys(BuiltIn):
         return times(pair.p, d) - difference, difference - times(pair.q, d)
 
 
+_ARGUMENTS = Arguments("JensenShannon", scaled=FLAG)
+
+
 @dataclass(frozen=True)
 class JensenShannon(WeightedSum):
     r"""The Jensen-Shannon divergence: the weighted mean of KL from P and from Q to their mixture, always finite.
@@ -173,7 +176,7 @@ class JensenShannon(WeightedSum):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.scaled, torch.fx.Proxy):
-            check_flag("JensenShannon", "scaled", self.scaled)
+            _ARGUMENTS.check(scaled=self.scaled)
 
     @property
     def instead_of_zero(self) -> Divergence | None:

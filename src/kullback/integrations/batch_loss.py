@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import check_flag
+from kullback.common.constraints import Arguments, OfType
 from kullback.common.words import NO_LABEL as _NO_LABEL
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
 from kullback.integrations.frozen_teacher import check_apart, check_statistics, evaluating, freeze
@@ -92,6 +92,11 @@ def is_causal(call: str, causal: bool | None, shifted: bool | None, *, otherwise
     return causal
 
 
+_ARGUMENTS = Arguments(
+    "BatchLoss", causal=OfType((bool,), wanted="True, False or None", example=True, optional=True)
+)
+
+
 class BatchLoss:
     """The loss of a student's predictions on a batch, with a teacher's predictions on the same batch.
 
@@ -137,8 +142,7 @@ class BatchLoss:
                 got=safe_repr(teacher),
                 instead="teacher=AutoModelForCausalLM.from_pretrained(...)",
             )
-        if causal is not None:
-            check_flag(call, "causal", causal)
+        _ARGUMENTS.check(call, causal=causal)
         self.call, self.loss, self.teacher = call, loss, teacher
         self.causal, self._otherwise = causal, otherwise
         self._batches = 0

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, OneOf
 from kullback.common.words import NO_LABEL
 from kullback.errors import ArgumentValueError, invalid_type, invalid_value, safe_repr
 from kullback.integrations.batch_loss import STORED
@@ -18,6 +19,8 @@ __all__ = ["StoredTeacherCollator"]
 _CALL = "StoredTeacherCollator"
 _Rows = Literal["next", "own"]
 _PADDING: dict[str, float] = dict(zip(STORED, (0, -torch.inf, NO_LABEL), strict=True))
+
+_ARGUMENTS = Arguments(_CALL, rows_predict=OneOf(get_args(_Rows), example="next"))
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,7 @@ class StoredTeacherCollator:
             raise invalid_type(
                 _CALL, "collator", wanted="a function of a list of rows", got=got, instead=instead
             )
-        if self.rows_predict not in get_args(_Rows):
-            got = safe_repr(self.rows_predict)
-            raise invalid_value(
-                _CALL, "rows_predict", wanted="'next' or 'own'", got=got, instead="rows_predict='next'"
-            )
+        _ARGUMENTS.check(rows_predict=self.rows_predict)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
         """Return a batch."""

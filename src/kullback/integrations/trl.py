@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
+from kullback.common.constraints import Arguments, OneOf
 from kullback.common.optional import load
-from kullback.errors import invalid_value, safe_repr
 from kullback.generators import KL, Divergence, JensenShannon, ReverseKL
 from kullback.integrations.batch_loss import BatchLoss, at_least_one, next_tokens
 from kullback.integrations.huggingface import loss_of_batch, scale_of_processes
@@ -34,6 +34,16 @@ _OF_IMAGES = (
     "token_type_ids",
     "mm_token_type_ids",
     "image_position_ids",
+)
+
+
+_ARGUMENTS = Arguments(
+    "generalized_jsd_loss",
+    reduction=OneOf(
+        ("batchmean", "sum", "mean"),
+        example="mean",
+        instead="kullback.functional.distillation_loss(..., reduction='none') for the value of each position",
+    ),
 )
 
 
@@ -83,15 +93,7 @@ def generalized_jsd_loss(
     References:
         On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes (Agarwal and others, 2024)
     """
-    call = "generalized_jsd_loss"
-    if reduction not in ("batchmean", "sum", "mean"):
-        raise invalid_value(
-            call,
-            "reduction",
-            wanted="'batchmean', 'sum' or 'mean'",
-            got=safe_repr(reduction),
-            instead="kullback.functional.distillation_loss(..., reduction='none') for the value of each position",
-        )
+    _ARGUMENTS.check(reduction=reduction)
     total = distillation_loss(
         student=student_logits,
         teacher=teacher_logits,

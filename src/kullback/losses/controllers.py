@@ -10,11 +10,31 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import check_whole, number_from
+from kullback.common.constraints import Arguments, Number, Whole
+from kullback.common.inputs import number_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
 
 Schedule: TypeAlias = Callable[[int], float]
 """A function from the number of completed steps to a number."""
+
+
+NON_NEGATIVE = Number(least=0, below=math.inf, example=0.5)
+_POSITIVE = Number(above=0, below=math.inf, example=0.5)
+_COUNT = Whole(least=1, example=1000)
+_LINEAR = Arguments("LinearSchedule", start=NON_NEGATIVE, stop=NON_NEGATIVE, steps=_COUNT)
+_CYCLICAL = Arguments(
+    "CyclicalSchedule",
+    start=NON_NEGATIVE,
+    stop=NON_NEGATIVE,
+    period=_COUNT,
+    ramp=Number(above=0, most=1, noun="share", example=0.5),
+    cycles=Whole(least=1, example=1000, optional=True),
+)
+_CALLS = Arguments(
+    "LinearSchedule.__call__",
+    "CyclicalSchedule.__call__",
+    step=Number(least=0, example=0, wanted="the number of completed steps, 0 or more"),
+)
 
 
 @dataclass(frozen=True)
@@ -48,13 +68,11 @@ class LinearSchedule:
     steps: int
 
     def __post_init__(self) -> None:
-        check_number("LinearSchedule", "start", self.start)
-        check_number("LinearSchedule", "stop", self.stop)
-        object.__setattr__(self, "steps", _count("LinearSchedule", "steps", self.steps))
+        object.__setattr__(self, "steps", _LINEAR.check(**vars(self))["steps"])
 
     def __call__(self, step: int) -> float:
         """Return the value after `step` steps."""
-        share = min(_taken("LinearSchedule", step) / self.steps, 1.0)
+        share = min(_taken("LinearSchedule.__call__", step) / self.steps, 1.0)
         return self.stop if share == 1 else self.start + (self.stop - self.start) * share
 
 
@@ -93,20 +111,13 @@ class CyclicalSchedule:
     cycles: int | None = None
 
     def __post_init__(self) -> None:
-        check_number("CyclicalSchedule", "start", self.start)
-        check_number("CyclicalSchedule", "stop", self.stop)
-        object.__setattr__(self, "period", _count("CyclicalSchedule", "period", self.period))
-        if not 0 < number_from(self.ramp) <= 1:
-            got = safe_repr(self.ramp)
-            raise invalid_value(
-                "CyclicalSchedule", "ramp", wanted="a share above 0, at most 1", got=got, instead="ramp=0.5"
-            )
-        if self.cycles is not None:
-            object.__setattr__(self, "cycles", _count("CyclicalSchedule", "cycles", self.cycles))
+        checked = _CYCLICAL.check(**vars(self))
+        object.__setattr__(self, "period", checked["period"])
+        object.__setattr__(self, "cycles", checked["cycles"])
 
     def __call__(self, step: int) -> float:
         """Return the value after `step` steps."""
-        cycle, within = divmod(_taken("CyclicalSchedule", step), self.period)
+        cycle, within = divmod(_taken("CyclicalSchedule.__call__", step), self.period)
         share = min(within / self.period / self.ramp, 1.0)
         if share == 1 or (self.cycles is not None and cycle >= self.cycles):
             return self.stop
@@ -123,26 +134,9 @@ def scheduled(name: str, setting: float | Schedule, step: int) -> float:
     return float(value)
 
 
-def check_number(call: str, name: str, value: object, *, is_positive: bool = False) -> float:
-    """Return a finite number of 0 or more, or with `is_positive` above 0; else raise."""
-    number = number_from(value)
-    if not 0 <= number < math.inf or (is_positive and number == 0):
-        wanted = "a finite positive number" if is_positive else "a finite number of 0 or more"
-        raise invalid_value(call, name, wanted=wanted, got=safe_repr(value), instead=f"{name}=0.5")
-    return number
-
-
-def _taken(call: str, step: int) -> int:
+def _taken(call: str, step: float | Tensor) -> float:
     """Return a number of steps; raise if it is negative."""
-    if not step >= 0:
-        wanted, got = "the number of completed steps, 0 or more", safe_repr(step)
-        raise invalid_value(f"{call}.__call__", "step", wanted=wanted, got=got, instead="step=0")
-    return step
-
-
-def _count(call: str, name: str, value: object) -> int:
-    """Return a positive number of steps or periods, or raise."""
-    return check_whole(call, name, value, 1, wanted="an integer, 1 or more", instead=f"{name}=1000")
+    return _CALLS.check(call, step=step.item() if isinstance(step, Tensor) else step)["step"]
 
 
 @runtime_checkable
@@ -173,6 +167,20 @@ class KLController(Protocol):
         ...
 
 
+_FIXED = Arguments("FixedKLController", coefficient=NON_NEGATIVE)
+_ADAPTIVE = Arguments(
+    "AdaptiveKLController", coefficient=_POSITIVE, target=_POSITIVE, horizon=_POSITIVE, clip=_POSITIVE
+)
+_PID = Arguments(
+    "PIDKLController",
+    coefficient=NON_NEGATIVE,
+    target=NON_NEGATIVE,
+    proportional=NON_NEGATIVE,
+    integral=_POSITIVE,
+    derivative=NON_NEGATIVE,
+)
+
+
 class FixedKLController:
     """A constant coefficient.
 
@@ -189,7 +197,7 @@ class FixedKLController:
     """
 
     def __init__(self, coefficient: float) -> None:
-        self.coefficient = check_number("FixedKLController", "coefficient", coefficient)
+        self.coefficient = _FIXED.check(coefficient=coefficient)["coefficient"]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(coefficient={self.coefficient:.6g})"
@@ -252,11 +260,7 @@ class AdaptiveKLController(FixedKLController):
     def __init__(
         self, coefficient: float = 0.2, *, target: float = 6.0, horizon: float = 10_000, clip: float = 0.2
     ) -> None:
-        call = "AdaptiveKLController"
-        self.coefficient = check_number(call, "coefficient", coefficient, is_positive=True)
-        self.target = check_number(call, "target", target, is_positive=True)
-        self.horizon = check_number(call, "horizon", horizon, is_positive=True)
-        self.clip = check_number(call, "clip", clip, is_positive=True)
+        self.coefficient, self.target, self.horizon, self.clip = _ADAPTIVE.check(**locals()).values()
 
     def __repr__(self) -> str:
         return f"AdaptiveKLController(coefficient={self.coefficient:.6g}, target={self.target:g})"
@@ -337,12 +341,9 @@ class PIDKLController(FixedKLController):
         integral: float = 0.01,
         derivative: float = 0.0,
     ) -> None:
-        call = "PIDKLController"
-        super().__init__(check_number(call, "coefficient", coefficient))
-        self.target = check_number(call, "target", target)
-        self.proportional = check_number(call, "proportional", proportional)
-        self.integral = check_number(call, "integral", integral, is_positive=True)
-        self.derivative = check_number(call, "derivative", derivative)
+        checked = _PID.check(**locals()).values()
+        coefficient, self.target, self.proportional, self.integral, self.derivative = checked
+        super().__init__(coefficient)
         self.sum_of_errors = self.coefficient / self.integral
         self.previous = math.inf  # the first divergence does not count as growth
 

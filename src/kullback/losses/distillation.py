@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from kullback.common.constraints import FLAG, Arguments
 from kullback.common.dtypes import accurate_dtype
-from kullback.common.inputs import can_inspect, can_inspect_all, check_flag, recordable
+from kullback.common.inputs import can_inspect, can_inspect_all, recordable
 from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
@@ -509,9 +510,13 @@ def _counted(weights: Tensor) -> Tensor | None:
     return None if indices.numel() == weights.numel() else indices
 
 
+_INPLACE = Arguments("distillation_loss", "DistillationLoss", inplace_backward=FLAG)
+
+
 def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeacher, word: Reduction) -> None:
     """Raise if `inplace` is set and the gradient must not overwrite the student's logits."""
-    check_flag(_CALL, "inplace_backward", inplace)
+    if inplace is not True:
+        _INPLACE.check(inplace_backward=inplace)
     is_partial = isinstance(teacher, PartialTeacher)
     # Tensors of other types, such as torch's fake ones, may have no addresses.
     has_memory = all(

@@ -9,6 +9,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, OneOf
 from kullback.common.inputs import check_dense, number_from, recordable
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators.divergence import NEAR, SERIES_TERMS, power_series
@@ -22,6 +23,25 @@ Direction = Literal["forward", "reverse"]
 
 # e^d - 1 - d as a power series, from d^2 upwards.
 _SERIES = [1 / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
+
+
+_DIRECTION = OneOf(
+    get_args(Direction),
+    example="forward",
+    instead="direction='forward' for KL(P || Q) with actions from P, or direction='reverse' for KL(Q || P) with "
+    "actions from Q",
+)
+_FROM_LOG_PROBS = Arguments(
+    "kl_from_log_probs",
+    direction=_DIRECTION,
+    estimator=OneOf(get_args(Estimator), example="k1", instead="estimator='k1', which has no bias"),
+)
+_SURROGATE = Arguments(
+    "kl_surrogate",
+    direction=_DIRECTION,
+    value=OneOf(get_args(Value), example="k3", instead="value='k3', which is never negative"),
+    importance=OneOf(get_args(Importance), example="action"),
+)
 
 
 def kl_from_log_probs(
@@ -105,8 +125,7 @@ def kl_from_log_probs(
     """
     call = "kl_from_log_probs"
     word = check_reduction(call, reduction)
-    _check_direction(call, direction)
-    _check_choice(call, "estimator", estimator, get_args(Estimator), "estimator='k1', which has no bias")
+    _FROM_LOG_PROBS.check(direction=direction, estimator=estimator)
     (values,), weights = estimates(call, log_p, log_q, (estimator,), mask, direction)
     return _reduce(values, weights, word)
 
@@ -207,9 +226,7 @@ def kl_surrogate(
     """
     call = "kl_surrogate"
     word = check_reduction(call, reduction)
-    _check_direction(call, direction)
-    _check_choice(call, "value", value, get_args(Value), "value='k3', which is never negative")
-    _check_choice(call, "importance", importance, get_args(Importance), "importance='action'")
+    _SURROGATE.check(direction=direction, value=value, importance=importance)
     _check_log_probs(call, log_p, log_q)
     if log_ratio is not None:
         _check_log_probs(call, log_p, log_ratio, second="log_ratio")
@@ -302,20 +319,6 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
 def _in_order(direction: Direction, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
     """Return first the log-probabilities under the distribution that the actions are sampled from."""
     return (log_p, log_q) if direction == "forward" else (log_q, log_p)
-
-
-def _check_direction(call: str, direction: object) -> None:
-    instead = (
-        "direction='forward' for KL(P || Q) with actions from P, or direction='reverse' for KL(Q || P) with actions "
-        "from Q"
-    )
-    _check_choice(call, "direction", direction, get_args(Direction), instead)
-
-
-def _check_choice(call: str, name: str, word: object, words: tuple[str, ...], instead: str) -> None:
-    if not (isinstance(word, str) and word in words):
-        wanted = "one of " + ", ".join(map(repr, words))
-        raise invalid_value(call, name, wanted=wanted, got=safe_repr(word), instead=instead)
 
 
 def _check_weighting(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from kullback.errors import invalid_value, safe_repr
+from kullback.common.constraints import OneOf
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,15 +13,18 @@ if TYPE_CHECKING:
 Reduction: TypeAlias = Literal["none", "sum", "mean", "batchmean"]
 
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+REDUCTION = OneOf(
+    REDUCTIONS,
+    example="batchmean",
+    instead="{call}(..., reduction='batchmean') for the mean divergence of the rows",
+)
 
 
 def check_reduction(call: str, reduction: object) -> Reduction:
     """Return `reduction` if it is one of the words in `REDUCTIONS`, else raise an error that names `call`."""
     if isinstance(reduction, str) and reduction in REDUCTIONS:
         return reduction
-    wanted = "one of " + ", ".join(map(repr, REDUCTIONS))
-    instead = f"{call}(..., reduction='batchmean') for the mean divergence of the rows"
-    raise invalid_value(call, "reduction", wanted=wanted, got=safe_repr(reduction), instead=instead)
+    raise REDUCTION.refusal(call, "reduction", reduction)
 
 
 def torch_reduction(reduction: object, size_average: bool | None, reduce: bool | None) -> Reduction:

@@ -17,15 +17,16 @@ from torch.distributions import (
     Normal,
 )
 
+from kullback.common.constraints import FLAG, GENERATOR, Arguments, Number, OneOf, Whole
 from kullback.common.display import shown_options
-from kullback.common.inputs import check_flag, check_generator, check_whole, number_from, whole_from
+from kullback.common.inputs import number_from, whole_from
 from kullback.errors import (
     KullbackError,
     invalid_type,
     invalid_value,
     safe_repr,
 )
-from kullback.losses.controllers import AdaptiveKLController, KLController, Schedule, check_number, scheduled
+from kullback.losses.controllers import NON_NEGATIVE, AdaptiveKLController, KLController, Schedule, scheduled
 from kullback.losses.positions import position_weights
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -37,6 +38,10 @@ class _Rule(NamedTuple):
     method: str
     draws: int
     generator: torch.Generator | None
+
+
+_BATCH_DIMS = Whole(least=0, example=1)
+_PER_DIMENSION = Arguments("kl_per_dimension", batch_dims=_BATCH_DIMS)
 
 
 def kl_per_dimension(
@@ -92,13 +97,16 @@ def kl_per_dimension(
         Auto-Encoding Variational Bayes (Kingma and Welling, 2014)
     """
     call = "kl_per_dimension"
-    batch_dims = _check_batch_dims(call, batch_dims)
+    batch_dims = _PER_DIMENSION.check(call, batch_dims=batch_dims)["batch_dims"]
     rule = _checked_rule(call, method, draws, generator)
     p, q = _both(call, posterior, prior)
     batch_dims = _dims_of_examples(posterior, batch_dims)
     kl, weights = _of_examples(call, p, q, mask, weight, batch_dims, rule)
     total, count = _total(kl, weights)
     return total / torch.where(count == 0, 1, count)
+
+
+_UNITS = Arguments("active_units", threshold=Number(least=0, below=math.inf, noun="variance", example=0.01))
 
 
 def active_units(posterior: Distribution | Tensor, *, threshold: float = 0.01) -> Tensor:
@@ -130,10 +138,7 @@ def active_units(posterior: Distribution | Tensor, *, threshold: float = 0.01) -
     """
     if not isinstance(posterior, Distribution | Tensor):
         raise _no_distribution("active_units", "posterior", posterior)
-    if not 0 <= number_from(threshold) < math.inf:
-        got = safe_repr(threshold)
-        wanted, instead = "a variance, 0 or more", "threshold=0.01"
-        raise invalid_value("active_units", "threshold", wanted=wanted, got=got, instead=instead)
+    threshold = _UNITS.check(threshold=threshold)["threshold"]
     mean = (posterior.mean if isinstance(posterior, Distribution) else posterior).detach()
     if mean.ndim == 0 or len(mean) < 2:
         raise invalid_value(
@@ -152,6 +157,11 @@ def active_units(posterior: Distribution | Tensor, *, threshold: float = 0.01) -
             instead="active_units(posterior.probs) for a Categorical, or the means as a tensor",
         )
     return mean.double().var(0) > threshold
+
+
+_ARGUMENTS = Arguments(
+    "KLRegularizer", free_nats=NON_NEGATIVE, batch_dims=_BATCH_DIMS, per_example=FLAG, sync=FLAG
+)
 
 
 class KLRegularizer(torch.nn.Module):
@@ -252,10 +262,7 @@ class KLRegularizer(torch.nn.Module):
     ) -> None:
         super().__init__()
         call = "KLRegularizer"
-        check_number(call, "free_nats", free_nats)
-        batch_dims = _check_batch_dims(call, batch_dims)
-        check_flag(call, "per_example", per_example)
-        check_flag(call, "sync", sync)
+        batch_dims = _ARGUMENTS.check(**locals())["batch_dims"]
         if capacity is not None and free_nats > 0:
             raise invalid_value(
                 call,
@@ -534,24 +541,13 @@ def _dims(value: object) -> tuple[int, ...]:
 def _checked_rule(call: str, method: object, draws: object, generator: torch.Generator | None) -> _Rule:
     from kullback.pairs import FEWEST_DRAWS, METHODS
 
-    if method not in METHODS:
-        wanted = f"one of {', '.join(map(repr, METHODS))}"
-        raise invalid_value(
-            call,
-            "method",
-            wanted=wanted,
-            got=safe_repr(method),
-            instead="method='auto' or method='monte_carlo'",
-        )
-    wanted, instead = f"an integer of at least {FEWEST_DRAWS}", "draws=64"
-    number = check_whole(call, "draws", draws, FEWEST_DRAWS, wanted=wanted, instead=instead)
-    check_generator(call, generator)
-    return _Rule(cast("str", method), number, generator)
-
-
-def _check_batch_dims(call: str, batch_dims: object) -> int:
-    wanted, instead = "an integer of 0 or more", "batch_dims=1"
-    return check_whole(call, "batch_dims", batch_dims, 0, wanted=wanted, instead=instead)
+    arguments = Arguments(
+        call,
+        method=OneOf(METHODS, example="auto", instead="method='auto' or method='monte_carlo'"),
+        draws=Whole(least=FEWEST_DRAWS, example=64),
+        generator=GENERATOR,
+    )
+    return _Rule(**arguments.check(method=method, draws=draws, generator=generator))
 
 
 def _check_controller(call: str, coefficient: object) -> None:

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, Whole
 from kullback.common.dtypes import upcast
-from kullback.common.inputs import can_inspect, check_dense, check_whole, first_of, first_value, is_integer
+from kullback.common.inputs import can_inspect, check_dense, first_of, first_value, is_integer
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import KL, Divergence, FinitePair
 from kullback.kernels.row_operation import transformable
@@ -358,13 +359,15 @@ def _check_form(teacher: SampledTail) -> None:
             )
 
 
+_DRAWING = Arguments("SampledTail.draw", k=Whole(least=1, example=32), draws=Whole(least=0, example=32))
+
+
 def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generator | None) -> tuple[int, int]:
     """Check the arguments and return `k` and `draws`."""
     call = "SampledTail.draw"
     check_logits(call, "logits", logits)
     check_any_class(call, "logits", logits.shape[-1])
-    k = check_whole(call, "k", k, 1, wanted="a whole number of 1 or more", instead="k=32")
-    draws = check_whole(call, "draws", draws, 0, wanted="a whole number of 0 or more", instead="draws=32")
+    k, draws = _DRAWING.check(k=k, draws=draws).values()
     if generator is not None and not (
         isinstance(generator, torch.Generator) and generator.device.type == "cpu"
     ):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import torch
 
-from kullback.common.inputs import check_flag, number_from, whole_from
+from kullback.common.constraints import FLAG, Arguments, Number, OneOf, Whole
+from kullback.common.inputs import number_from
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators import Divergence, as_divergence
-from kullback.losses.reduction import Reduction, check_reduction
+from kullback.losses.reduction import REDUCTION, Reduction
 
 # Logits divided by a smaller temperature, and the square of a larger one, overflow float32.
 _MIN_TEMPERATURE = 1e-16
@@ -36,6 +37,51 @@ def remembered(check: Callable[..., T]) -> Callable[..., T]:
         return check(*arguments)
 
     return checked
+
+
+ARGUMENTS = Arguments(
+    "distillation_loss",
+    "DistillationLoss",
+    "linear_distillation_loss",
+    "LinearDistillationLoss",
+    temperature=Number(
+        least=_MIN_TEMPERATURE,
+        most=1 / _MIN_TEMPERATURE,
+        wanted=f"a positive number, from {_MIN_TEMPERATURE:g} to {1 / _MIN_TEMPERATURE:g}",
+        example=2.0,
+    ),
+    label_weight=Number(
+        least=0, most=1, note=", the share of the cross-entropy with the labels", example=0.5
+    ),
+    reduction=REDUCTION,
+    vocabulary=OneOf(
+        get_args(Vocabulary),
+        example="truncate",
+        instead="vocabulary='truncate' to compare the classes that both have",
+    ),
+    temperature_squared=FLAG,
+    classes=Whole(
+        least=1,
+        wanted="the number of classes without padding, or None",
+        example=3,
+        instead="classes=len(tokenizer), or None if no class is padding",
+        optional=True,
+    ),
+    ignore_index=Whole(least=-(2**63), wanted="an integer of 64 bits", example=-100, strict=True),
+)
+HEAD_ARGUMENTS = Arguments(
+    "linear_distillation_loss",
+    "LinearDistillationLoss",
+    float32_logits=FLAG,
+    return_entropy=FLAG,
+    chunk_bytes=Whole(
+        least=1,
+        wanted="a positive whole number of bytes, or None",
+        example=64 << 20,
+        instead="chunk_bytes=64 << 20",
+        optional=True,
+    ),
+)
 
 
 class LossSettings(NamedTuple):
@@ -63,18 +109,8 @@ class LossSettings(NamedTuple):
 def _checked_settings(call: str, *fields: Any) -> LossSettings:
     settings = LossSettings(*fields)
     kind = check_kind(call, settings.kind)
-    check_temperature(call, settings.temperature)
-    if not 0 <= number_from(settings.label_weight) <= 1:
-        wanted = "a number from 0 to 1, the share of the cross-entropy with the labels"
-        raise _invalid(call, "label_weight", settings.label_weight, wanted, "label_weight=0.5")
-    check_reduction(call, settings.reduction)
-    vocabulary: object = settings.vocabulary
-    if not (isinstance(vocabulary, str) and vocabulary in get_args(Vocabulary)):
-        instead = "vocabulary='truncate' to compare the classes that both have"
-        raise _invalid(call, "vocabulary", vocabulary, "'error', 'truncate' or 'mask'", instead)
-    check_flag(call, "temperature_squared", settings.temperature_squared)
-    classes, ignored = check_classes(call, settings.classes), check_ignore_index(call, settings.ignore_index)
-    return settings._replace(kind=kind, classes=classes, ignore_index=ignored)
+    numbers = ARGUMENTS.check(call, **settings._asdict())
+    return settings._replace(kind=kind, classes=numbers["classes"], ignore_index=numbers["ignore_index"])
 
 
 class HeadSettings(NamedTuple):
@@ -95,14 +131,11 @@ class HeadSettings(NamedTuple):
 def _checked_heads(
     call: str, softcap: object, scale: object, chunk_bytes: object, in_float32: bool, return_entropy: bool
 ) -> HeadSettings:
-    check_flag(call, "float32_logits", in_float32)
-    check_flag(call, "return_entropy", return_entropy)
+    checked = HEAD_ARGUMENTS.check(
+        call, float32_logits=in_float32, return_entropy=return_entropy, chunk_bytes=chunk_bytes
+    )
     caps, scales = _each_side(call, "softcap", softcap, 30.0), _each_side(call, "logit_scale", scale, 0.0625)
-    number = whole_from(chunk_bytes)
-    if chunk_bytes is not None and (number is None or number <= 0):
-        wanted = "a positive whole number of bytes, or None"
-        raise _invalid(call, "chunk_bytes", chunk_bytes, wanted, "chunk_bytes=64 << 20")
-    return HeadSettings(caps, scales, number, in_float32, return_entropy)
+    return HeadSettings(caps, scales, checked["chunk_bytes"], in_float32, return_entropy)
 
 
 def _each_side(call: str, name: str, value: Any, example: float) -> tuple[float | None, float | None]:
@@ -137,27 +170,14 @@ def check_result_dtype(call: str, dtype: object) -> None:
 
 def check_temperature(call: str, temperature: object) -> None:
     """Raise unless `temperature` is a positive number."""
-    least, most = _MIN_TEMPERATURE, 1 / _MIN_TEMPERATURE
-    if not least <= number_from(temperature) <= most:
-        wanted = f"a positive number, from {least:g} to {most:g}"
-        raise _invalid(call, "temperature", temperature, wanted, "temperature=2.0")
+    ARGUMENTS.check(call, temperature=temperature)
 
 
 def check_classes(call: str, classes: object, available: int | None = None) -> int | None:
     """Return `classes`; raise unless it is None or a positive integer, at most `available`."""
-    number, most = whole_from(classes), math.inf if available is None else available
-    if classes is not None and (number is None or not 0 < number <= most):
-        at_most = "" if available is None else f", at most {available}"
-        wanted = f"the number of classes without padding{at_most}, or None"
+    number = ARGUMENTS.check(call, classes=classes)["classes"]
+    if available is not None and number is not None and number > available:
+        wanted = f"the number of classes without padding, at most {available}, or None"
         instead = "classes=len(tokenizer), or None if no class is padding"
         raise _invalid(call, "classes", classes, wanted, instead)
-    return number
-
-
-def check_ignore_index(call: str, ignore_index: object) -> int:
-    """Return `ignore_index`; raise unless it is an integer that labels can have."""
-    number = whole_from(ignore_index)
-    if number is None or not -(2**63) <= number < 2**63:
-        got, instead = safe_repr(ignore_index), "ignore_index=-100"
-        raise invalid_type(call, "ignore_index", wanted="an integer of 64 bits", got=got, instead=instead)
     return number

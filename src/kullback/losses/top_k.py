@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, OneOf
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import (
     all_recordable,
@@ -259,6 +260,14 @@ class TopKRows(PartialRows):
         return logit_divergence(RowDivergence(self.kind, dtype=self.dtype), p, logits)
 
 
+_ARGUMENTS = Arguments(
+    "TopK",
+    tail=OneOf(
+        get_args(Tail), example="bucket", instead="tail='bucket' to compare the remaining mass as one class"
+    ),
+)
+
+
 def _check_form(teacher: TopK) -> None:
     indices, log_probs = teacher.indices, teacher.log_probs
     for name, x, wanted in (
@@ -294,14 +303,8 @@ def _check_form(teacher: TopK) -> None:
             got=f"one on {log_probs.device}",
             instead="log_probs.to(indices.device)",
         )
-    if not (isinstance(teacher.tail, str) and teacher.tail in get_args(Tail)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_value(
-            "TopK",
-            "tail",
-            wanted="'bucket', 'renormalize' or 'zero'",
-            got=safe_repr(teacher.tail),
-            instead="tail='bucket' to compare the remaining mass as one class",
-        )
+    if not (isinstance(teacher.tail, str) and teacher.tail in get_args(Tail)):
+        _ARGUMENTS.check(tail=teacher.tail)
 
 
 def _check_values(teacher: TopK, unknown: Tensor | None) -> None:

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, OfType, OneOf
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import dense, tensor_remedy
 from kullback.common.words import REPRESENTATION_NAMES, RepresentationName
@@ -97,20 +98,29 @@ def kl_divergence(
     return (accurate.sum() if reduction == "sum" else accurate.mean()).to(dtype)
 
 
+_ARGUMENTS = Arguments(
+    "kl_divergence",
+    "KLDivergence",
+    reduction=OneOf(
+        ("mean", "sum", "none"), example="mean", instead="{call}(..., reduction='mean')", optional=True
+    ),
+    log_prob=OfType(
+        (bool,),
+        wanted="True if p and q hold log-probabilities, False if not",
+        example=True,
+        instead="{call}(..., log_prob=True)",
+    ),
+)
+
+
 def check_reduction(call: str, reduction: object) -> None:
     """Raise unless torchmetrics' KL divergence has this reduction."""
-    if reduction is not None and not (isinstance(reduction, str) and reduction in ("mean", "sum", "none")):
-        wanted = "one of 'mean', 'sum', 'none' and None"
-        instead = f"{call}(..., reduction='mean')"
-        raise invalid_value(call, "reduction", wanted=wanted, got=safe_repr(reduction), instead=instead)
+    _ARGUMENTS.check(call, reduction=reduction)
 
 
 def resolve_representation(call: str, log_prob: object, representation: object) -> RepresentationName:
     """Return the representation of the tensors, from torchmetrics' flag `log_prob` and from `representation`."""
-    if not isinstance(log_prob, bool):
-        wanted = "True if p and q hold log-probabilities, False if not"
-        instead = f"{call}(..., log_prob=True)"
-        raise invalid_type(call, "log_prob", wanted=wanted, got=safe_repr(log_prob), instead=instead)
+    _ARGUMENTS.check(call, log_prob=log_prob)
     if representation is None:
         return "log-probs" if log_prob else "counts"
     for name in REPRESENTATION_NAMES:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, Number
 from kullback.common.dtypes import accurate_dtype, upcast
-from kullback.common.inputs import number_from
-from kullback.errors import invalid_value, safe_repr
+from kullback.errors import invalid_value
 from kullback.estimators import EstimateWarning
 from kullback.losses.log_probs import estimates
 from kullback.metrics.metric import ExactMetric
@@ -21,6 +21,9 @@ _COLUMNS = 5
 # A mean of q/p differs significantly from 1 if there are at least this many sequences, and it is more than this many
 # standard errors (p < 0.0002) plus this tolerance away. Rounding errors are below the tolerance.
 _FEWEST_SEQUENCES, _FARTHEST_RATIO, _ROUNDED = 10, 6.0, 1e-4
+
+
+_ARGUMENTS = Arguments("PolicyKL", threshold=Number(least=0, example=0.1))
 
 
 class PolicyKL(ExactMetric):
@@ -91,14 +94,7 @@ class PolicyKL(ExactMetric):
 
     def __init__(self, threshold: float = 0.1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not number_from(threshold) >= 0:
-            raise invalid_value(
-                "PolicyKL",
-                "threshold",
-                wanted="a number that is not negative",
-                got=safe_repr(threshold),
-                instead="threshold=0.1",
-            )
+        _ARGUMENTS.check(threshold=threshold)
         self.threshold = threshold
         dtype = accurate_dtype(self.device)
         empty = torch.zeros(1 + _COLUMNS + _COLUMNS**2, dtype=dtype, device=self.device)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import NoneType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -48,7 +47,7 @@ _ARGUMENTS = Arguments(
     **CUTTING,
     **OPENING,
     server_top=Whole(least=1, example=20),
-    noise_floor=OfType((bool, NoneType), wanted="True, False or None", example=True),
+    noise_floor=OfType((bool,), wanted="True, False or None", example=True, optional=True),
     one_at_a_time=FLAG,
 )
 
@@ -159,7 +158,7 @@ def compare_models(
     References:
         llama.cpp, tools/perplexity (Gerganov and others, 2023)
     """
-    worst, bootstrap, block_bytes, *_ = _ARGUMENTS.check_in(locals()).values()
+    worst, bootstrap, block_bytes, *_ = _ARGUMENTS.check(**locals()).values()
     named = _named(candidates)
     several = named.values() if named is not None else candidates
     given = list(several) if isinstance(several, list | tuple | ValuesView) else [several]

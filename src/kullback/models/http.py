@@ -30,11 +30,7 @@ LOST = "disconnected", "closed"
 
 
 class UnreachableError(ModelError):
-    """A server gave no answer, or only errors, in all attempts; `reason` describes the last one."""
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+    """A server gave no answer, or only errors, in all attempts; `got` describes the last one."""
 
 
 class Answer(NamedTuple):
@@ -147,10 +143,11 @@ class Endpoint:
                 return self._accepted(answer)
             reason = self.message(answer)
             wait = min(max(wait, after), LONGEST_WAIT)
-        raise UnreachableError(
-            f"{self.address}: wanted a server that answers; got {reason}; check that it runs and that the address is "
-            "right, and see its log",
-            reason,
+        raise UnreachableError.at(
+            self.address,
+            wanted="a server that answers",
+            got=reason,
+            instead="check that it runs and that the address is right, and see its log",
         )
 
     def _once(self, method: str, path: str, body: object, most_bytes: int) -> tuple[Answer, float]:
@@ -166,10 +163,8 @@ class Endpoint:
                     raise
         if found is None or deadline.has_passed:  # the connection's end may look like the answer's
             reason = f"an answer that did not end within {self._longest:g} seconds"
-            raise UnreachableError(
-                f"{self.address}: wanted an answer; got {reason}; take a smaller --context, or see the server's log",
-                reason,
-            )
+            instead = "take a smaller --context, or see the server's log"
+            raise UnreachableError.at(self.address, wanted="an answer", got=reason, instead=instead)
         response, content = found
         after = response.headers.get("retry-after", "")
         seconds = float(after) if after.isascii() and after.isdecimal() else 0.0

@@ -62,7 +62,7 @@ def open_model(
             ...
         kullback.errors.ModelError: model = nowhere/model: wanted a folder of a Hugging Face model, ...
     """
-    _ARGUMENTS.check_in(locals())
+    _ARGUMENTS.check(**locals())
     options = OpenOptions(
         tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub
     )

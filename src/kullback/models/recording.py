@@ -75,7 +75,7 @@ def record_reference(
         >>> record_reference("llama-3-8b", "some long text", "llama.klref")  # doctest: +SKIP
         []
     """
-    top, tail_draws, seed, block_bytes, context, *_ = _ARGUMENTS.check_in(locals()).values()
+    top, tail_draws, seed, block_bytes, context, *_ = _ARGUMENTS.check(**locals()).values()
     options = OpenOptions(
         tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code, hub=hub
     )

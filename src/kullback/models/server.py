@@ -151,7 +151,7 @@ class ServerModel(LanguageModel):
                 raise ModelError.at(
                     self.name,
                     wanted="an answer for every window",
-                    got=f"the server stopped answering after {done} of {len(windows)} windows ({error.reason})",
+                    got=f"the server stopped answering after {done} of {len(windows)} windows ({error.got})",
                     instead="start it again; a command with --resume continues from there",
                     wording=BY_EVENT,
                 ) from error

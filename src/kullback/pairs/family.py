@@ -86,14 +86,14 @@ Units = Mapping[str, int]
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A family of distributions. Only the type is required: other rules serve a pair for which a fact is missing.
+    """A family of distributions. Only the type is required; without the other facts, other rules serve its pairs.
 
     A subclass that overrides `log_prob` is not of the family.
 
     Attributes:
         type: the class of the distributions.
-        parameters: the attributes with the parameters, separated by spaces: those of a class of `density` in the order
-            of its fields, and those of the kernels. `CHOICE` stands for logits or probs.
+        parameters: the attributes with the parameters, which are tensors: those of a class of `density` in the order
+            of its fields, and those of the kernels, separated by spaces. `CHOICE` stands for logits or probs.
         density: a class of `Density` whose fields are the parameters, or the function that returns the density of a
             distribution. Support and tails decide where a divergence is +inf.
         support: the ends of the support: numbers, names of parameters, or None for another end.

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import GENERATOR, Arguments, Number, Whole
+
 METHODS = ("auto", "closed_form", "series", "summation", "quadrature", "monte_carlo")
 FEWEST_DRAWS = 4
 """The smallest number of draws, for each element of the batch, that gives a standard error."""
@@ -16,6 +18,19 @@ MASS_ERROR = 1e-10
 # The target and the required errors of sums and integrals, relative and absolute, for every kind of divergence.
 _AIM = (1e-10, 1e-15)
 _REQUIRED = (1e-6, 1e-9)
+
+_WITHOUT = "{call}(p, q) without it"
+OPTIONS = Arguments(
+    "kl_divergence",
+    "divergence",
+    "kl_estimate",
+    "estimate",
+    rtol=Number(least=0, instead=_WITHOUT, example=1e-6, optional=True),
+    atol=Number(least=0, instead=_WITHOUT, example=1e-9),
+    max_evaluations=Whole(least=1, instead=_WITHOUT, example=10_000),
+    draws=Whole(least=FEWEST_DRAWS, instead=_WITHOUT, example=1000),
+    generator=GENERATOR,
+)
 
 
 class Tolerance(NamedTuple):

@@ -162,7 +162,7 @@ def compare_predictions(
     References:
         Bootstrap Methods and Their Application, sections 3.8 and 5.2 (Davison and Hinkley, 1997)
     """
-    worst, bootstrap, block_bytes, *_ = ARGUMENTS.check_in(locals()).values()
+    worst, bootstrap, block_bytes, *_ = ARGUMENTS.check(**locals()).values()
     refuse_both(CALL, independent, cluster)
     require_state(CALL, resume)
     if isinstance(p, Representation) and isinstance(q, Representation):

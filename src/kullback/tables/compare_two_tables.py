@@ -127,7 +127,7 @@ def compare_tables(
         Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
     load("scipy", "comparing tables")
-    bins, confidence, *_ = ARGUMENTS.check_in(locals()).values()
+    bins, confidence, *_ = ARGUMENTS.check(**locals()).values()
     columns, groups = names_of(CALL, "columns", columns), groups_of(CALL, joint)
     check_column(CALL, "weights", weights)
     check_column(CALL, "cluster", cluster)
@@ -182,7 +182,7 @@ def compare_profiles(
         ('pear',)
     """
     load("scipy", "comparing tables")
-    bins, confidence, *_ = ARGUMENTS.check_in(locals(), "compare_profiles").values()
+    bins, confidence, *_ = ARGUMENTS.check("compare_profiles", **locals()).values()
     for argument, given in (("p", p), ("q", q)):
         if not isinstance(given, Profile):
             instead = "compare_profiles(profile_table(a), ...)"

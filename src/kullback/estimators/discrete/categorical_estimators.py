@@ -15,8 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import number_from
-from kullback.errors import invalid_value, safe_repr
+from kullback.common.constraints import Arguments, Number
 from kullback.estimators.discrete import point
 from kullback.estimators.discrete.count_intervals import MOST_UNSEEN, coarser, kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, both_sides, count_categories
@@ -202,6 +201,9 @@ def augmented_plugin(a: Tensor, b: Tensor) -> Tensor:
     return point.sum_over(a, a / n * (a.log() - (b + 1).log() + (m / n).log()))
 
 
+_DIRICHLET = Arguments("dirichlet", prior=Number(above=0, below=math.inf, example=0.5))
+
+
 @_of_counts
 def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
     r"""Estimate KL(P || Q) between categories after `prior` more draws of each on both sides.
@@ -222,10 +224,7 @@ def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
     References:
         An invariant form for the prior probability in estimation problems (Jeffreys, 1946)
     """
-    if not 0 < number_from(prior) < math.inf:
-        raise invalid_value(
-            "dirichlet", "prior", wanted="a number above 0", got=safe_repr(prior), instead="prior=0.5"
-        )
+    prior = _DIRICHLET.check(prior=prior)["prior"]
     return cast("Any", plugin).of_counts(a + prior, b + prior)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
 from typing import Any, NamedTuple, cast
 
 from kullback.common.constraints import Arguments, OfType, OneOf, Whole
@@ -33,9 +32,10 @@ _ARGUMENTS = Arguments(
     format=OneOf(TOP_K_FORMATS, instead="leave format= out, and it is recognized", optional=True),
     classes=Whole(least=1, example=32000, optional=True),
     tokens=OfType(
-        (Mapping, NoneType),
+        (Mapping,),
         wanted="a mapping from the tokens' text or bytes to their ids",
         instead="tokens={text: id for id, text in enumerate(tokens)}",
+        optional=True,
     ),
 )
 

@@ -479,14 +479,9 @@ def _of_low_rank_vector(base: LowRankMultivariateNormal, loc: Any, scale: Any) -
     return LowRankMultivariateNormal(loc + scale * upcast(base.loc), factor, diagonal, validate_args=False)
 
 
-register_family(
-    Family(
-        MultivariateNormal,
-        units=lambda d: {"loc": 1, "scale_tril": 1} if matrix_of(d) == "scale_tril" else None,
-        image=_of_normal_vector,
-        scipy=[
-            ScipyForm("multivariate_normal_frozen", MultivariateNormal, reads="mean cov_object.covariance")
-        ],
-    )
-)
+register_family(Family(
+    MultivariateNormal, units=lambda d: {"loc": 1, "scale_tril": 1} if matrix_of(d) == "scale_tril" else None,
+    image=_of_normal_vector,
+    scipy=[ScipyForm("multivariate_normal_frozen", MultivariateNormal, reads="mean cov_object.covariance")],
+))  # fmt: skip
 register_family(Family(LowRankMultivariateNormal, image=_of_low_rank_vector))

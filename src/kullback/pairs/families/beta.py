@@ -117,15 +117,7 @@ def dirichlet_from_mean_logs(mean_logs: Tensor) -> Tensor:
     return torch.where((missed | ~a.isfinite()).any(-1, keepdim=True), torch.nan, a)
 
 
-register_family(
-    Family(
-        Beta,
-        "concentration1 concentration0",
-        BetaDensity,
-        UNIT,
-        tensors="_dirichlet.concentration",
-        log_moments=_of_beta,
-        scipy=[ScipyForm("beta", Beta, takes="")],
-        match=_match,
-    )
-)
+register_family(Family(
+    Beta, "concentration1 concentration0", BetaDensity, UNIT, tensors="_dirichlet.concentration",
+    log_moments=_of_beta, scipy=[ScipyForm("beta", Beta, takes="")], match=_match,
+))  # fmt: skip

@@ -60,8 +60,6 @@ def _weights(d: Classes) -> tuple[Tensor, bool]:
 
 register_family(Family(Categorical, CHOICE, lambda d: CategoricalDensity(log_probs_of(d))))
 register_family(Family(OneHotCategorical, f"_categorical.{CHOICE}"))
-register_family(
-    Family(
-        Multinomial, scipy=[ScipyForm("multinomial_frozen", lambda n, p: Multinomial(int(n), p), reads="n p")]
-    )
-)
+register_family(Family(
+    Multinomial, scipy=[ScipyForm("multinomial_frozen", lambda n, p: Multinomial(int(n), p), reads="n p")],
+))  # fmt: skip

@@ -114,28 +114,11 @@ def _of_half_cauchy(d: HalfCauchy) -> LogMoments:
     return GammaProduct(torch.full_like(scale, 2 * HALF_LOG_2PI), torch.log(scale), factors, root=2.0)
 
 
-register_family(
-    Family(
-        Cauchy,
-        "loc scale",
-        CauchyDensity,
-        REAL,
-        units={"loc": 1, "scale": 1},
-        image=symmetric_image,
-        cdf=standardized,
-        curve=CAUCHY,
-        scipy=[ScipyForm("cauchy", Cauchy, "loc scale")],
-    )
-)
-register_family(
-    Family(
-        HalfCauchy,
-        "base_dist.scale",
-        HalfCauchyDensity,
-        POSITIVE,
-        units={"scale": 1},
-        log_moments=_of_half_cauchy,
-        cdf=folded(Cauchy),
-        scipy=[ScipyForm("halfcauchy", HalfCauchy)],
-    )
-)
+register_family(Family(
+    Cauchy, "loc scale", CauchyDensity, REAL, units={"loc": 1, "scale": 1}, image=symmetric_image,
+    cdf=standardized, curve=CAUCHY, scipy=[ScipyForm("cauchy", Cauchy, "loc scale")],
+))  # fmt: skip
+register_family(Family(
+    HalfCauchy, "base_dist.scale", HalfCauchyDensity, POSITIVE, units={"scale": 1},
+    log_moments=_of_half_cauchy, cdf=folded(Cauchy), scipy=[ScipyForm("halfcauchy", HalfCauchy)],
+))  # fmt: skip

@@ -56,13 +56,7 @@ def _of_fisher_snedecor(d: FisherSnedecor) -> LogMoments:
     return GammaProduct(entropy, torch.log(df2) - torch.log(df1), (Factor(a), Factor(b, -1.0)), exact)
 
 
-register_family(
-    Family(
-        FisherSnedecor,
-        "df1 df2",
-        FisherSnedecorDensity,
-        POSITIVE,
-        log_moments=_of_fisher_snedecor,
-        scipy=[ScipyForm("f", FisherSnedecor, takes="")],
-    )
-)
+register_family(Family(
+    FisherSnedecor, "df1 df2", FisherSnedecorDensity, POSITIVE, log_moments=_of_fisher_snedecor,
+    scipy=[ScipyForm("f", FisherSnedecor, takes="")],
+))  # fmt: skip

@@ -310,51 +310,29 @@ def _match_chi2(target: Means, start: Parameters, fixed: frozenset[str]) -> Para
     return {"df": 2 * log_root(lambda a: digamma(a) - mean_log, mean_log)}
 
 
-register_family(
-    Family(
-        Gamma,
-        "concentration rate",
-        GammaDensity,
-        POSITIVE,
-        units={"concentration": 0, "rate": -1},
-        log_moments=_of_gamma,
-        from_log_moments=_to_gamma,
-        scipy=[
-            ScipyForm("gamma", lambda a, scale: Gamma(a, 1 / scale)),
-            ScipyForm("erlang", lambda a, scale: Gamma(a, 1 / scale)),
-            ScipyForm("chi2", lambda k, scale: Gamma(k / 2, 0.5 / scale)),
-        ],
-        match=_match_gamma,
-    )
-)
-register_family(
-    Family(
-        Exponential,
-        "rate",
-        ExponentialDensity,
-        POSITIVE,
-        units={"rate": -1},
-        cdf=lambda d: [scaling(-exact(d.rate)), ExpTransform(), AffineTransform(1.0, -1.0)],
-        log_moments=_of_gamma,
-        from_log_moments=_to_exponential,
-        scipy=[ScipyForm("expon", lambda scale: Exponential(1 / scale))],
-        match=_match_exponential,
-    )
-)
-register_family(
-    Family(
-        InverseGamma,
-        "base_dist.concentration base_dist.rate",
-        InverseGammaDensity,
-        POSITIVE,
-        units={"concentration": 0, "rate": 1},
-        log_moments=_of_inverse_gamma,
-        from_log_moments=_to_inverse_gamma,
-        scipy=[
-            ScipyForm("invgamma", InverseGamma),
-            ScipyForm("levy", lambda scale: InverseGamma(torch.full_like(scale, 0.5), scale / 2)),
-        ],
-        match=_match_inverse_gamma,
-    )
-)
+register_family(Family(
+    Gamma, "concentration rate", GammaDensity, POSITIVE, units={"concentration": 0, "rate": -1},
+    log_moments=_of_gamma, from_log_moments=_to_gamma,
+    scipy=[
+        ScipyForm("gamma", lambda a, scale: Gamma(a, 1 / scale)),
+        ScipyForm("erlang", lambda a, scale: Gamma(a, 1 / scale)),
+        ScipyForm("chi2", lambda k, scale: Gamma(k / 2, 0.5 / scale)),
+    ],
+    match=_match_gamma,
+))  # fmt: skip
+register_family(Family(
+    Exponential, "rate", ExponentialDensity, POSITIVE, units={"rate": -1},
+    cdf=lambda d: [scaling(-exact(d.rate)), ExpTransform(), AffineTransform(1.0, -1.0)],
+    log_moments=_of_gamma, from_log_moments=_to_exponential,
+    scipy=[ScipyForm("expon", lambda scale: Exponential(1 / scale))], match=_match_exponential,
+))  # fmt: skip
+register_family(Family(
+    InverseGamma, "base_dist.concentration base_dist.rate", InverseGammaDensity, POSITIVE,
+    units={"concentration": 0, "rate": 1}, log_moments=_of_inverse_gamma, from_log_moments=_to_inverse_gamma,
+    scipy=[
+        ScipyForm("invgamma", InverseGamma),
+        ScipyForm("levy", lambda scale: InverseGamma(torch.full_like(scale, 0.5), scale / 2)),
+    ],
+    match=_match_inverse_gamma,
+))  # fmt: skip
 register_family(Family(Chi2, match=_match_chi2))  # the rest is Gamma's

@@ -96,13 +96,8 @@ def _below(c: Tensor, limit: float) -> Tensor:
     return torch.where(c < limit, c, 0)
 
 
-register_family(
-    Family(
-        GeneralizedPareto,
-        "loc scale concentration",
-        GeneralizedParetoDensity,
-        ("loc", None),
-        units={"loc": 1, "scale": 1, "concentration": 0},
-        scipy=[ScipyForm("genpareto", lambda c, loc, scale: GeneralizedPareto(loc, scale, c), "loc scale")],
-    )
-)
+register_family(Family(
+    GeneralizedPareto, "loc scale concentration", GeneralizedParetoDensity, ("loc", None),
+    units={"loc": 1, "scale": 1, "concentration": 0},
+    scipy=[ScipyForm("genpareto", lambda c, loc, scale: GeneralizedPareto(loc, scale, c), "loc scale")],
+))  # fmt: skip

@@ -140,14 +140,7 @@ def _reflected(loc: Tensor, scale: Tensor) -> Distribution:
     return TransformedDistribution(Gumbel(-loc, scale), [minus])
 
 
-register_family(
-    Family(
-        Gumbel,
-        "loc scale",
-        GumbelDensity,
-        REAL,
-        units={"loc": 1, "scale": 1},
-        cdf=_cdf,
-        scipy=[ScipyForm("gumbel_r", Gumbel, "loc scale"), ScipyForm("gumbel_l", _reflected, "loc scale")],
-    )
-)
+register_family(Family(
+    Gumbel, "loc scale", GumbelDensity, REAL, units={"loc": 1, "scale": 1}, cdf=_cdf,
+    scipy=[ScipyForm("gumbel_r", Gumbel, "loc scale"), ScipyForm("gumbel_l", _reflected, "loc scale")],
+))  # fmt: skip

@@ -72,8 +72,6 @@ def _of_kumaraswamy(d: Kumaraswamy) -> LogMoments:
     return KumaraswamyLog(of_power - torch.log(a), a, b)
 
 
-register_family(
-    Family(
-        Kumaraswamy, "concentration1 concentration0", KumaraswamyDensity, UNIT, log_moments=_of_kumaraswamy
-    )
-)
+register_family(Family(
+    Kumaraswamy, "concentration1 concentration0", KumaraswamyDensity, UNIT, log_moments=_of_kumaraswamy,
+))  # fmt: skip

@@ -92,17 +92,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
     return {"loc": loc, "scale": scale}
 
 
-register_family(
-    Family(
-        Laplace,
-        "loc scale",
-        LaplaceDensity,
-        REAL,
-        units={"loc": 1, "scale": 1},
-        image=symmetric_image,
-        cdf=standardized,
-        curve=LAPLACE,
-        scipy=[ScipyForm("laplace", Laplace, "loc scale")],
-        match=_match,
-    )
-)
+register_family(Family(
+    Laplace, "loc scale", LaplaceDensity, REAL, units={"loc": 1, "scale": 1}, image=symmetric_image,
+    cdf=standardized, curve=LAPLACE, scipy=[ScipyForm("laplace", Laplace, "loc scale")], match=_match,
+))  # fmt: skip

@@ -226,48 +226,23 @@ def _match_half_normal(target: Means, start: Parameters, fixed: frozenset[str]) 
     return {"scale": target.deviation(torch.zeros_like(start["scale"]))}
 
 
-register_family(
-    Family(
-        Normal,
-        "loc scale",
-        NormalDensity,
-        REAL,
-        units={"loc": 1, "scale": 1},
-        from_log_moments=_to_normal,
-        image=symmetric_image,
-        cdf=standardized,
-        curve=NORMAL,
-        scipy=[
-            ScipyForm("norm", Normal, "loc scale"),
-            ScipyForm("Normal", Normal, reads="mu sigma"),
-            ScipyForm("StandardNormal", Normal, reads="mu sigma"),
-        ],
-        match=_match_normal,
-    )
-)
-register_family(
-    Family(
-        LogNormal,
-        "base_dist.loc base_dist.scale",
-        LogNormalDensity,
-        POSITIVE,
-        log_moments=_of_log_normal,
-        from_log_moments=_to_log_normal,
-        scipy=[ScipyForm("lognorm", lambda s, scale: LogNormal(torch.log(scale), s))],
-        match=_match_log_normal,
-    )
-)
-register_family(
-    Family(
-        HalfNormal,
-        "base_dist.scale",
-        HalfNormalDensity,
-        POSITIVE,
-        units={"scale": 1},
-        log_moments=_of_half_normal,
-        from_log_moments=_to_half_normal,
-        cdf=folded(Normal),
-        scipy=[ScipyForm("halfnorm", HalfNormal)],
-        match=_match_half_normal,
-    )
-)
+register_family(Family(
+    Normal, "loc scale", NormalDensity, REAL, units={"loc": 1, "scale": 1}, from_log_moments=_to_normal,
+    image=symmetric_image, cdf=standardized, curve=NORMAL,
+    scipy=[
+        ScipyForm("norm", Normal, "loc scale"),
+        ScipyForm("Normal", Normal, reads="mu sigma"),
+        ScipyForm("StandardNormal", Normal, reads="mu sigma"),
+    ],
+    match=_match_normal,
+))  # fmt: skip
+register_family(Family(
+    LogNormal, "base_dist.loc base_dist.scale", LogNormalDensity, POSITIVE, log_moments=_of_log_normal,
+    from_log_moments=_to_log_normal,
+    scipy=[ScipyForm("lognorm", lambda s, scale: LogNormal(torch.log(scale), s))], match=_match_log_normal,
+))  # fmt: skip
+register_family(Family(
+    HalfNormal, "base_dist.scale", HalfNormalDensity, POSITIVE, units={"scale": 1},
+    log_moments=_of_half_normal, from_log_moments=_to_half_normal, cdf=folded(Normal),
+    scipy=[ScipyForm("halfnorm", HalfNormal)], match=_match_half_normal,
+))  # fmt: skip

@@ -91,15 +91,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
     return {"scale": scale, "alpha": 1 / mean}
 
 
-register_family(
-    Family(
-        Pareto,
-        "scale alpha",
-        ParetoDensity,
-        ("scale", inf),
-        units={"scale": 1, "alpha": 0},
-        log_moments=_of_pareto,
-        scipy=[ScipyForm("pareto", lambda b, scale: Pareto(scale, b))],
-        match=_match,
-    )
-)
+register_family(Family(
+    Pareto, "scale alpha", ParetoDensity, ("scale", inf), units={"scale": 1, "alpha": 0},
+    log_moments=_of_pareto, scipy=[ScipyForm("pareto", lambda b, scale: Pareto(scale, b))], match=_match,
+))  # fmt: skip

@@ -73,14 +73,7 @@ def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
     return torch.where(empty, limit, mixed(to_p, to_q, finite, alpha, rest))
 
 
-register_family(
-    Family(
-        Poisson,
-        "rate",
-        lambda d: PoissonDensity(rate_of(d)),
-        POSITIVE,
-        is_full="rate",
-        scipy=[ScipyForm("poisson", Poisson)],
-        match=match_of_mean("rate", lambda mean, _: mean),
-    )
-)
+register_family(Family(
+    Poisson, "rate", lambda d: PoissonDensity(rate_of(d)), POSITIVE, is_full="rate",
+    scipy=[ScipyForm("poisson", Poisson)], match=match_of_mean("rate", lambda mean, _: mean),
+))  # fmt: skip

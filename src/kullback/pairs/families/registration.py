@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
+from kullback.errors import RegistrationError, explain
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import Density, DensityReader, register_density
 from kullback.pairs.densities.maps import enter_standard
@@ -27,7 +28,20 @@ def register_family(family: Family) -> Family:
 
     Returns:
         the record.
+
+    Raises:
+        RegistrationError: the type has a record already.
     """
+    if family.type in FAMILIES:
+        raise RegistrationError(
+            explain(
+                "register_family",
+                "family",
+                wanted="a type without a record",
+                got=f"{family.type.__name__}, which has one",
+                instead="a subclass of your own, with a log_prob of its own if the density differs",
+            )
+        )
     FAMILIES[family.type] = family
     if family.density is not None:
         register_density(family.type)(_reader(family))

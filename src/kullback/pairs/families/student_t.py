@@ -80,14 +80,7 @@ def _from_normal(half: Tensor) -> Tensor:
     return torch.where(half > 12, inverse * inverse * polynomial(series, inverse), direct)
 
 
-register_family(
-    Family(
-        StudentT,
-        "loc scale df",
-        StudentTDensity,
-        REAL,
-        units={"df": 0, "loc": 1, "scale": 1},
-        image=symmetric_image,
-        scipy=[ScipyForm("t", StudentT, "loc scale")],
-    )
-)
+register_family(Family(
+    StudentT, "loc scale df", StudentTDensity, REAL, units={"df": 0, "loc": 1, "scale": 1},
+    image=symmetric_image, scipy=[ScipyForm("t", StudentT, "loc scale")],
+))  # fmt: skip

@@ -238,50 +238,27 @@ def _of_one_trial(d: Bernoulli) -> Density:
     return BinomialDensity(torch.ones_like(probabilities.success), *probabilities[:4])
 
 
-register_family(
-    Family(
-        Bernoulli,
-        CHOICE,
-        _of_one_trial,
-        UNIT,
-        is_full=False,
-        tensors="_param",
-        scipy=[ScipyForm("bernoulli", Bernoulli)],
-        match=match_of_mean("probs", lambda mean, _: mean),
-    )
-)
-register_family(
-    Family(
-        Binomial,
-        f"total_count {CHOICE}",
-        lambda d: BinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4]),
-        (0.0, "total_count"),
-        is_full=False,
-        tensors="total_count _param",
-        scipy=[ScipyForm("binom", Binomial), ScipyForm("Binomial", Binomial, reads="n p")],
-        match=match_of_mean("probs", lambda mean, start: mean / start["total_count"]),
-    )
-)
-register_family(
-    Family(
-        Geometric,
-        CHOICE,
-        lambda d: GeometricDensity(*probabilities_of(d)[2:4]),
-        POSITIVE,
-        is_full=False,
-        scipy=[ScipyForm("geom", Geometric, first=1.0)],
-        match=match_of_mean("probs", lambda mean, _: 1 / (1 + mean)),
-    )
-)
-register_family(
-    Family(
-        NegativeBinomial,
-        f"total_count {CHOICE}",
-        lambda d: NegativeBinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4]),
-        POSITIVE,
-        is_full=False,
-        # SciPy counts failures, and p is the probability of success. torch counts successes, so p becomes 1 - p.
-        scipy=[ScipyForm("nbinom", lambda n, p: NegativeBinomial(n, logits=torch.log1p(-p) - torch.log(p)))],
-        match=match_of_mean("probs", lambda mean, start: mean / (start["total_count"] + mean)),
-    )
-)
+register_family(Family(
+    Bernoulli, CHOICE, _of_one_trial, UNIT, is_full=False, tensors="_param",
+    scipy=[ScipyForm("bernoulli", Bernoulli)], match=match_of_mean("probs", lambda mean, _: mean),
+))  # fmt: skip
+register_family(Family(
+    Binomial, f"total_count {CHOICE}",
+    lambda d: BinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4]), (0.0, "total_count"),
+    is_full=False, tensors="total_count _param",
+    scipy=[ScipyForm("binom", Binomial), ScipyForm("Binomial", Binomial, reads="n p")],
+    match=match_of_mean("probs", lambda mean, start: mean / start["total_count"]),
+))  # fmt: skip
+register_family(Family(
+    Geometric, CHOICE, lambda d: GeometricDensity(*probabilities_of(d)[2:4]), POSITIVE, is_full=False,
+    scipy=[ScipyForm("geom", Geometric, first=1.0)],
+    match=match_of_mean("probs", lambda mean, _: 1 / (1 + mean)),
+))  # fmt: skip
+# SciPy counts failures, and p is the probability of success. torch counts successes, so p becomes 1 - p.
+register_family(Family(
+    NegativeBinomial, f"total_count {CHOICE}",
+    lambda d: NegativeBinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4]), POSITIVE,
+    is_full=False,
+    scipy=[ScipyForm("nbinom", lambda n, p: NegativeBinomial(n, logits=torch.log1p(-p) - torch.log(p)))],
+    match=match_of_mean("probs", lambda mean, start: mean / (start["total_count"] + mean)),
+))  # fmt: skip

@@ -216,19 +216,12 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
     return {name: start[name] if name in fixed else end for name, end in ends.items()}
 
 
-register_family(
-    Family(
-        Uniform,
-        "low high",
-        UniformDensity,
-        ("low", "high"),
-        units={"low": 1, "high": 1},
-        cdf=lambda d: [shift(-exact(d.low)), scaling(1 / (exact(d.high) - exact(d.low)))],
-        scipy=[
-            ScipyForm("uniform", lambda loc, scale: Uniform(loc, loc + scale), "loc scale"),
-            ScipyForm("Uniform", Uniform, reads="a b"),
-        ],
-        match=_match,
-        start={"low": 0.0, "high": 1.0},
-    )
-)
+register_family(Family(
+    Uniform, "low high", UniformDensity, ("low", "high"), units={"low": 1, "high": 1},
+    cdf=lambda d: [shift(-exact(d.low)), scaling(1 / (exact(d.high) - exact(d.low)))],
+    scipy=[
+        ScipyForm("uniform", lambda loc, scale: Uniform(loc, loc + scale), "loc scale"),
+        ScipyForm("Uniform", Uniform, reads="a b"),
+    ],
+    match=_match, start={"low": 0.0, "high": 1.0},
+))  # fmt: skip

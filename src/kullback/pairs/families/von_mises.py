@@ -130,13 +130,7 @@ def _on_the_circle(k: Tensor, loc: Tensor, scale: Tensor) -> Distribution | None
     return VonMises(loc, k) if bool((scale == 1).all()) else None
 
 
-register_family(
-    Family(
-        VonMises,
-        "loc concentration",
-        VonMisesDensity,
-        (-math.pi, math.pi),
-        scipy=[ScipyForm("vonmises", _on_the_circle, "loc scale")],
-        match=_match,
-    )
-)
+register_family(Family(
+    VonMises, "loc concentration", VonMisesDensity, (-math.pi, math.pi),
+    scipy=[ScipyForm("vonmises", _on_the_circle, "loc scale")], match=_match,
+))  # fmt: skip

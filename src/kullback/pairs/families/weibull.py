@@ -117,19 +117,12 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
     return {"scale": torch.exp(middle + torch.log1p(power) / k), "concentration": k}
 
 
-register_family(
-    Family(
-        Weibull,
-        "scale concentration",
-        WeibullDensity,
-        POSITIVE,
-        units={"scale": 1, "concentration": 0},
-        log_moments=_of_weibull,
-        from_log_moments=_to_weibull,
-        scipy=[
-            ScipyForm("weibull_min", lambda c, scale: Weibull(scale, c)),
-            ScipyForm("rayleigh", lambda scale: Weibull(scale * math.sqrt(2), torch.full_like(scale, 2.0))),
-        ],
-        match=_match,
-    )
-)
+register_family(Family(
+    Weibull, "scale concentration", WeibullDensity, POSITIVE, units={"scale": 1, "concentration": 0},
+    log_moments=_of_weibull, from_log_moments=_to_weibull,
+    scipy=[
+        ScipyForm("weibull_min", lambda c, scale: Weibull(scale, c)),
+        ScipyForm("rayleigh", lambda scale: Weibull(scale * math.sqrt(2), torch.full_like(scale, 2.0))),
+    ],
+    match=_match,
+))  # fmt: skip

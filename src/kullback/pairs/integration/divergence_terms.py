@@ -24,9 +24,9 @@ from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
 # The logarithm of a mass that rounds to 0, and whose square root does too.
 _NO_MASS = -2000.0
-# The logarithm of a mass that is negligible, and has a derivative.
+# The logarithm of a mass that is negligible next to rounding, e^-37, and has a derivative.
 _ALONE = -60.0
-# The largest logarithm of a derivative; sums of such derivatives are finite.
+# The largest logarithm of a derivative: e^709 is the largest float, so sums of 1e18 such derivatives are finite.
 _LARGEST_LOG_DERIVATIVE = 667.0
 
 

@@ -11,7 +11,10 @@ from torch import Tensor
 from kullback.pairs.integration.panels import Rule
 
 SAFETY = 4.0
-"""The reported error is this many times the estimate: on some panels the rules agree by chance."""
+"""The reported error is this many times the estimate: on some panels the rules agree by chance.
+
+benchmarks/panel_constants.py: a factor of 1 saves 2 % of the points, and 16 takes 7 % more.
+"""
 # From the middle outwards.
 _POSITIVE_NODES = (
     0.0,

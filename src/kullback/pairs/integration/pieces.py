@@ -17,9 +17,11 @@ from kullback.pairs.integration.line import Line, breakpoints_on, without_ladder
 
 # Farther out, log p and log dx/dv nearly cancel, and rounding destroys their sum.
 _FARTHEST = 1e14
-# The scale of the line may exceed the width of a density by at most this factor.
+# The scale of the line may exceed the width of a density by at most this factor. benchmarks/panel_constants.py and
+# test_narrow_partners.py: no answer is wrong from 1e2 to 1e6.
 _NARROW = 1e4
 # Marks closer than this fraction of the narrowest density are one place.
+# benchmarks/panel_constants.py: no answer is wrong from 1e-4 to 1.
 _ONE_PLACE = 1e-2
 
 Both = tuple[Density, Density]
