@@ -18,6 +18,8 @@ TESTS = {
     "src/kullback/__main__.py": ["tests/cli"],
     "src/kullback/functional.py": ["tests/losses"],
     "src/kullback/nn.py": ["tests/losses"],
+    "src/kullback/operands.py": ["tests/test_dispatch.py", "tests/test_representations.py"],
+    "src/kullback/partial_rows.py": ["tests/io", "tests/losses/test_sampled_tail.py"],
     "src/kullback/policy.py": ["tests/losses/test_controllers.py", "tests/losses/test_log_probs.py"],
     "csrc/closed_forms": ["tests/kernels/native", "tests/pairs/closed_forms"],
     "csrc": ["tests/kernels/native", "tests/losses/test_kl_div.py"],

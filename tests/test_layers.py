@@ -370,8 +370,12 @@ print("kullback.losses.sampled_tail" in names)
 
 def caches_of(type_p, type_q):
     """The dictionaries whose keys contain a pair of types, wherever they are, also inside of `functools.lru_cache`."""
-    keys = [x for x in gc.get_referrers(type_p) if type(x) is tuple and type_q in x]
-    caches = {id(x): x for key in keys for x in gc.get_referrers(key) if isinstance(x, dict) and key in x}
+    gc.unfreeze()  # `get_referrers` does not see what conftest.py has frozen
+    try:
+        keys = [x for x in gc.get_referrers(type_p) if type(x) is tuple and type_q in x]
+        caches = {id(x): x for key in keys for x in gc.get_referrers(key) if isinstance(x, dict) and key in x}
+    finally:
+        gc.freeze()
     return list(caches.values())
 
 

@@ -539,7 +539,7 @@ def test_the_same_seed_gives_the_same_answer() -> None:
     ("p", "settings", "parts"),
     [
         (Samples(X, weights=torch.ones(N)), {}, ["exchanged", "weights"]),
-        (Samples(X), {"permutations": 0}, ["permutations", "at least 1"]),
+        (Samples(X), {"permutations": 0}, ["permutations", "an integer from 1 to 10,000,000"]),
         (Samples(X, cluster=torch.zeros(N)), {}, ["two clusters"]),
         (Samples(draws(0, N, 2)), {}, ["components"]),
     ],

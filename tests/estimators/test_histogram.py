@@ -286,7 +286,7 @@ def test_the_same_draws_give_the_same_estimate_in_any_order_and_precision():
         (Samples(torch.zeros(5, 2)), Samples(torch.zeros(5, 2)), {}, "draws of numbers"),
         (Samples([0.0, math.inf]), Samples([0.0, 1.0]), {}, "p=.*1 of 2 with an infinity"),
         (Samples([0.0, 1.0]), Samples([-math.inf, math.inf]), {}, "q=.*2 of 2 with an infinity"),
-        (Samples([0.0, 1.0]), Samples([0.0, 1.0]), {"bins": 1}, "2 or more"),
+        (Samples([0.0, 1.0]), Samples([0.0, 1.0]), {"bins": 1}, "from 2 to 1,000,000"),
         (Samples([0.0, 1.0]), Samples([0.0, 1.0]), {"confidence": 95}, "between 0 and 1"),
         (Samples([0.0, 1.0]), Samples([0, 1]), {}, "categories"),
     ],

@@ -292,6 +292,6 @@ def test_labels_are_needed(labels):
     p = Probs(torch.full((3, 2), 0.5))
     with refused(ArgumentValueError, instead=re.escape("labels=tokens (--labels FILE)")):
         compare_predictions(p, p, labels=labels, llama_cpp="format")
-    with refused(ArgumentValueError, wanted="'format', 'like' or None"):
+    with refused(ArgumentValueError, wanted="'format', 'like', or None"):
         compare_predictions(p, p, labels=[0] * 3, llama_cpp="ggml")
     assert compare_predictions(p, p, labels=[0, 1, 0], llama_cpp="format").llama_cpp.total.count == 3

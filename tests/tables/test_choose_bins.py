@@ -103,7 +103,7 @@ def test_new_categories_get_bins_and_wrong_columns_are_refused():
         choose_bins(numbers, p)
     with refused(ArgumentTypeError, got="^int"):
         choose_bins(p, 20)
-    with refused(ArgumentValueError, wanted="^1 or more"):
+    with refused(ArgumentValueError, wanted="^an integer of 1 or more"):
         choose_bins(numbers, numbers, 0)
 
 

@@ -459,8 +459,8 @@ def test_few_clusters_are_a_finding(tables):
         ({"weights": "nowhere"}, ("weights", "columns of P")),
         ({"cluster": "nowhere"}, ("cluster", "columns of P")),
         ({"weights": "fruit"}, ("weights",)),
-        ({"bins": 1}, ("bins", "2 or more")),
-        ({"bins": 10**5000}, ("bins", "at most 1,000,000")),
+        ({"bins": 1}, ("bins", "from 2 to 1,000,000")),
+        ({"bins": 10**5000}, ("bins", "from 2 to 1,000,000")),
         ({"confidence": 1.5}, ("confidence",)),
     ],
 )

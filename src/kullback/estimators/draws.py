@@ -175,8 +175,13 @@ def shares_of(samples: Samples | Draws, like: Tensor) -> Tensor:
     """Return the weights of draws, normalized to sum 1, in the dtype and on the device of a tensor."""
     if samples.weights is None:
         return torch.full((len(samples),), 1 / len(samples), dtype=like.dtype, device=like.device)
-    weights = torch.as_tensor(samples.weights).to(like)
+    weights = _as_tensor(samples.weights).to(like)
     return weights / weights.sum()
+
+
+def _as_tensor(weights: Tensor | Array) -> Tensor:
+    """Return weights as a tensor where they are: an array would go to the default device."""
+    return weights if isinstance(weights, Tensor) else torch.as_tensor(weights, device="cpu")
 
 
 def effective_number(weights: Tensor | Array | None, n: int) -> float:
@@ -186,7 +191,7 @@ def effective_number(weights: Tensor | Array | None, n: int) -> float:
     """
     if weights is None:
         return float(n)
-    weights = torch.as_tensor(weights)
+    weights = _as_tensor(weights)
     return float(weights.sum() ** 2 / weights.square().sum())
 
 

@@ -28,8 +28,12 @@ class _Side(str):
 
 # No other text in a note has this character.
 _MARK = "\0"
-# The two distributions, and their densities and arguments.
-SIDE_P, SIDE_Q, SMALL_P, SMALL_Q = map(_Side, "PQpq")
+SIDE_P = _Side("P")
+"""The name of P in the f-string of a note."""
+SIDE_Q = _Side("Q")
+"""The name of Q in the f-string of a note."""
+# The densities and the arguments.
+SMALL_P, SMALL_Q = _Side("p"), _Side("q")
 
 # With a smaller standard error, a negative estimate shows that the divergence is nearly 0. It only words a note.
 _SMALL = 0.05

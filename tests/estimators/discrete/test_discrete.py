@@ -477,8 +477,8 @@ def test_the_same_draws_give_the_same_estimate():
         (Samples([1, 2]), Samples(["a", "b"]), {}, "categories"),
         (Samples([[1, 2]]), Samples([1, 2]), {}, "components"),
         (Samples([1, 2]), Samples([1, 2]), {"confidence": 1.0}, "between 0 and 1"),
-        (Samples([1, 2]), Samples([1, 2]), {"prior": 0.0}, "above 0"),
-        (Samples([1, 2]), Samples([1, 2]), {"prior": math.nan}, "above 0"),
+        (Samples([1, 2]), Samples([1, 2]), {"prior": 0.0}, "a finite positive number"),
+        (Samples([1, 2]), Samples([1, 2]), {"prior": math.nan}, "a finite positive number"),
     ],
 )
 def test_what_is_no_draw_of_categories_is_refused(p, q, options, message):
