@@ -175,13 +175,13 @@ def shares_of(samples: Samples | Draws, like: Tensor) -> Tensor:
     """Return the weights of draws, normalized to sum 1, in the dtype and on the device of a tensor."""
     if samples.weights is None:
         return torch.full((len(samples),), 1 / len(samples), dtype=like.dtype, device=like.device)
-    weights = _as_tensor(samples.weights).to(like)
+    weights = tensor_in_place(samples.weights).to(like)
     return weights / weights.sum()
 
 
-def _as_tensor(weights: Tensor | Array) -> Tensor:
-    """Return weights as a tensor where they are: an array would go to the default device."""
-    return weights if isinstance(weights, Tensor) else torch.as_tensor(weights, device="cpu")
+def tensor_in_place(x: Any) -> Tensor:
+    """Return numbers as a tensor on their device; torch would move an array to the default device."""
+    return x if isinstance(x, Tensor) else torch.as_tensor(x, device="cpu")
 
 
 def effective_number(weights: Tensor | Array | None, n: int) -> float:
@@ -191,7 +191,7 @@ def effective_number(weights: Tensor | Array | None, n: int) -> float:
     """
     if weights is None:
         return float(n)
-    weights = _as_tensor(weights)
+    weights = tensor_in_place(weights)
     return float(weights.sum() ** 2 / weights.square().sum())
 
 
@@ -205,7 +205,7 @@ def variance_of_sum(terms: Tensor, cluster: Tensor | Integers | None = None) -> 
     """
     sizes = torch.ones_like(terms)
     if cluster is not None:
-        cluster = torch.as_tensor(cluster).to(terms.device)
+        cluster = tensor_in_place(cluster).to(terms.device)
         sizes = torch.bincount(cluster).to(terms.dtype)
         terms = terms.new_zeros(len(sizes)).index_add(0, cluster, terms)
     if int((sizes > 0).sum()) < 2:

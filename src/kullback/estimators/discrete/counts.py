@@ -20,6 +20,7 @@ from kullback.estimators.draws import (
     effective_number,
     few_clusters,
     shares_of,
+    tensor_in_place,
     variance_of_sum,
 )
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, standard_normal_quantile
@@ -203,7 +204,7 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
         else:
             shares = shares_of(samples, counts)
             clusters = samples.groups
-            index = torch.as_tensor(samples.cluster).to(codes.device) * number + place[codes]
+            index = tensor_in_place(samples.cluster).to(codes.device) * number + place[codes]
             table = torch.bincount(index, shares, minlength=clusters * number).reshape(clusters, number).cpu()
             errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
             sizes = table.sum(1)
@@ -246,9 +247,8 @@ def _effective_counts(codes: Tensor, categories: int, samples: Draws) -> Tensor:
     proportions = torch.bincount(codes, shares, minlength=categories)
     if samples.cluster is None:
         return proportions * _weighted_number(codes, shares, proportions)
-    return proportions * _clustered_number(
-        codes, shares, proportions, torch.as_tensor(samples.cluster).to(codes.device)
-    )
+    cluster = tensor_in_place(samples.cluster).to(codes.device)
+    return proportions * _clustered_number(codes, shares, proportions, cluster)
 
 
 def _weighted_number(codes: Tensor, shares: Tensor, proportions: Tensor) -> float:
@@ -294,7 +294,7 @@ def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> f
     ratio = float(variance_of_sum(terms, samples.cluster) / independent) if independent > 0 else 1.0
     if samples.cluster is None:
         return max(ratio, 1.0)
-    squares = torch.bincount(torch.as_tensor(samples.cluster).to(terms.device), terms).square()
+    squares = torch.bincount(tensor_in_place(samples.cluster).to(terms.device), terms).square()
     return (
         max(ratio, 1.0)
         * few_clusters(
