@@ -1,4 +1,4 @@
-"""Rows of which a part is known: the most probable classes, and of the others their mass or draws.
+"""Rows of which a part is known: the most probable classes, and the mass of the others or draws from them.
 
 Files of `kullback.io` store such rows, and the losses take them as teachers.
 """
@@ -88,7 +88,7 @@ class TopKBlock(RowBlock):
         sequences: the number of the text, request or row of the file that a position belongs to, int64, shape (n,).
         positions: the position of the predicted token in its sequence, as far as the format stores it, int64, shape
             (n,).
-        indices: the classes that are known, int64, shape (n, k), in the order of the file. The true token's stands
+        indices: the classes that are known, int64, shape (n, k), in the order of the file. The true token is
             behind the others where the file has its log-probability but does not list it.
         log_probs: their natural log-probabilities, shape (n, k); -inf is padding of positions with fewer classes.
         labels: the true token, int64, shape (n,); -100 where it is not known.
@@ -142,7 +142,7 @@ def summarize_rows(
     """
     rows, classes = logits.shape
     device = logits.device
-    # To look for a class without mass first is faster than to count.
+    # Whether any class has no mass is found faster than the counts.
     whole = bool((logits.amin(-1) > -torch.inf).all())
     support = torch.full((rows,), classes, device="cpu") if whole else logits.isfinite().sum(-1)
     at_label = logits.gather(-1, labels.to(device)[:, None])
@@ -153,7 +153,7 @@ def summarize_rows(
     cumulative = (log_weights - peak.nan_to_num(neginf=0.0)).exp_().cumsum_(-1)
     total = cumulative[:, -1:]
     tail = peak + total.log()
-    # Below the total, so that a class is found whose weight is above 0.
+    # Levels stay below the total, so that the class that is found has a weight above 0.
     levels = torch.minimum(uniforms.to(device) * total, total.nextafter(torch.zeros_like(total)))
     drawn = torch.searchsorted(cumulative, levels, right=True).clamp_(max=classes - 1)
     drawn = torch.where(total > 0, drawn, 0)

@@ -34,9 +34,9 @@ class Constraint:
         example: an accepted value, which the refusal names.
         instead: the text of the remedy, if it says more than the example; ``{call}`` is the call.
         wanted: the text of the accepted values; derived if it is empty.
-        note: the end of the derived text, such as the meaning of the number.
+        note: text after the derived one, such as the meaning of the number.
         optional: whether `Arguments` accept None.
-        strict: whether a value of another type is an `ArgumentTypeError`.
+        strict: whether a value for which `has_type` is False is an `ArgumentTypeError`.
     """
 
     example: Any = None
@@ -231,7 +231,7 @@ class Arguments:
         self.calls, self.constraints = calls, constraints
 
     def check(self, call: str = "", /, **values: Any) -> dict[str, Any]:
-        """Return the declared ones of these values, in the order of the declaration; raise the refusal of another one.
+        """Return the values with a constraint, in the order of the declaration; raise the refusal of the first bad one.
 
         At the beginning of a function, ``locals()`` are its arguments.
 

@@ -296,7 +296,7 @@ def is_other_storage(x: Tensor) -> bool:
 
 
 def can_inspect(x: Tensor) -> bool:
-    """Return whether Python can read the values of `x`: not while compiling, under ``vmap``, or if it has none."""
+    """Return whether Python can read the values of `x`: not while compiling, under ``vmap``, or without values."""
     return can_inspect_all((x,))
 
 

@@ -19,7 +19,7 @@ from kullback.common.serial_dependence import (
 )
 from kullback.estimators.draws import Draws, Integers
 
-# The largest share of repeated rows in different blocks for independent blocks.
+# If at least this share of the repeated rows occurs in blocks that are not adjacent, the blocks are dependent.
 _MOST_ACROSS_BLOCKS = 0.05
 # A test has no quantile of Student's t, so its blocks are longer than the blocks of an interval.
 _LONGER_IN_TESTS = 1.5

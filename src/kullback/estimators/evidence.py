@@ -58,19 +58,20 @@ class Evidence(ShortRepr):
         influence: how much each draw of P, and each of Q, changes the value: two arrays, in the order of the draws. The
             sums over the independent clusters of draws give the standard error.
         resampled: the values from resampled draws, or from a posterior distribution.
-        ends: the lower and the upper limit, as from a test that is inverted.
+        ends: the lower and the upper limit, for example from the inversion of a test.
         error: a standard error, in addition to the one of `influence`; None if it is unknown.
         error_above: a standard error that only the upper limit takes in addition.
         bias_low: by how much the value may be too high: the lower limit moves down by it.
         bias_high: by how much it may be too low; infinite if the draws bound no divergence from above.
         notes: sentences about the estimate. An f-string names the sides as ``{SIDE_P}`` and ``{SIDE_Q}``, so that an
             estimate of KL(Q || P) can exchange them.
-        beyond: from half the width of the interval to the change of its upper limit for what the draws do not show.
+        beyond: a function of half the width of the interval, which returns the change of its upper limit for what the
+            draws do not show.
         remarks: more notes, which follow the one of `beyond`; or a function of the upper limit that returns them.
         groups: the number of independent groups behind the error, for Student's t; by default the clusters, if any.
-        rate: the variance that a divergence of t has at least is t times this, plus the square of `error`.
+        rate: r, where an estimate of a divergence of t has a variance of at least r t plus the square of `error`.
         contradicted: the note on an upper limit below 0, which no divergence has; it becomes infinite.
-        least: the smallest value of the divergence.
+        least: the smallest estimate; a smaller one becomes it. The limits are at least 0 in any case.
         without_interval: whether there is no interval; a note says why.
         method: the name of the method, if it is not the one of the estimator.
         n: the numbers of draws of P and of Q, if not all of them.

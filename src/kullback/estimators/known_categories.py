@@ -77,7 +77,7 @@ def of_categories(
     """Return the evidence of the mean of log p - log q over the categories of P's draws.
 
     Arguments:
-        counts: the numbers of equally weighted draws in each category, n together.
+        counts: the number of draws in each category, as if all had the same weight; they sum to `n`.
         log_q: their log-probabilities under Q.
         elsewhere: Q's probabilities of other categories.
         variance_of: the variance of a mean over the draws, from the deviation of each category.

@@ -15,7 +15,7 @@ _MOST_STEPS = 12
 _OFF = 1e-3
 # With a larger rounding error of the floats, in steps, no lattice is found.
 _UNCLEAR = 0.05
-# Fewer ties than this share of the draws may be chance.
+# If less than this share of the draws repeats a value, the ties may be chance.
 _FEW_TIES = 0.01
 # The smallest number of different values, relative to equally likely ones.
 _OCCUPIED = 0.5

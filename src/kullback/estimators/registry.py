@@ -26,7 +26,7 @@ METHODS = ["auto"]
 
 
 class _Parts(NamedTuple):
-    """The parts of a public function: what it checks, the evidence that it returns, and the name of the method."""
+    """The parts of a public function: what returns the evidence, what checks the draws, and the name of the method."""
 
     evidence: Callable[..., Evidence]
     checks: Callable[[str, Any, Any], tuple[Any, Any]]

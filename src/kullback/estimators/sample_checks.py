@@ -54,7 +54,7 @@ def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Dr
     """Return the draws of both sides in usual units, which estimators pass on without another check.
 
     Refuse draws from different spaces: other dimensions, categories and numbers, labels on one side only. Refuse
-    weights that look like counts, and infinite draws. Without `finite`, these and the units remain.
+    weights that look like counts. If `finite`, refuse infinite draws too, and change the units.
     """
     if isinstance(p, Draws) and isinstance(q, Draws):
         return p, q

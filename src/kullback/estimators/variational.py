@@ -69,11 +69,10 @@ def variational_bound(p: Samples, q: Samples, critic: Critic, *, bound: Bound = 
         ArgumentValueError: an unknown bound, sides of unequal dimension, or a critic whose result does not fit.
 
     Gradient:
-        flows to the critic's parameters, and to the draws. The gradient of nwj is unbiased under minibatches. The one
-        of
-        donsker_varadhan is biased: the softmax weights :math:`e^{T(y_j)} / \sum_k e^{T(y_k)}` divide by a mean over the
-        batch, so small batches pull the critic away from the optimum. Use large batches, or nwj. Both gradients are
-        finite if the bound is.
+        flows to the critic's parameters, and to the draws. The gradient of nwj is unbiased under minibatches. The
+        gradient of donsker_varadhan is biased: the softmax weights :math:`e^{T(y_j)} / \sum_k e^{T(y_k)}` divide by a
+        mean over the batch, so small batches pull the critic away from the optimum. Use large batches, or nwj. Both
+        gradients are finite if the bound is.
 
     Example:
         >>> import torch

@@ -83,13 +83,13 @@ def fit(
             arguments and returns the distribution: its parameters are changed in place.
         to: the target: a distribution of torch or a frozen one of SciPy; `Samples`; `Probs`, `Logits`, `LogProbs` or
             `Counts`; or a function from points to the logarithm of a density, up to a constant factor.
-        kind: the divergence, or its name. By default `KL()`, and for a log-density `ReverseKL()`, the only one there.
+        kind: the divergence, or its name. By default `KL()`. A log-density allows only `ReverseKL()`, its default.
         fixed: the names of fixed parameters of q, such as ``("loc",)``, or in full
             ``("component_distribution.scale",)``.
         method: ``"auto"`` takes the most exact available one of ``"moment_matching"``, ``"maximum_likelihood"``,
             ``"em"`` and ``"quasi_newton"``; ``"stochastic"`` uses random draws, and is the last resort.
-        starts: the largest number of starts; the best end is kept. The first is yours. EM takes the others at random,
-            and by default none. Other fits to a mixture start near each component, at most eight.
+        starts: the largest number of starts; the best result is kept. The first is yours. EM draws the others at
+            random, and by default has no others. Other fits to a mixture also start near each component, at most eight.
         tol: the largest excess of the value over the nearest minimum, relative to 1 + its size. ``"stochastic"`` uses
             at least 1e-6, and also stops at a gradient of 0 within its standard error.
         max_iterations: the largest number of steps.

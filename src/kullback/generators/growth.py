@@ -145,7 +145,7 @@ def _read_once(kind: Divergence, *_: object) -> _Reading:
 
 
 def _multiples(kind: Divergence) -> tuple[float, float, float]:
-    """Return `_Reading.multiples`, from q f = p f' + (q f - p f') at two ratios."""
+    """Return `_Reading.multiples`: the derivatives by log p and log q sum to the terms plus an excess a p + b q."""
     pair = pair_of_ratio(torch.tensor([0.0, _CHECKED[2], _CHECKED[5]], dtype=torch.float64, device="cpu"))
     by_p, by_q = kind.derivatives(pair)
     excess = torch.linalg.solve(torch.stack(pair[:2], -1)[1:], (by_p + by_q - kind.terms(pair))[1:])

@@ -105,7 +105,7 @@ def _alpha_series(alpha: float) -> list[float]:
 def _box_cox(pair: FinitePair, c: float, largest: float = math.inf) -> Tensor:
     """Return p (r^c - 1) / c with r = p/q, p times the Box-Cox transform of r; at c = 0 return p log r.
 
-    r^c may overflow; the result is at most about `largest`.
+    r^c may overflow, so p r^c is at most about `largest`.
     """
     if c == 0:
         return pair.p_log_ratio()

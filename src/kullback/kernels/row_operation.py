@@ -158,9 +158,10 @@ def _step(fixed: Tensor | None, x: Tensor | None) -> Tensor | None:
     """Return 0 with the derivative of `x`; None if there is none."""
     if fixed is None or x is None or not x.is_floating_point():
         return None
-    # A custom function has the derivative at -inf too. torch.compile supports none with forward derivatives.
+    # Unlike x - fixed, a custom function has a derivative at -inf. But torch.compile supports no custom function with
+    # forward derivatives.
     is_backward = torch.compiler.is_compiling() and open_transforms("Jvp") == 0
-    # It ignores the derivative of a custom function of a graph's own argument, but not of a copy.
+    # torch.compile ignores the derivative of a custom function of an input of the graph, but not of a copy of it.
     at_infinity = _ZeroOf.apply(x.clone()) if is_backward else 0
     return torch.where(fixed.isfinite(), x - fixed, at_infinity)
 

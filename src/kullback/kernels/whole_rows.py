@@ -89,7 +89,7 @@ def row_divergence(
         p: P. The batch shapes of `p` and `q` broadcast; the numbers of classes are equal.
         q: Q.
         dtype: the dtype of the result; if omitted, the promoted dtype of the arguments.
-        exact: compute in float64 for logits of any dtype, which the fast kernels do not.
+        exact: compute logits of any dtype in float64, by the reference and not by the fast kernels.
     """
     weights_p, weights_q = p.weights(), q.weights()
     if dtype is None:
@@ -186,7 +186,7 @@ def weighted_total(
 
 
 class _CompiledTotal(torch.autograd.Function):
-    """The total for torch.compile: first derivatives only, always computed in the forward pass; others are refused."""
+    """The total for torch.compile: its forward pass computes the first derivatives too; higher ones are refused."""
 
     @staticmethod
     def forward(ctx: Any, operation: FastRows, wanted: tuple[bool, bool], p: Tensor, q: Tensor) -> Tensor:

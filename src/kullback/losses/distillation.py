@@ -340,8 +340,8 @@ def linear_distillation_loss(
         As in `distillation_loss`, shards may have any size, and the gradient is the gradient of the single loss that
         all ranks return. DTensors with ``Shard(0)`` in one dimension of their mesh need no `group`. In the forward
         pass, the ranks first exchange a few integers. Then each chunk of positions needs an all-gather of 4 numbers a
-        row and an all-reduce of at most 7; `distillation_loss` gives the numbers for a stored teacher and for
-        `label_weight`. If all logits of a rank fit in `chunk_bytes`, there is one chunk. In the backward pass, the
+        row and an all-reduce of at most 7. The docstring of `distillation_loss` has the counts for a stored teacher and
+        for `label_weight`. If all logits of a rank fit in `chunk_bytes`, there is one chunk. In the backward pass, the
         gradient of the hidden states is summed over the ranks in float32 or better: one all-reduce for each side that
         requires one. If the teacher's shards have other boundaries than the student's, the other ranks send the missing
         rows of its weight. Only first derivatives exist.

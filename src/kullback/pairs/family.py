@@ -1,7 +1,7 @@
 """A family of distributions: one record with the facts that the rules need, and the table of all records.
 
 Every consumer reads a record: the closed forms from moments, the test for an infinite divergence, the conversion from
-SciPy, the change of units, the compiled kernels and `fit`. None of them has a table of types.
+SciPy, the change of units, the compiled kernels and `fit`. So none of them needs a table of types of its own.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class ScipyForm(NamedTuple):
 
     Attributes:
         name: the name of the distribution, such as ``"gamma"``, or of the class of its object.
-        make: the member, from the shape parameters and the arguments in `takes`.
-        takes: of ``"loc scale"``, the arguments of `make` after the shape parameters; others are applied to the member.
+        make: returns the member from the shape parameters and the arguments in `takes`.
+        takes: the arguments of `make` after the shape parameters: ``"loc"``, ``"scale"``, both or none. If it takes one
+            or none, the member is shifted or scaled by the rest.
         first: for integers, the number by which SciPy's variable exceeds the family's.
         reads: for a class of objects, the attributes that are the arguments of `make`.
     """
@@ -92,8 +93,9 @@ class Family:
 
     Attributes:
         type: the class of the distributions.
-        parameters: the attributes with the parameters, which are tensors: those of a class of `density` in the order
-            of its fields, and those of the kernels, separated by spaces. `CHOICE` stands for logits or probs.
+        parameters: the names of the attributes that hold the parameters, which are tensors, separated by spaces. They
+            are in the order of the kernels, and of the fields of `density` if that is a class. `CHOICE` stands for
+            logits or probs.
         density: a class of `Density` whose fields are the parameters, or the function that returns the density of a
             distribution. Support and tails decide where a divergence is +inf.
         support: the ends of the support: numbers, names of parameters, or None for another end.

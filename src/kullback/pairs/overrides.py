@@ -11,8 +11,8 @@ from torch.distributions import Distribution, ExponentialFamily
 from kullback.pairs.family import FAMILIES
 from kullback.pairs.torch_registry import TORCH, is_of_torch
 
-# Classes of other libraries that override `log_prob` with the same density as the family, unless the named attribute
-# is set. Pyro's accept further shapes, and GPyTorch's are faster.
+# Classes of other libraries whose `log_prob` is another formula for the density of their family, unless they set the
+# attribute that is named here. Pyro's classes accept further shapes, and GPyTorch's are faster.
 _SAME_DENSITY = {
     "pyro.distributions.torch.Binomial": "approx_log_prob_tol",
     "pyro.distributions.torch.Categorical": "",

@@ -66,7 +66,7 @@ class UserRule(NamedTuple):
     pair: TypePair
 
 
-# A reduction turns a pair into other pairs. Its arguments are the pair and a function that solves any other pair.
+# A reduction turns a pair into other pairs. Its arguments are P, Q, and a function of a pair that returns its estimate.
 Reduction = Callable[..., Estimate | None]
 ReductionT = TypeVar("ReductionT", bound=Reduction)
 
@@ -154,7 +154,7 @@ class Step(NamedTuple):
         kinds: whether it serves KL, and whether it serves other kinds.
         methods: the methods that allow it.
         of_family: whether it computes by the family of a distribution, which must not override its density.
-        serves: whether it may serve the types of a plan.
+        serves: a function that returns whether the rule may serve the types of a plan.
     """
 
     rule: Callable[..., Estimate | None]

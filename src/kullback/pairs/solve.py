@@ -70,7 +70,7 @@ _KL = KL()
 
 
 class Pair(NamedTuple):
-    """P and Q of a call, the plan of their types, and their parameters, of which there are none while compiling."""
+    """P and Q of a call, the plan of their types, and their parameters; the list is empty while compiling."""
 
     call: str
     p: Distribution
@@ -299,7 +299,7 @@ def _with_elements_replaced(p: Distribution, q: Distribution, excluded: Tensor) 
 
 
 def _by_reduction(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return the divergence of other pairs: for other kinds than KL, of equal value."""
+    """Return the divergence of other pairs. For kinds other than KL, it is the same divergence of them."""
     reduce = cast("Reduction", pair.plan.reduction)
     return reduce(pair.p, pair.q, lambda p, q: estimate(pair.call, p, q, options, kind))
 
@@ -523,7 +523,10 @@ def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> E
 
 
 def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptions) -> Estimate:
-    """Raise if a sum or an integral did not reach the required error, also before the maps of the two variables."""
+    """Return a sum or an integral whose error is small enough, or another result of the pair; raise if there is none.
+
+    The others are 0 for P = Q, and the divergence of the distributions before the last maps of their variables.
+    """
     error = cast("Tensor", result.error)
     is_nan = result.value.isnan() & error.isnan()  # because a parameter is NaN
     short = ~(options.is_accepted(result.value, error) | is_nan)
@@ -538,11 +541,8 @@ def _checked(pair: Pair, result: Estimate, kind: Divergence, options: SolveOptio
         try:
             result = estimate(pair.call, *other, options, kind)
             return _finished(pair, result.value, result.error, result.method)
-        except (
-            ConvergenceError,
-            NoRuleError,
-        ):  # the message below names the distributions that the user passed
-            pass
+        except (ConvergenceError, NoRuleError):
+            pass  # the error below names the distributions that the user passed
     raise ConvergenceError(
         not_converged(pair.call, pair.names(), result, short, kind, options), replace(result, kind=kind.name)
     )

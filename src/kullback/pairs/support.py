@@ -145,7 +145,7 @@ def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
 
 
 def is_infinite(p: Density, q: Density) -> Tensor | None:
-    """Return a mask of the batch elements where KL is certainly +inf; None if there are none."""
+    """Return a mask of the batch elements where KL is certainly +inf; None if no test applies to the densities."""
     low_p, low_q, high_p, high_q = p.low(), q.low(), p.high(), q.high()
     below = _diverges_at(low_p, low_q, p.lower_tail(), q.lower_tail())
     are_symmetric = type(p).upper_tail is type(p).lower_tail and type(q).upper_tail is type(q).lower_tail
@@ -260,12 +260,12 @@ def _diverges(tail: Tail, other: Tail) -> Tensor:
 
 
 def is_divergence_infinite(p: Density, q: Density, growth: Growth) -> Tensor | None:
-    """Return a mask of the batch elements where a divergence is certainly +inf; None if there are none."""
+    """Return a mask of the batch elements where a divergence is certainly +inf; None if no test applies."""
     return _any(_is_infinite_as(p, q, growth.far), _is_infinite_as(q, p, growth.near))
 
 
 def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
-    """Return where the sum of terms is infinite, if they grow as `end` says where q is much smaller than p."""
+    """Return a mask of infinite sums of terms; `end` says how the terms grow as q / p falls to 0."""
     if end.limit < math.inf:
         return None
     if 0 < end.rate < math.inf:

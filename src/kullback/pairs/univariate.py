@@ -39,8 +39,8 @@ _ALONE = 16
 # temporaries slow the computation down.
 _BLOCK = 512
 # Sizes of the logarithm of the sum in Renyi's divergence. Above the first, a result that is not exact enough is
-# computed again from the logarithms of the terms. Above the second, every sum over integers is, because the rounding of
-# the logarithms counts; above the third, every integral, because the terms overflow.
+# computed again from the logarithms of the terms. Above the second, every sum over integers is computed so, because the
+# rounding of the logarithms counts. Above the third, every integral is, because the terms overflow.
 _FAR_APART, _OF_SUMS, _OVERFLOW = 0.5, 3.0, 300.0
 # The largest number of times that the scale of the sum is estimated.
 _SCALINGS = 3

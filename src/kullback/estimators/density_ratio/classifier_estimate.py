@@ -326,7 +326,7 @@ def _gaussian(p: Draws, q: Draws) -> _RatioValue:
 
 
 def _independent(side: Draws) -> float:
-    """Return the number of independent plain draws with the same information on means and covariances."""
+    """Return how many independent draws of weight 1 have as much information on the means and covariances."""
     scores = (side.x - side.x.mean(0)) / np.maximum(side.x.std(0), np.finfo(np.float64).tiny)
     number = number_from_scores(np.concatenate([scores, scores**2], axis=1), side)
     return min(side.effective, max(number, side.x.shape[1] + 3.0))

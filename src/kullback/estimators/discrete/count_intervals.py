@@ -44,9 +44,10 @@ _NATS_ALONE = 8.0
 def has_upper_end(a: Tensor, b: Tensor, half_width: Tensor | float = 0.0, *, bins: bool = False) -> Tensor:
     """Return whether the draws bound KL from above, if categories without draws of Q are like its rarest ones.
 
-    They do not bound it in three cases. More than 5 % of P's draws are in categories without draws of Q. Significantly
-    more of P's draws are there than in categories that Q drew once or twice, so these are not missing by chance. Or Q
-    drew no category so rarely, and two or more draws of P elsewhere could add half of the interval at a ratio of e^8.
+    They do not bound it in three cases. First, more than 5 % of P's draws are in categories without draws of Q. Second,
+    significantly more of P's draws are in them than the mean of those in categories that Q drew once and that it drew
+    twice: then Q does not lack them by chance. Third, Q drew no category once or twice, and two or more draws of P are
+    in categories without draws of Q, where a ratio of e^8 could add more than half of the interval.
     For `bins` of a line, where neighbors bound a density, only the first case counts.
     """
     n = a.sum(-1)

@@ -105,8 +105,8 @@ def nearest_neighbors(
         q: draws of Q, floating-point, shape (m, d).
         confidence: the probability that the interval contains KL(P || Q).
         generator: for the choice of draws if there are more than `most`.
-        k: the (larger) number of neighbors; by default 48 on a line, 16 in space, 5 there for more than 50 000
-            draws, and fewer for few draws.
+        k: the number of neighbors, the larger one with `extrapolate`. By default 48 on a line and 16 in space, but 5 in
+            space for more than 50 000 draws, and fewer for few draws.
         whiten: in two and more dimensions, map Q's margins to about normal ones and either side's covariance to 1.
             Correct each density for the change of a fitted normal one within its ball. KL itself does not depend on
             coordinates.
@@ -209,7 +209,7 @@ def nearest_neighbors(
 def _thinned(
     p: Draws, q: Draws, most: int | None, generator: torch.Generator | None, notes: list[str]
 ) -> tuple[Draws, Draws]:
-    """Return at most this number of draws of each side, chosen at random and in their order, with a note."""
+    """Return at most `most` draws of each side, chosen at random and kept in their order, and add a note if some go."""
     seed, d = seed_of(generator), p.x.shape[1]
     number = affordable_draws(d) or len(p) + len(q) if most is None else whole_from(most)
     if number is None or (most is not None and number < _PILOT_DRAWS):

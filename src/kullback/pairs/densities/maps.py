@@ -246,7 +246,7 @@ def _distribution_function(transform: CumulativeDistributionTransform) -> list[T
 
 
 def _transformed_distribution_function(d: TransformedDistribution) -> list[Transform] | None:
-    """Return the inverse steps, then the distribution function of the base, which is reversed for falling maps."""
+    """Return the steps: the inverses of the maps, the distribution function F of the base, and, if they fall, 1 - F."""
     sign: Any = 1
     for transform in d.transforms:
         sign = sign * transform.sign

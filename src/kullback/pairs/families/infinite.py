@@ -16,7 +16,7 @@ from kullback.pairs.support import is_always_infinite
 from kullback.pairs.torch_registry import TypePair
 
 ALWAYS_INFINITE: set[TypePair] = set()
-"""The pairs of types that this rule serves."""
+"""The pairs of types whose divergence is infinite for all parameters."""
 
 
 def enter_if_infinite(p: Family, q: Family) -> None:

@@ -1,4 +1,4 @@
-"""The door for families: the record enters every table that is looked up by type."""
+"""`register_family`: enter the record of a family, and the pairs that follow from it, in all tables of types."""
 
 from __future__ import annotations
 

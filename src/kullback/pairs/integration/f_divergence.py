@@ -213,7 +213,7 @@ def _second_order(
         densities = tracked[piece.share]
 
         def derivatives(place: Tensor, piece: Piece = piece) -> tuple[Tensor, Tensor]:
-            # The derivatives at an additional node whose mass is negligible.
+            # The derivatives at one more node: its masses, divided by e^_FEW, do not change the total.
             at = (log - _FEW for log in piece.logs(place)[:2])
             more = (torch.cat(both, -1) for both in zip(logs, at, strict=True))
             by_p, by_q = (by[..., -1:] * math.exp(_FEW) for by in terms.derivatives(*more))

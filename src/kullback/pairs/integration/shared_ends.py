@@ -136,7 +136,7 @@ def _orders(kind: Divergence, q_is_smaller: bool) -> tuple[float, float]:
 
 
 def _rate(kind: Divergence, sign: int) -> float:
-    """Return the power of the ratio of the masses with which the derivative by the smaller mass grows."""
+    """Return r if the derivative by the smaller mass grows as the r-th power of larger / smaller mass; else 0."""
     d = sign * torch.tensor([_NEARER, _FARTHER], dtype=torch.float64, device="cpu")
     logs = d.clamp(max=0), -d.clamp(min=0)
     smaller = 1 if sign > 0 else 0

@@ -39,7 +39,7 @@ def sum_terms(p: Density, q: Density, batch_shape: torch.Size, target: Tolerance
     fixed_p, fixed_q = p.detached(), q.detached()
     with torch.no_grad():
         low, high, missing = _window(fixed_p, fixed_q, batch_shape)
-        # The places where both densities rise and fall; NaN if there is none.
+        # The breakpoints of the peaks of P and of Q; NaN where there is none.
         peaks = [marks for density in (fixed_p, fixed_q) for marks in density.breakpoints(_STEPS)]
         marks = torch.cat([marks.expand(*batch_shape, len(_STEPS)) for marks in peaks], -1)
         marks = torch.where(marks.isfinite(), marks, torch.nan)
@@ -92,7 +92,7 @@ def _is_smooth(density: Density) -> bool:
 
 
 def _log_densities(p: Density, q: Density, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log p and log q, finite even where there is no mass, and where P has mass but Q has none."""
+    """Return log p and log q, both finite even where there is no mass, and a mask of where only P has mass."""
     log_p, log_q = p.log_density(Points(x)), q.log_density(Points(x))
     outside = (torch.exp(log_p) > 0) & (log_q == -torch.inf)
     replaced = (log_p < _LOG_ZERO) | (log_q == -torch.inf)

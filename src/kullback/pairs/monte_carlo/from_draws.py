@@ -185,7 +185,7 @@ def _check_other_side(call: str, p: Distribution, q: Distribution, draws: int, r
 
 
 def _is_infinite(p: Distribution, q: Distribution) -> Tensor:
-    """Return where KL is certainly infinite by a tail of P that falls too slowly, which few draws show."""
+    """Return where KL is certainly infinite by the supports or the tails of P and Q, which few draws would show."""
     while isinstance(p, Independent) and isinstance(q, Independent) and p.event_shape == q.event_shape:
         p, q = p.base_dist, q.base_dist
     infinite = torch.zeros((), dtype=torch.bool, device="cpu")
