@@ -318,6 +318,14 @@ def test_the_most_specific_rule_wins_and_comes_before_torch_s() -> None:
     assert (Base, Base) not in td.kl._KL_REGISTRY
 
 
+def test_a_kept_decorator_replaces_no_rule() -> None:
+    register = register_kl(Derived, Base)
+    register(lambda p, q: torch.tensor(1.0))
+    with refused(errors.RegistrationError, got=r"\(Derived, Base\), which .* serves"):
+        register(lambda p, q: torch.tensor(2.0))
+    assert kl_divergence(Derived(0.0, 1.0), Base(0.0, 1.0)) == 1
+
+
 def test_registration_refuses_duplicates_ambiguity_and_other_types() -> None:
     register_kl(Derived, Base)(lambda p, q: torch.tensor(1.0))
     with refused(errors.RegistrationError, got=r"\(Derived, Base\), which .* serves"):

@@ -74,8 +74,8 @@ class ReferenceBlock(RowBlock, ShortRepr):
         return len(self.labels)
 
     def __getitem__(self, rows: slice | Tensor) -> Self:
-        start = (rows.start or 0) if isinstance(rows, slice) else 0
-        return replace(super().__getitem__(rows), start=self.start + start)
+        places = torch.arange(len(self), device=self.labels.device)[rows]
+        return replace(super().__getitem__(rows), start=self.start + int(places[0] if len(places) else 0))
 
 
 @dataclass(frozen=True, eq=False)

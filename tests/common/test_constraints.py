@@ -349,3 +349,14 @@ def test_every_remedy_and_every_scalar_inside_of_a_constraint_is_taken(
         for value in acceptances(constraint):
             calls[call](**{argument: value})
         calls[call](**remedy_in(constraint.refusal(call, argument, object())))
+
+
+def test_the_accepted_values_are_described_from_the_bounds_that_are_declared() -> None:
+    numbers = {Number(below=5): "a number below 5", Number(most=5): "a number of at most 5"}
+    assert {number: number.described() for number in numbers} == numbers
+
+
+@pytest.mark.parametrize(("value", "error"), [("c", "ArgumentValueError"), (1, "ArgumentTypeError")])
+def test_a_strict_word_of_another_type_is_a_type_error(value: object, error: str) -> None:
+    refusal = OneOf(("a", "b"), example="a", strict=True).refusal("f", "x", value)
+    assert type(refusal).__name__ == error

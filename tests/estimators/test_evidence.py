@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 
 import numpy as np
@@ -14,6 +15,7 @@ from kullback import Samples, estimate, kl_estimate
 from kullback.errors import ArgumentValueError
 from kullback.estimators.draws import Draws
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, added, exchanged, interval_from
+from kullback.estimators.registry import from_draws
 from tests.refusals import refused
 
 
@@ -96,3 +98,20 @@ def test_draws_are_frozen_and_without_weight_0():
     with pytest.raises(dataclasses.FrozenInstanceError):
         draws.weights = None  # type: ignore[misc]
     assert Draws.of(draws) is draws
+
+
+@pytest.mark.parametrize("error", [0.0, 0.1])
+def test_one_group_of_draws_bounds_nothing(error):
+    assert interval_from(Evidence(0.5, error=error, groups=1), 0.95).ends == (0.0, np.inf)
+
+
+def test_the_confidence_of_a_public_estimator_has_a_default():
+    def mine(p: Draws, q: Draws, *, confidence: float, generator: torch.Generator | None = None) -> Evidence:
+        return Evidence(1.0, error=confidence)
+
+    public = from_draws(mine)
+    assert str(inspect.signature(public)) == (
+        "(p: 'Samples', q: 'Samples', *, confidence: 'float' = 0.95, "
+        "generator: 'torch.Generator | None' = None) -> 'Estimate'"
+    )
+    assert float(public(normal(0, 20), normal(1, 20)).standard_error) == 0.95

@@ -624,3 +624,12 @@ def test_the_fuzzer_reaches_sound_files_and_every_check(monkeypatch: pytest.Monk
         "tail_log_mass",
         "label_log_probs",
     }
+
+
+def test_a_selection_of_a_block_knows_the_place_of_its_first_row() -> None:
+    labels, uniforms = torch.zeros(6, dtype=torch.int64), torch.full((6, 1), 0.5, dtype=torch.float64)
+    logits = torch.arange(24, dtype=torch.float64).reshape(6, 4)
+    block = summarize_rows(logits, labels, top=2, uniforms=uniforms, start=100)
+    mask = torch.tensor([False, False, True, False, True, True])
+    starts = [block[rows].start for rows in (slice(2, 4), slice(-2, None), mask, slice(6, 9), ~mask)]
+    assert starts == [102, 104, 102, 100, 100]

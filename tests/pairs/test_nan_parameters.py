@@ -31,7 +31,7 @@ from torch.distributions import (
     Weibull,
 )
 
-from kullback import KL, Divergence, Renyi, TotalVariation, divergence, kl_divergence
+from kullback import KL, Divergence, Renyi, TotalVariation, divergence, estimate, kl_divergence
 
 Build = Callable[..., Distribution]
 
@@ -121,3 +121,14 @@ def test_one_number_that_is_nan_gives_nan(name: str) -> None:
     for value in (kl_divergence(p, q), kl_divergence(q, p)):
         assert value.shape == ()
         assert value.isnan()
+
+
+@pytest.mark.parametrize("means", [[0.0, math.nan], [math.nan, math.nan]])
+def test_an_element_that_is_nan_has_no_standard_error(means: list[float]) -> None:
+    p = Normal(torch.tensor(means), torch.ones(2), validate_args=False)
+    q = Normal(torch.ones(2), torch.ones(2))
+    drawn = estimate(p, q, method="monte_carlo", generator=torch.Generator().manual_seed(0))
+    assert (drawn.method, drawn.error) == ("monte_carlo", None)
+    assert drawn.standard_error is not None
+    is_nan = [math.isnan(x) for x in means]
+    assert (drawn.value.isnan().tolist(), drawn.standard_error.isnan().tolist()) == (is_nan, is_nan)

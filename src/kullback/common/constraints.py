@@ -111,6 +111,12 @@ class Number(Constraint):
             if 0 in (self.above, self.least):
                 return f"a {finite}{'positive' if self.above == 0 else 'non-negative'} {self.noun}"
             return f"a {finite}{self.noun} {lower}"
+        if self.least == -math.inf and self.above is None:
+            return (
+                f"a {self.noun} of at most {self.most:g}"
+                if self.below is None
+                else f"a {self.noun} below {self.below:g}"
+            )
         if self.above is None and self.below is None:
             return f"a {self.noun} from {self.least:g} to {self.most:g}"
         if self.above is not None and self.below is not None:
@@ -177,6 +183,10 @@ class OneOf(Constraint):
     def described(self) -> str:
         """Return the words."""
         return f"one of {', '.join(map(repr, self.words))}"
+
+    def has_type(self, value: object) -> bool:
+        """Return whether the value is a text."""
+        return isinstance(value, str)
 
 
 @dataclass(frozen=True)

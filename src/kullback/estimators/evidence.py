@@ -191,6 +191,8 @@ def _limits(
     clusters = [side.groups for side in sides if side.cluster is not None]
     groups = min(clusters) if clusters and evidence.groups is None else evidence.groups
     reach = quantile_of(confidence, groups)
+    if reach == math.inf:
+        return -math.inf, math.inf
     high = raw + reach * (math.sqrt(error**2 + evidence.error_above**2) if evidence.error_above else error)
     if evidence.rate > 0 and reach < math.inf:
         least, half = max(raw, 0.0), reach * evidence.rate / 2

@@ -106,7 +106,11 @@ def from_draws(
     public, declared = cast("Any", estimator), inspect.signature(function)
     public.parts = _Parts(function, checks, method)
     taken = [
-        x.replace(annotation="Samples") if x.annotation == "Draws" else x
+        x.replace(annotation="Samples")
+        if x.annotation in ("Draws", Draws)
+        else x.replace(default=0.95)
+        if x.name == "confidence"
+        else x
         for x in declared.parameters.values()
     ]
     public.__signature__ = declared.replace(parameters=taken, return_annotation="Estimate")

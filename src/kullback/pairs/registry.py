@@ -331,6 +331,28 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
                 got=safe_repr(kind),
                 instead="@register_kl(MyDistribution, MyDistribution) with the two classes",
             )
+    _check_unserved(type_p, type_q)
+
+    def register(rule: RuleT) -> RuleT:
+        if not callable(rule):
+            raise invalid_type(
+                "register_kl",
+                "rule",
+                wanted="a function of P and Q",
+                got=safe_repr(rule),
+                instead="@register_kl(MyDistribution, MyDistribution) above def kl(p, q): ...",
+            )
+        _check_unserved(type_p, type_q)  # a decorator may be kept, and used after another rule was registered
+        _register("user", (type_p, type_q), rule)
+        for listener in _LISTENERS:
+            listener((type_p, type_q))
+        return rule
+
+    return register
+
+
+def _check_unserved(type_p: type, type_q: type) -> None:
+    """Raise if there is a rule for exactly this pair, or if a new one would make another pair ambiguous."""
     rules = _RULES["user"]
     if (type_p, type_q) in rules:
         raise RegistrationError(
@@ -343,22 +365,6 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
             )
         )
     _refuse_ambiguity(type_p, type_q)
-
-    def register(rule: RuleT) -> RuleT:
-        if not callable(rule):
-            raise invalid_type(
-                "register_kl",
-                "rule",
-                wanted="a function of P and Q",
-                got=safe_repr(rule),
-                instead="@register_kl(MyDistribution, MyDistribution) above def kl(p, q): ...",
-            )
-        _register("user", (type_p, type_q), rule)
-        for listener in _LISTENERS:
-            listener((type_p, type_q))
-        return rule
-
-    return register
 
 
 def _refuse_ambiguity(type_p: type, type_q: type) -> None:

@@ -150,7 +150,7 @@ def _by_mask(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | 
     p, q = pair.p, pair.q
     if not (_is_masked(p) or _is_masked(q)):
         return None
-    kept = torch.ones(batch_shape_of(p, q), dtype=torch.bool, device="cpu")
+    kept: Any = True
     bases: list[Any] = []
     for d in (p, q):
         mask: Any = vars(d)["_mask"] if _is_masked(d) else True
@@ -159,7 +159,7 @@ def _by_mask(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | 
     result = estimate(pair.call, bases[0], bases[1], options, kind)
 
     def masked(x: Tensor | None) -> Tensor | None:
-        return None if x is None else torch.where(kept, x, 0)
+        return None if x is None else torch.where(torch.as_tensor(kept, device=x.device), x, 0)
 
     return replace(
         result,
@@ -226,10 +226,15 @@ def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | N
     is_nan = is_nan.expand(shape)
     if bool(is_nan.all()):
         value = torch.full(shape, math.nan, dtype=dtype_of(p, q), device=is_nan.device)
-        return Estimate(value, value, "closed_form")
+        method = "closed_form" if options.method == "auto" else options.method
+        errors = (None, value) if method == "monte_carlo" else (value, None)
+        return Estimate(value, errors[0], method, standard_error=errors[1])
     result = estimate(pair.call, *_with_elements_replaced(p, q, is_nan), options, kind)
-    error = None if result.error is None else torch.where(is_nan, math.nan, result.error)
-    return replace(result, value=torch.where(is_nan, math.nan, result.value), error=error)
+    value, *errors = (
+        None if x is None else torch.where(is_nan, math.nan, x)
+        for x in (result.value, result.error, result.standard_error)
+    )
+    return replace(result, value=value, error=errors[0], standard_error=errors[1])
 
 
 def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:

@@ -34,7 +34,7 @@ OPTIONS = Arguments(
 
 
 class Tolerance(NamedTuple):
-    """The target error of a sum or an integral, and the maximum number of evaluations for an element of the batch."""
+    """The target error of a sum or an integral, and its largest number of terms or nodes per element of the batch."""
 
     rtol: float
     atol: float

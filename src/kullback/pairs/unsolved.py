@@ -31,7 +31,7 @@ def not_converged(
         wanted=f"a relative error of {options.required():g}",
         got=f"{int(short.sum())} of {short.numel()} results of {result.method} that did not reach it for "
         f"{'' if is_kl else f'{kind!r} of '}{names} in "
-        f"{options.max_evaluations} evaluations; the largest error is "
+        f"at most {options.max_evaluations} evaluations; the largest error is "
         f"{float(torch.where(error.isnan(), math.inf, error).max()):.3g} (error.estimate has all errors)",
         instead=f"{again}, a larger rtol or atol{_by_random_draws(kind)}",
     )

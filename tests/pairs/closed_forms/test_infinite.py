@@ -174,3 +174,15 @@ def test_every_rule_is_infinite_where_supports_and_tails_say_so(drawn: list[floa
         for change in () if records[0].has_integers else MAPS:
             images = (TransformedDistribution(d, [change]) for d in (p, q))
             assert torch.equal(where_infinite(*images), infinite), (pair, change)
+
+
+@pytest.mark.parametrize("of_q", [False, True])
+def test_one_side_under_vmap_is_infinite_and_nan_where_a_parameter_is_nan(of_q: bool) -> None:
+    def value(x: Tensor) -> Tensor:
+        scale, rate = (torch.ones(()), x) if of_q else (x, torch.ones(()))
+        p = Normal(torch.zeros(()), scale, validate_args=False)
+        return kl_divergence(p, Exponential(rate, validate_args=False))
+
+    assert torch.vmap(value)(torch.tensor([1.0, 2.0])).tolist() == [torch.inf, torch.inf]
+    is_nan = torch.vmap(value)(torch.tensor([1.0, torch.nan])).isnan()
+    assert is_nan.tolist() == [False, True]

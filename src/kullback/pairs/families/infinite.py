@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kullback.common.inputs import can_inspect
+from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.pairs.family import CHOICE, Family
 from kullback.pairs.native_forms import Reader, reader_of
 from kullback.pairs.registry import shortcut
@@ -49,14 +49,17 @@ def infinite_divergence(read_p: Reader, read_q: Reader, may_be_empty: bool, p: A
             requires_grad = True
     if may_be_empty and not (can_inspect(first) and _least(first) > 0):
         return None
-    # Parameters that torch has validated are not NaN.
-    if (
-        not (p._validate_args and q._validate_args)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        and can_inspect(first)
-        and any(bool(x.isnan().any()) for x in parameters)
-    ):
-        return None
     value = torch.full_like(first, torch.inf)
+    # Parameters that torch has validated are not NaN.
+    if not (p._validate_args and q._validate_args):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        is_readable = can_inspect_all(parameters)
+        for x in parameters:
+            is_nan = x.isnan()
+            if is_readable:
+                if bool(is_nan.any()):
+                    return None
+            else:
+                value = torch.where(is_nan if x.shape == shape else is_nan.any(-1), torch.nan, value)
     return _with_gradients_of_0(value, parameters) if requires_grad and torch.is_grad_enabled() else value
 
 
