@@ -44,7 +44,7 @@ CONVERT = "convert p.npy o.kld --as logits --tokens tokens.npy"
         (f"{TABLE} --joint a", "--joint a: wanted names of two or more columns", "--joint A,B", f"{TABLE} --joint a,b"),
         (f"{TABLE} --joint a,a", "got the single one 'a'", "--joint A,B", f"{TABLE} --joint a,b"),
         (f"{TABLE} --joint a,c", "--joint: wanted columns of the tables", "--joint A,B", f"{TABLE} --joint a,b"),
-        (f"{TABLE} --bins 9999999", "--bins: wanted at most", "--bins 20", f"{TABLE} --bins 20"),
+        (f"{TABLE} --bins 9999999", "--bins: wanted an integer from 2 to 1,000,000", "--bins 20", f"{TABLE} --bins 20"),
         (f"{TABLE} --columns ''", "--columns '': wanted names", "--columns A,B", f"{TABLE} --columns a,b"),
         (f"{TABLE} --columns a,,b", "got an empty name", "--columns A,B", f"{TABLE} --columns a,b"),
         ("watch p.csv q.csv --columns ''", "an empty name", "--columns A,B", "watch p.csv q.csv --columns a,b"),

@@ -38,6 +38,12 @@ class Draws:
         exponent: the power of two that is the unit of the first component, where its values are huge or tiny.
         device: the device of the user's tensor.
         given: the user's `Samples`.
+
+    Example:
+        >>> from kullback import Samples
+        >>> draws = Draws.of(Samples([1.0, 2.0, 3.0], weights=[1, 0, 2]))
+        >>> draws.x[:, 0].tolist(), draws.weights.tolist()
+        ([1.0, 3.0], [1.0, 2.0])
     """
 
     tensor: Tensor

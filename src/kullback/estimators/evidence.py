@@ -75,6 +75,10 @@ class Evidence(ShortRepr):
         without_interval: whether there is no interval; a note says why.
         method: the name of the method, if it is not the one of the estimator.
         n: the numbers of draws of P and of Q, if not all of them.
+
+    Example:
+        >>> interval_from(Evidence(0.5, error=0.1, notes=[f"{SIDE_Q} is known."]), 0.95).ends
+        (0.304..., 0.695...)
     """
 
     value: Tensor | float
