@@ -92,7 +92,7 @@ LAYERS = {
         {"blocks", "codes", "overlap", "row_operation"},
         {"label_terms"},
         {"reference"},
-        {"divergence_codes"},
+        {"kernel_arguments"},
         {"native", "triton"},
         {"backends", "kl_div_terms", "selected_rows"},
         {"whole_rows"},
@@ -101,7 +101,7 @@ LAYERS = {
     "kullback.pairs": (
         {"torch_registry"},
         {"family"},
-        {"overrides"},
+        {"density_overrides"},
         {"clone", "numerics", "solve_options"},
         {"native_forms"},
         {"registry", "renyi"},

@@ -19,7 +19,7 @@ import torch
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.errors import invalid_value
-from kullback.estimators.discrete import point
+from kullback.estimators.discrete import formulas
 from kullback.estimators.discrete.categorical_estimators import described
 from kullback.estimators.discrete.count_intervals import kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, tabulate
@@ -209,16 +209,16 @@ def histogram(
 def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> Evidence:
     """Return the evidence of KL; its upper limit allows for the bins' width and for finer bins in the tails."""
     first, second, table = sides.first, sides.second, sides.count(edges)
-    estimate = point.zhang_grabchak(table.a, table.b)
-    corrected = point.coverage_correction(table.a, table.b).shrunken
+    estimate = formulas.zhang_grabchak(table.a, table.b)
+    corrected = formulas.coverage_correction(table.a, table.b).shrunken
     more = corrected.clamp(min=_beyond(first, second, edges))
     evidence = described(table, estimate + more, confidence, "histogram", "bins")
     remarks = (*rounding, *_notes_on_ties(first, second), *table.notes)
     if evidence.ends is None:
         return replace(evidence, remarks=remarks)
     coarse, tails = sides.count(edges[1::2]), sides.count(_with_tails(first.values, edges))
-    lost = (estimate - point.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + more - corrected
-    in_tails = (point.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
+    lost = (estimate - formulas.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + more - corrected
+    in_tails = (formulas.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
     high = kl_interval(tails.a, tails.b, confidence, tails.inflation, spread=tails.spread, bins=True)[1]
     high = float(high + 2 * in_tails)
     low, end = map(float, evidence.ends)

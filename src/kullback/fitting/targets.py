@@ -15,6 +15,7 @@ from kullback.common.dtypes import upcast
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import Density, Points, density_of
+from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.integration.gauss_kronrod import (
     LINE,
     SAFETY,
@@ -24,7 +25,6 @@ from kullback.pairs.integration.gauss_kronrod import (
 )
 from kullback.pairs.integration.line import Line, first_edges, matters, scan_points, span
 from kullback.pairs.integration.panels import Panels, integrate
-from kullback.pairs.overrides import overrides_density
 
 # The relative error of quadrature, and the largest number of nodes of an element of the batch.
 _RTOL, _MOST_NODES = 1e-14, 6_000

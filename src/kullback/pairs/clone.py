@@ -15,7 +15,7 @@ from torch.distributions import Distribution, Independent, Transform, constraint
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import are_ordinary, dense, is_fake
 from kullback.errors import invalid_value, no_rule
-from kullback.pairs.overrides import overrides_density
+from kullback.pairs.density_overrides import overrides_density
 
 # Its arguments are the distribution or transform with the tensor, the attribute's name, and the tensor.
 Change = Callable[[Any, str, Tensor], Tensor]

@@ -31,8 +31,8 @@ from kullback.pairs.densities.maps import (
     is_map,
     same_maps,
 )
+from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.family import FAMILIES
-from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import is_plain
 
 

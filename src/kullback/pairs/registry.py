@@ -18,8 +18,8 @@ from torch.distributions import (
 from kullback.errors import RegistrationError, explain, invalid_type, no_rule, safe_repr
 from kullback.kernels.codes import ElementForm, RowForm
 from kullback.kernels.native.native_closed_forms import Form as KernelForm
+from kullback.pairs.density_overrides import class_overrides_density
 from kullback.pairs.native_forms import Code, FormFunction, NativeForm, Shortcut
-from kullback.pairs.overrides import class_overrides_density
 from kullback.pairs.torch_registry import (
     PLANS,
     TORCH,

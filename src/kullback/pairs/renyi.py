@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from kullback.pairs.overrides import overrides_density
+from kullback.pairs.density_overrides import overrides_density
 
 RenyiRule = Callable[[Any, Any, float, float], "Tensor | None"]
 # The families whose members have one formula with each other, the formula, and the bound on its rounding error.

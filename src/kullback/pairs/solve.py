@@ -32,6 +32,7 @@ from kullback.pairs.closed_forms.reductions import (
 from kullback.pairs.closed_forms.shortcuts import fused_divergence
 from kullback.pairs.densities.density import densities_of
 from kullback.pairs.densities.maps import move_apart, same_maps
+from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.distribution_checks import check_domains, check_integrable
 from kullback.pairs.integration.divergence_terms import total_of_masses
 from kullback.pairs.monte_carlo import from_draws
@@ -44,7 +45,6 @@ from kullback.pairs.numerics.parameters import (
     outside_of_graphs,
 )
 from kullback.pairs.numerics.units import in_common_unit
-from kullback.pairs.overrides import overrides_density
 from kullback.pairs.plain_form import plain_form, pulled_back
 from kullback.pairs.registry import (
     ClosedForm,

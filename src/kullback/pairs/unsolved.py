@@ -12,8 +12,8 @@ from torch.distributions import Distribution, MixtureSameFamily
 from kullback.errors import Explanation, NoRuleError, P, Q, explain, no_rule, safe_repr
 from kullback.generators import KL, Divergence
 from kullback.pairs.clone import parts_of
+from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.monte_carlo import from_draws
-from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import names_of
 from kullback.pairs.solve_options import SolveOptions
 from kullback.results.estimate import Estimate

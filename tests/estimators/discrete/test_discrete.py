@@ -14,7 +14,7 @@ import torch
 
 from kullback import Samples
 from kullback.errors import ArgumentValueError
-from kullback.estimators.discrete import point
+from kullback.estimators.discrete import formulas
 from kullback.estimators.discrete.categorical_estimators import (
     augmented_plugin,
     coverage_adjusted,
@@ -89,7 +89,7 @@ def test_zhang_grabchak_has_the_bias_that_its_docstring_states(n, m):
         return -math.log(share) - sum((1 - share) ** v / v for v in range(1, first))
 
     bias = sum(x * (tail(x, n) - tail(y, m + 1)) for x, y in zip(p, q, strict=True))
-    assert expected_value(point.zhang_grabchak, p, q, n, m) == pytest.approx(kl + bias, abs=1e-6)
+    assert expected_value(formulas.zhang_grabchak, p, q, n, m) == pytest.approx(kl + bias, abs=1e-6)
 
 
 def test_the_plain_estimators_are_their_formulas():
@@ -125,7 +125,7 @@ def test_coverage_adjusted_is_its_formula():
     shift = added - taken
     shrunken = max(0, 1 - (variance_p + variance_q) / shift**2) * shift
     assert shrunken > 0.01
-    got = coverage_adjusted.of_counts(a, b) - point.zhang_grabchak(a, b)
+    got = coverage_adjusted.of_counts(a, b) - formulas.zhang_grabchak(a, b)
     assert float(got) == pytest.approx(shrunken, rel=1e-10)
 
 
@@ -133,7 +133,7 @@ def test_the_influences_are_the_derivatives_of_the_divergence():
     p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64, requires_grad=True)
     q = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64, requires_grad=True)
     (p / p.sum() * ((p / p.sum()) / (q / q.sum())).log()).sum().backward()
-    of_p, of_q = point.kl_influence(1e9 * p.detach(), 1e9 * q.detach())
+    of_p, of_q = formulas.kl_influence(1e9 * p.detach(), 1e9 * q.detach())
     torch.testing.assert_close(of_p, p.grad, atol=1e-7, rtol=0)
     torch.testing.assert_close(of_q, q.grad, atol=1e-7, rtol=0)
 
@@ -141,8 +141,8 @@ def test_the_influences_are_the_derivatives_of_the_divergence():
 @pytest.mark.parametrize(("name", "off"), [("ten_categories", 0.1), ("ten_equal", 0.4), ("zipf", 0.1)])
 def test_the_variance_is_that_of_repeated_draws(name, off):
     a, b = drawn(name, 100_000)
-    seen = float(point.zhang_grabchak(a, b).var())
-    assert float(point.kl_variance(a, b).mean()) == pytest.approx(seen, rel=off)
+    seen = float(formulas.zhang_grabchak(a, b).var())
+    assert float(formulas.kl_variance(a, b).mean()) == pytest.approx(seen, rel=off)
 
 
 def test_clusters_of_one_draw_have_the_variance_of_draws():
@@ -153,7 +153,7 @@ def test_clusters_of_one_draw_have_the_variance_of_draws():
     p, q = a / a.sum(), b / b.sum()
     log_ratio = (p / q).log()
     delta = ((p * log_ratio**2).sum() - (p * log_ratio).sum() ** 2) / 400 + ((p**2 / q).sum() - 1) / 300
-    of_p, of_q = point.kl_influence(a, b)
+    of_p, of_q = formulas.kl_influence(a, b)
     each = torch.randperm(400, generator=torch.Generator().manual_seed(0))
     found = variance_of_sum(of_p[x] / 400, each) + variance_of_sum(of_q[y] / 300, each[:300])
     assert float(found) == pytest.approx(float(delta), rel=0.02)
@@ -268,10 +268,10 @@ def test_coverage_adjusted_has_the_smallest_error_on_the_zipf_pairs(n):
     for name in ("zipf", "zipf_permuted", "zipf_equal"):
         a, b = drawn(name, n)
         ours = rmse(coverage_adjusted.of_counts(a, b).clamp(min=0), name)
-        others = [point.zhang_grabchak(a, b), augmented_plugin.of_counts(a, b), dirichlet.of_counts(a, b)]
+        others = [formulas.zhang_grabchak(a, b), augmented_plugin.of_counts(a, b), dirichlet.of_counts(a, b)]
         assert ours <= 1.1 * min(rmse(other, name) for other in others)
     assert rmse(coverage_adjusted.of_counts(*drawn("zipf_permuted", 1000)), "zipf_permuted") < 0.6 * rmse(
-        point.zhang_grabchak(*drawn("zipf_permuted", 1000)), "zipf_permuted"
+        formulas.zhang_grabchak(*drawn("zipf_permuted", 1000)), "zipf_permuted"
     )
 
 
@@ -282,7 +282,7 @@ def test_the_exponential_integral_at_both_ends():
         b = torch.tensor([0] * unseen + [1] * once)
         share = 1 / (unseen + once)
         rate = (once * share + share) / (unseen * share + share)
-        whole = point.coverage_correction(a.double(), b.double()).predicted
+        whole = formulas.coverage_correction(a.double(), b.double()).predicted
         assert float(whole) == pytest.approx(
             unseen * share * math.exp(rate) * scipy.special.exp1(rate), rel=1e-10
         )
@@ -368,7 +368,7 @@ def test_no_interval_without_enough_draws_of_any_category(x, y, reason):
 def test_a_negative_estimate_is_answered_with_zero_and_said():
     x, y = torch.tensor([0, 1] * 50), torch.tensor([0, 1] * 50)
     found = zhang_grabchak(Samples(x), Samples(y))
-    raw = float(point.zhang_grabchak(torch.tensor([50, 50]), torch.tensor([50, 50])))
+    raw = float(formulas.zhang_grabchak(torch.tensor([50, 50]), torch.tensor([50, 50])))
     assert raw < 0
     assert found.value == 0
     assert f"{raw:.2g}" in found.notes[0]

@@ -8,8 +8,13 @@ import scipy.stats
 import torch
 
 from kullback.estimators.discrete.count_intervals import coarser, has_upper_end, kl_interval
+from kullback.estimators.discrete.formulas import (
+    coverage_correction,
+    first_order,
+    second_order,
+    zhang_grabchak,
+)
 from kullback.estimators.discrete.measures import FEWEST_DRAWS
-from kullback.estimators.discrete.point import coverage_correction, first_order, second_order, zhang_grabchak
 
 
 def counts(*values: int) -> torch.Tensor:

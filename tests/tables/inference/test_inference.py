@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from scipy.special import rel_entr
 
-from kullback.estimators.discrete.point import zhang_grabchak
+from kullback.estimators.discrete.formulas import zhang_grabchak
 from kullback.tables.inference.divergences import (
     _chi_square_cdf,
     _unified_interval,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kullback.common.constraints import Arguments, Number
-from kullback.estimators.discrete import point
+from kullback.estimators.discrete import formulas
 from kullback.estimators.discrete.count_intervals import MOST_UNSEEN, coarser, kl_interval
 from kullback.estimators.discrete.counts import CategoryCounts, both_sides, count_categories
 from kullback.estimators.discrete.measures import FEWEST_DRAWS
@@ -108,7 +108,7 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
         Entropy and the species accumulation curve: a novel entropy estimator via discovery rates of new species
         (Chao, Wang and Jost, 2013)
     """
-    return point.zhang_grabchak(a, b) + point.coverage_correction(a, b).shrunken
+    return formulas.zhang_grabchak(a, b) + formulas.coverage_correction(a, b).shrunken
 
 
 @_of_counts
@@ -128,7 +128,7 @@ def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
     References:
         Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
-    return point.zhang_grabchak(a, b)
+    return formulas.zhang_grabchak(a, b)
 
 
 @_of_counts
@@ -153,7 +153,7 @@ def plugin(a: Tensor, b: Tensor) -> Tensor:
         "Q has no draw of 1 category that has 1.96 % of P's draws: the divergence of the proportions is infinite. ..."
     """
     n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
-    return point.sum_over(a, a / n * (a.log() - b.log() + (m / n).log()))
+    return formulas.sum_over(a, a / n * (a.log() - b.log() + (m / n).log()))
 
 
 @_of_counts
@@ -177,7 +177,7 @@ def miller_madow(a: Tensor, b: Tensor) -> Tensor:
     n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
     p, q = a / n, b.clamp(min=0.5) / m
     bias_p = ((a > 0).sum(-1, keepdim=True) - 1) / (2 * n)
-    return point.sum_over(a, p * (p.log() - q.log() - (1 - q) / (2 * m * q))) - bias_p[..., 0]
+    return formulas.sum_over(a, p * (p.log() - q.log() - (1 - q) / (2 * m * q))) - bias_p[..., 0]
 
 
 @_of_counts
@@ -198,7 +198,7 @@ def augmented_plugin(a: Tensor, b: Tensor) -> Tensor:
         Estimation of KL Divergence: Optimal Minimax Rate (Bu, Zou, Liang and Veeravalli, 2018)
     """
     n, m = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
-    return point.sum_over(a, a / n * (a.log() - (b + 1).log() + (m / n).log()))
+    return formulas.sum_over(a, a / n * (a.log() - (b + 1).log() + (m / n).log()))
 
 
 _DIRICHLET = Arguments("dirichlet", prior=Number(above=0, below=math.inf, example=0.5))
@@ -235,8 +235,8 @@ def described(
     value = raw.clamp(min=0)
     if value.ndim:
         return _of_rows(table, value, confidence)
-    variance = point.kl_variance(table.a, table.b, table.inflation)
-    unseen, singletons = map(float, point.unseen_shares(table.a, table.b))
+    variance = formulas.kl_variance(table.a, table.b, table.inflation)
+    unseen, singletons = map(float, formulas.unseen_shares(table.a, table.b))
     finite = math.isfinite(float(value))
     notes: list[str] = [] if finite else [_what_q_misses(table)]
     if categories == "categories":
@@ -298,7 +298,7 @@ def _of_rows(table: CategoryCounts, value: Tensor, confidence: float) -> Evidenc
     low, high = kl_interval(a, b, confidence)
     refused = is_refused(table)
     low, high = low.masked_fill(refused, 0.0), high.masked_fill(refused, math.inf)
-    error = point.kl_variance(a, b).sqrt().masked_fill(refused | value.isinf(), math.inf)
+    error = formulas.kl_variance(a, b).sqrt().masked_fill(refused | value.isinf(), math.inf)
     outside = value.isfinite() & ~((low <= value) & (value <= high))
     never = f"{SIDE_Q} has no draw of a category of {SIDE_P}: the divergence of the proportions is infinite."
     rare = (

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kullback.estimators.discrete.formulas import CoverageCorrection, unseen_shares
 from kullback.estimators.discrete.measures import (
     KL_MEASURE,
     KNOWN,
@@ -15,7 +16,6 @@ from kullback.estimators.discrete.measures import (
     is_rare,
     no_correction,
 )
-from kullback.estimators.discrete.point import CoverageCorrection, unseen_shares
 from kullback.estimators.draws import student_ratio
 from kullback.estimators.evidence import standard_normal_quantile
 

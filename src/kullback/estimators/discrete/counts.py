@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kullback.common.inputs import can_inspect
 from kullback.errors import invalid_value, safe_repr
-from kullback.estimators.discrete import point
+from kullback.estimators.discrete import formulas
 from kullback.estimators.discrete.measures import KNOWN
 from kullback.estimators.draws import (
     Draws,
@@ -160,7 +160,7 @@ def _check_whole(call: str, *sides: Counts) -> None:
 def tabulate(codes_p: Tensor, codes_q: Tensor, categories: int, p: Draws, q: Draws) -> CategoryCounts:
     """Count codes 0 to categories - 1, as independent draws of equal weight with the same information."""
     a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
-    of_p, of_q = point.kl_influence(a, b)
+    of_p, of_q = formulas.kl_influence(a, b)
     inflation = (_inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q))
     notes = tuple(
         f"{name}'s {side.groups} clusters carry the information of about {float(x.sum()):.3g} independent draws."

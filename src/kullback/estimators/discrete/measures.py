@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kullback.estimators.discrete.point import (
+from kullback.estimators.discrete.formulas import (
     CoverageCorrection,
     SecondOrder,
     coverage_correction,

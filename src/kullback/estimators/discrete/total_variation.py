@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kullback.estimators.discrete.count_intervals import coarser
+from kullback.estimators.discrete.formulas import unseen_shares
 from kullback.estimators.discrete.measures import KNOWN, is_rare
-from kullback.estimators.discrete.point import unseen_shares
 from kullback.estimators.evidence import standard_normal_quantile
 
 # E |Z| for a standard normal variable, and the variance of |Z|.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kullback.generators import Divergence
-from kullback.kernels.divergence_codes import Arguments, arguments_of
+from kullback.kernels.kernel_arguments import Arguments, arguments_of
 from kullback.kernels.native import library
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Evaluation, Wanted, Weights

@@ -19,7 +19,7 @@ from torch import Tensor
 from kullback.common.optional import is_installed
 from kullback.generators import Divergence
 from kullback.kernels.codes import DivergenceCode
-from kullback.kernels.divergence_codes import Arguments, arguments_of
+from kullback.kernels.kernel_arguments import Arguments, arguments_of
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Evaluation, Wanted, Weights
 

@@ -20,12 +20,12 @@ from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.common.special import itakura_saito
 from kullback.pairs.clone import parameters_of
+from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.native_forms import is_ordinary_call
 from kullback.pairs.numerics.cholesky import identity_like, solve_lower, without_expansion
 from kullback.pairs.numerics.factor_models import Whitened, as_factor_model, whitened_factors
 from kullback.pairs.numerics.parameters import dtype_of, matrix_of
 from kullback.pairs.numerics.triangular import as_function_of, plain_squares_below, squares_below
-from kullback.pairs.overrides import overrides_density
 
 LARGE_MATRIX = 128
 """The smallest number of dimensions at which torch's factorization is faster than the kernel's."""

@@ -29,6 +29,7 @@ from kullback.pairs.closed_forms.large_normals import (
     large_divergence,
     large_error,
 )
+from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family, ScipyForm
 from kullback.pairs.native_forms import Shortcut, divergence_of, is_ordinary_call, reader_of
@@ -51,7 +52,6 @@ from kullback.pairs.numerics.factor_models import (
     whitened_factors,
 )
 from kullback.pairs.numerics.parameters import MATRICES, dtype_of, matrix_of
-from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import closed_form
 from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
 

@@ -23,8 +23,8 @@ from kullback.common.special import safe_logsumexp
 from kullback.errors import P, Q, no_rule
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.maps import is_elementwise, move_apart, parts_of_maps, same_maps
+from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.numerics.parameters import dtype_of, given_logits
-from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import reduction
 from kullback.results.estimate import Estimate
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, LogisticNormal
 
 from kullback.kernels.native.native_closed_forms import divergence, required_gradients
+from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.native_forms import NativeForm, is_ordinary_call
-from kullback.pairs.overrides import overrides_density
 from kullback.pairs.registry import plan_for, shortcut
 
 # Longer rows of logits have their own kernels.

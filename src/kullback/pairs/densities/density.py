@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import tensor_of
-from kullback.pairs.overrides import overrides_density
+from kullback.pairs.density_overrides import overrides_density
 
 
 def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from torch.distributions.transforms import (
 
 from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
+from kullback.pairs.density_overrides import overrides
 from kullback.pairs.family import FAMILIES
 from kullback.pairs.numerics.parameters import (
     are_equal,
@@ -41,7 +42,6 @@ from kullback.pairs.numerics.parameters import (
     is_whole_graph,
     outside_of_graphs,
 )
-from kullback.pairs.overrides import overrides
 from kullback.pairs.torch_registry import is_of_torch
 
 # Rounding of a product of a few numbers, relative to 1.

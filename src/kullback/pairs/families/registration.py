@@ -13,9 +13,9 @@ from kullback.errors import RegistrationError, explain
 from kullback.kernels.codes import ElementForm
 from kullback.pairs.densities.density import Density, DensityReader, register_density
 from kullback.pairs.densities.maps import enter_standard
+from kullback.pairs.density_overrides import forget_overrides
 from kullback.pairs.families.infinite import enter_if_infinite
 from kullback.pairs.family import FAMILIES, Family
-from kullback.pairs.overrides import forget_overrides
 from kullback.pairs.registry import closed_form
 from kullback.pairs.torch_registry import forget_plans
 

@@ -34,6 +34,7 @@ from kullback.generators.of_ratio import with_limits
 from kullback.generators.power import log_affinity
 from kullback.kernels.reference import pair_of_logs
 from kullback.pairs.clone import expanded
+from kullback.pairs.density_overrides import overrides, overrides_density
 from kullback.pairs.integration.mass import check_mass
 from kullback.pairs.monte_carlo.log_densities import (
     AtDraws,
@@ -44,7 +45,6 @@ from kullback.pairs.monte_carlo.log_densities import (
 from kullback.pairs.monte_carlo.maps import without_shared_maps
 from kullback.pairs.monte_carlo.normalization import check_normalized
 from kullback.pairs.numerics.parameters import dtype_of
-from kullback.pairs.overrides import overrides, overrides_density
 from kullback.pairs.registry import names_of
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.pairs.solve_options import FEWEST_DRAWS, SolveOptions

@@ -17,7 +17,7 @@ from torch.distributions import (
 )
 
 from kullback.pairs.densities.maps import move_apart, parts_of_maps, same_maps
-from kullback.pairs.overrides import overrides
+from kullback.pairs.density_overrides import overrides
 
 
 def maps_outside(d: Distribution) -> tuple[Distribution, list[Transform]]:

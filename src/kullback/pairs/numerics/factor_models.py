@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributions import Independent, LowRankMultivariateNormal, Normal
 
 from kullback.common.dtypes import upcast
+from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.numerics.cholesky import identity_like
-from kullback.pairs.overrides import overrides_density
 
 
 class FactorModel(NamedTuple):

@@ -14,7 +14,7 @@ from torch.distributions.utils import probs_to_logits
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect
 from kullback.common.special import safe_log
-from kullback.pairs.overrides import overrides_density
+from kullback.pairs.density_overrides import overrides_density
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 MATRICES = ("scale_tril", "covariance_matrix", "precision_matrix")

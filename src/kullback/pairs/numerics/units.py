@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.distributions import Distribution, MixtureSameFamily
 
 from kullback.common.inputs import can_inspect
+from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.family import FAMILIES, Units
 from kullback.pairs.numerics.parameters import dtype_of
-from kullback.pairs.overrides import overrides_density
 
 # In binary orders of magnitude: the size that needs another unit, and the largest span that one unit can cover.
 _MILD, _WIDEST = 250, 1990

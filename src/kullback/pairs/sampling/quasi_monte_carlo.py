@@ -22,7 +22,7 @@ from torch.distributions import (
 )
 from torch.quasirandom import SobolEngine
 
-from kullback.pairs.overrides import overrides
+from kullback.pairs.density_overrides import overrides
 
 SEQUENCES = 16
 _LEAST = 8

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from kullback.common.arrays import Flags, Floats
-from kullback.estimators.discrete.point import kl_influence, zhang_grabchak
+from kullback.estimators.discrete.formulas import kl_influence, zhang_grabchak
 from kullback.estimators.evidence import standard_normal_quantile
 from kullback.results.value import Interval, Value
 from kullback.tables.inference.ordered import of_either
