@@ -456,7 +456,7 @@ def test_compute_loss_func_of_a_causal_model() -> None:
         ({"loss": DistillationLoss(reduction="none")}, ArgumentValueError, "got one with reduction='none'"),
         ({"loss": DistillationLoss(reduction="batchmean")}, ArgumentValueError, "reduction='batchmean'"),
         ({"teacher": "gpt2"}, ArgumentTypeError, "wanted a module, or None"),
-        ({"causal": 1}, ArgumentTypeError, "wanted True or False"),
+        ({"causal": 1}, ArgumentTypeError, "wanted True, False or None"),
     ],
 )
 def test_wrong_settings(given: dict[str, Any], error: type[Exception], words: str) -> None:

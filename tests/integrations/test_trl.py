@@ -111,7 +111,7 @@ def test_no_token_counts() -> None:
 @pytest.mark.parametrize("reduction", ["none", "max", None])
 def test_reductions_that_it_lacks(reduction: Any) -> None:
     student, teacher, _ = logits()
-    with refused(ArgumentValueError, wanted="^'batchmean', 'sum' or 'mean'"):
+    with refused(ArgumentValueError, wanted="^one of 'batchmean', 'sum', 'mean'"):
         generalized_jsd_loss(student, teacher, reduction=reduction)
 
 
