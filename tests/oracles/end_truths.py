@@ -161,7 +161,7 @@ def truth(pair: Pair, at: list[float]) -> tuple[float, list[float], float] | Non
     """The value, the gradient, and the change of the value relatively to the parameters'; None where there is none."""
     if at[: len(pair.p.parameters)] == at[len(pair.p.parameters) :]:
         return None
-    first = 250 + orders(at)
+    first = 250 + 2 * orders(at)  # differences of tiny derivatives of a huge value
     for digits in (d for d in DIGITS if d >= first):
         value, again = (evaluate(pair, at, d) for d in (digits, digits + 40))
         if value is None or again is None or mp.isnan(value):
