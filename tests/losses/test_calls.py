@@ -9,7 +9,6 @@ from pathlib import Path
 
 import kullback
 
-
 # A process of its own counts: earlier tests change which values kullback and torch remember.
 COUNTS = """
 import sys
