@@ -16,6 +16,7 @@ from kullback.kernels.row_operation import (
     RowOperation,
     RowTotal,
     RowValueFunction,
+    TotalOperation,
     Wanted,
     transformable,
 )
@@ -45,7 +46,7 @@ class ForwardProducts(Products):
 
 
 @dataclass(slots=True, eq=False)
-class TotalProducts(Products):
+class TotalProducts(Products, TotalOperation):
     """The same, with a total."""
 
     weights: Tensor | None = None

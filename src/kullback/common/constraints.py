@@ -12,6 +12,7 @@ A function declares the constraints of its arguments once, above its definition,
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Real
@@ -27,7 +28,7 @@ _MOST = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constraint:
+class Constraint(ABC):
     """The accepted values of an argument.
 
     Attributes:
@@ -46,13 +47,13 @@ class Constraint:
     optional: bool = False
     strict: bool = False
 
+    @abstractmethod
     def check(self, call: str, argument: str, value: Any) -> Any:
         """Return the value as it is used, or raise the refusal."""
-        raise NotImplementedError
 
+    @abstractmethod
     def described(self) -> str:
-        """Return the accepted values, as they follow from the declaration."""
-        raise NotImplementedError
+        """Return the accepted values in words."""
 
     def has_type(self, value: object) -> bool:
         """Return whether the value has the right type."""
@@ -72,7 +73,7 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True)
 class Number(Constraint):
-    """A real number within bounds, of which `least` and `most` are accepted, `above` and `below` are not.
+    """A real number within bounds. The bounds `least` and `most` are accepted, `above` and `below` are not.
 
     Example:
         >>> Number(above=0, below=1, example=0.5).check("f", "share", 1)
@@ -209,6 +210,10 @@ class OfType(Constraint):
         if isinstance(value, self.types):
             return value
         raise self.refusal(call, argument, value)
+
+    def described(self) -> str:
+        """Return `wanted`, which the declaration states."""
+        return self.wanted
 
 
 # Arrays have no truth value, and the text 'False' would count as true.

@@ -7,6 +7,7 @@ and placements are operations; the functions below are the only ones that torch'
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -29,26 +30,19 @@ Evaluation = tuple[Tensor, Tensor | None, Tensor | None]
 """The values of rows, and the gradients of their weighted sum by P and by Q."""
 
 
-class RowOperation:
-    """How rows become values and gradients.
-
-    Every operation defines `compute` and `gradients`. `total` and its weights are for operations that `RowTotal`
-    applies; `changes` and `complete` have defaults.
-    """
+class RowOperation(ABC):
+    """How rows become values and gradients. Forward mode is optional."""
 
     __slots__ = ()
 
-    weights: Weights
-    """The weights of a total, which are constants; None means 1. A row of weight 0 contributes 0."""
-    scale: float
-    """The factor of a total."""
     has_second: bool = False
-    """Whether `compute` and `total` have a second result for the caller, a tensor without a gradient, at the end."""
+    """Whether `compute` has a second result for the caller at the end, a tensor without a gradient."""
 
+    @abstractmethod
     def compute(self, *tensors: Any, **_: Any) -> tuple[Any, ...]:
         """Return a tuple of the values, and of everything else that the gradients need."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the wanted gradients of the sum of `grad` times the values.
 
@@ -60,7 +54,6 @@ class RowOperation:
             is_plain: whether the backward pass is neither differentiated nor batched. Otherwise, the gradients are
                 computed by differentiable operations.
         """
-        raise NotImplementedError
 
     def changes(self, tensors: Any, tangents: Gradients) -> Tensor:
         """Return the directional derivative of the values. By default, there is no forward mode."""
@@ -72,9 +65,20 @@ class RowOperation:
             instead="loss.backward() or torch.autograd.grad(loss, inputs)",
         )
 
+
+class TotalOperation(RowOperation):
+    """An operation whose values are summed with weights in one sweep, by `RowTotal`."""
+
+    __slots__ = ()
+
+    weights: Weights
+    """Constants; None means 1. A row of weight 0 contributes 0."""
+    scale: float
+    """The factor of the total."""
+
+    @abstractmethod
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Any, ...]:
         """Return the sum of the values times `weights` and `scale`, its wanted gradients, and the second result."""
-        raise NotImplementedError
 
     def complete(self, gradients: Gradients) -> Gradients:
         """Complete the gradients of `total` in the backward pass, after they were multiplied by the gradient."""
@@ -260,7 +264,7 @@ class RowTotal(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, operation: RowOperation, is_early: bool, *tensors: Tensor | None) -> Any:
+    def forward(ctx: Any, operation: TotalOperation, is_early: bool, *tensors: Tensor | None) -> Any:
         ctx.operation = operation
         # Autograd cannot save tensors of torch.inference_mode. The gradient computed below does not need them.
         saved: list[Tensor | None] = list(tensors)
@@ -336,7 +340,7 @@ def weighted_rows(derivatives: Tensor, weights: Tensor, spoilt: Tensor) -> Tenso
 
 
 def overwritten(x: Tensor) -> Tensor:
-    """Return a tensor whose memory now contains its gradient, as that gradient.
+    """Return the gradient that has overwritten a tensor, in the tensor's memory.
 
     This raises autograd's version counter, so that other users of the tensor get an error.
     """

@@ -19,9 +19,9 @@ from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import (
     Evaluation,
     Gradients,
-    RowOperation,
     RowTotal,
     RowValueFunction,
+    TotalOperation,
     Wanted,
     Weights,
     differentiable_backward,
@@ -34,7 +34,7 @@ _NO_GRADIENTS = (False, False)
 
 
 @dataclass(slots=True, eq=False)
-class FastRows(RowOperation):
+class FastRows(TotalOperation):
     """A row operation by a backend's kernels; differentiated gradients and forward mode are the reference's.
 
     Attributes:

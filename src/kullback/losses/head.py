@@ -17,7 +17,7 @@ from kullback.generators.growth import growth_of
 from kullback.kernels import RowDivergence, logit_divergence, value_and_gradient
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.native import library
-from kullback.kernels.row_operation import Evaluation, Gradients, RowOperation, Wanted, Weights, row_weights
+from kullback.kernels.row_operation import Evaluation, Gradients, TotalOperation, Wanted, Weights, row_weights
 from kullback.losses.head_tensors import HeadTensors, StoredTensors, sides_of
 from kullback.losses.settings import remembered
 from kullback.losses.teachers import PartialRows
@@ -93,7 +93,7 @@ class StoredTeacher(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class HeadRows(RowOperation):
+class HeadRows(TotalOperation):
     """A row operation over two heads, or over one head and a stored teacher.
 
     Its tensors are those of two sides (`sides_of`), in one sequence.
