@@ -1,4 +1,4 @@
-"""The two sides of a call: what is accepted as P and Q, and when two representations are comparable."""
+"""The two sides of a call: the objects that are accepted as P and Q, and the comparable representations."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _SMALL = 0.05
 
 
 class Shift(NamedTuple):
-    """A change of the upper limit for what the draws do not show, and a note about it, if any."""
+    """A change of the upper limit for mass without draws, and a note about it, if any."""
 
     nats: float
     note: str = ""

@@ -54,15 +54,15 @@ def register_estimator(
         >>> import numpy as np
         >>> from kullback import Samples, kl_estimate
         >>> from kullback.estimators import Evidence, register_estimator
-        >>> @register_estimator("exponential")
-        ... def exponential(p, q, *, confidence, generator=None):
+        >>> @register_estimator("means")
+        ... def means(p, q, *, confidence, generator=None):
         ...     "KL between exponential distributions, from the means of draws: r - 1 - log r."
         ...     r = p.x.mean() / q.x.mean()
         ...     influence = [(r - 1) * sign * (s.x[:, 0] / s.x.mean() - 1) / len(s) for s, sign in ((p, 1), (q, -1))]
         ...     return Evidence(r - 1 - np.log(r), influence=influence)
         >>> x, y = np.random.default_rng(0).exponential(size=(2, 1000))
-        >>> kl_estimate(Samples(x), Samples(2 * y), method="exponential").method
-        'exponential'
+        >>> kl_estimate(Samples(x), Samples(2 * y), method="means").method
+        'means'
     """
 
     def register(function: Callable[..., Evidence]) -> Any:

@@ -168,7 +168,7 @@ _STEPS: list[Step] = []
 
 
 def set_order(steps: Iterable[Step]) -> None:
-    """Set the order in which the rules of a pair are tried."""
+    """Set the order of the rules of a pair."""
     _STEPS[:] = steps
     forget_plans()
 
