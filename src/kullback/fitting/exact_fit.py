@@ -46,10 +46,10 @@ from kullback.samples import Samples
 
 def nearest(
     q: Distribution, to: Distribution | Samples, family: Family, fixed: frozenset[str]
-) -> tuple[Any, bool]:
-    """Return the member of q's family with the smallest KL(to || q), and whether its parameters are in their ranges.
+) -> tuple[Parameters | None, bool]:
+    """Return the free parameters with the smallest KL(to || q), and whether they are in their ranges.
 
-    The member is None if there is no formula.
+    They are in float64, rounded to the dtype of the start; None if there is no formula.
 
     Arguments:
         q: the start, of the batch's shape, in float64.
@@ -60,18 +60,14 @@ def nearest(
     parameters = _parameters(q, to, fixed)
     if parameters is None or not family.free.keys() <= parameters.keys():
         return None, False
-    values: Parameters = {}
-    for name, leaf in family.free.items():
-        values[name] = parameters[name].expand(leaf.value.shape)
     record = family_of(type(q))
     ends = () if record is None else record.support
-    values = {
-        name: _outwards(x, 2 * ends.index(name) - 1, family.dtype) if name in ends else x
-        for name, x in values.items()
-    }
-    return family.finished(values), isinstance(q, Categorical | OneHotCategorical) or family.are_inside(
-        values
-    )
+    values: Parameters = {}
+    for name, leaf in family.free.items():
+        x = parameters[name].expand(leaf.value.shape)
+        x = _outwards(x, 2 * ends.index(name) - 1, family.dtype) if name in ends else x
+        values[name] = upcast(x.to(family.dtype))
+    return values, isinstance(q, Categorical | OneHotCategorical) or family.are_inside(values)
 
 
 def _outwards(x: Tensor, side: int, dtype: torch.dtype) -> Tensor:
