@@ -419,7 +419,7 @@ def test_the_start_and_the_end_have_their_own_values(dtype: torch.dtype) -> None
         ("far away", Normal(torch.tensor(40.0, dtype=dtype), 0.25), mixture),
         ("a batch", Normal(torch.tensor([[0.0], [3.0]], dtype=dtype), 1.0), mixture.expand((2,))),
         ("infinite", Uniform(torch.tensor(0.4, dtype=dtype), torch.tensor(0.6, dtype=dtype)), Beta(2.0, 3.0)),
-        ("one end fixed", Gamma(torch.tensor(2.0, dtype=dtype), 1.0), Weibull(2.0, torch.tensor([1.5, 1.0]))),
+        ("one end fixed", Gamma(torch.tensor(2.0, dtype=dtype), 1.0), Weibull(1.0, torch.tensor([4.0, 8.0]))),
     ):
         fitted = fit(q, to=to, fixed=("rate",) if name == "one end fixed" else ())
         for value, error, member in (
