@@ -23,11 +23,11 @@ from kullback.kernels.row_operation import Gradients, RowOperation, RowValueFunc
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.losses.positions import Positions
 from kullback.losses.settings import (
+    ARGUMENTS,
     LossSettings,
     check_classes,
     check_kind,
     check_result_dtype,
-    check_temperature,
 )
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard, ShardedClasses
@@ -318,7 +318,7 @@ def partial_divergence(
     """Return the divergence of each position from a teacher, which has to be an instance of `wanted`."""
     kind = check_kind(call, kind)
     check_result_dtype(call, dtype)
-    check_temperature(call, temperature)
+    temperature = ARGUMENTS.check(call, temperature=temperature)["temperature"]
     if not isinstance(teacher, wanted):
         raise invalid_type(
             call,
