@@ -27,6 +27,7 @@ def refused(
     wanted: str = "",
     got: str = "",
     instead: str = "",
+    says: str = "",
 ) -> Generator[pytest.ExceptionInfo[KullbackError]]:
     """Expect an error of kullback.
 
@@ -35,6 +36,7 @@ def refused(
         call: its call; None for any.
         argument: its argument; None for any.
         wanted: a regular expression that is found in its accepted values; `got` and `instead` likewise.
+        says: a regular expression that is found in one of these three, where a table of cases is about all of them.
     """
     with pytest.raises(kind) as caught:
         yield caught  # pyright: ignore[reportReturnType]
@@ -46,3 +48,6 @@ def refused(
     for name, pattern in (("wanted", wanted), ("got", got), ("instead", instead)):
         text = getattr(error, name)
         assert re.search(pattern, text), f"{name} {text!r} does not contain {pattern!r}: {error}"
+    assert any(re.search(says, getattr(error, name)) for name in PARTS[2:]), (
+        f"no part contains {says!r}: {error}"
+    )

@@ -103,11 +103,9 @@ def test_a_divergence_of_a_package_has_a_name() -> None:
     kind = parse("lecam:0.3")
     assert (type(kind).__name__, kind.name, parse(kind.name)) == ("LeCam", "lecam:0.3", kind)
     assert parse("lecam").name == "lecam:0.5"
-    with pytest.raises(
-        ArgumentValueError, match=r"wanted 'lecam:SHARE' with SHARE from 0 to 1; got 'lecam:2'"
-    ):
+    with refused(ArgumentValueError, wanted="'lecam:SHARE' with SHARE from 0 to 1", got="'lecam:2'"):
         parse("lecam:2")
-    with pytest.raises(ArgumentValueError, match=r"one of 'kl'.*'lecam:SHARE'"):
+    with refused(ArgumentValueError, wanted=r"one of 'kl'.*'lecam:SHARE'"):
         parse("wasserstein")
 
 
@@ -170,7 +168,7 @@ def test_a_pair_is_one_decorated_function() -> None:
     names: dict[str, Any] = {"__name__": "power_law"}
     exec(family, names)  # noqa: S102
     p, q = (names["PowerLaw"](torch.tensor(x, dtype=torch.float64, requires_grad=True)) for x in (3.0, 2.5))
-    with pytest.raises(NoRuleError, match=r"@register_kl\(PowerLaw, PowerLaw\)"):
+    with refused(NoRuleError, instead=r"@register_kl\(PowerLaw, PowerLaw\)"):
         kl_divergence(p, q)
     with pytest.raises(NotImplementedError):
         torch_kl_divergence(p, q)
@@ -361,9 +359,9 @@ def test_a_teacher_keeps_the_promises_of_the_losses(ensemble: Any) -> None:
     assert distillation_loss(student=student[:0], teacher=empty).item() == 0
     loss = distillation_loss(student=student.float(), teacher=ensemble(indices, members.float()))
     assert loss.dtype == torch.float32
-    with pytest.raises(ArgumentValueError, match=r"wanted indices below .* 3; got an index 3"):
+    with refused(ArgumentValueError, wanted="indices below .* 3", got="an index 3"):
         distillation_loss(student=student[:, :3], teacher=teacher)
-    with pytest.raises(ArgumentValueError, match=r"wanted the teacher's positions, shape \(3,\)"):
+    with refused(ArgumentValueError, wanted=r"the teacher's positions, shape \(3,\)"):
         distillation_loss(student=student[:2], teacher=teacher)
     with pytest.raises(ArgumentValueError, match=r"teacher_weight.*Ensemble, which has no head"):
         linear_distillation_loss(

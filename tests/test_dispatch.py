@@ -336,7 +336,7 @@ def test_registration_refuses_duplicates_ambiguity_and_other_types() -> None:
     register_kl(Base, Derived)(lambda p, q: torch.tensor(3.0))
     assert kl_divergence(Derived(0.0, 1.0), Derived(0.0, 1.0)) == 2
     for wrong in (int, torch.Tensor, Base(0.0, 1.0)):
-        with pytest.raises(errors.ArgumentTypeError, match=r"register_kl\(type_q"):
+        with refused(errors.ArgumentTypeError, call="register_kl", argument="type_q"):
             register_kl(Base, wrong)  # type: ignore[arg-type]
 
 
@@ -491,9 +491,9 @@ def test_kl_estimate_is_estimate_of_kl_and_each_error_names_its_call() -> None:
     )  # fmt: skip
     assert float(estimate(p, q, TotalVariation()).value) == 0.25
     for call in (kl_estimate, estimate):
-        with pytest.raises(errors.ArgumentValueError, match=rf"^{call.__name__}\(confidence="):
+        with refused(errors.ArgumentValueError, call=call.__name__, argument="confidence"):
             call(p, q, confidence=2.0)
-        with pytest.raises(errors.ArgumentTypeError, match=rf"^{call.__name__}\(q="):
+        with refused(errors.ArgumentTypeError, call=call.__name__, argument="q"):
             call(p, torch.zeros(2))
     with refused(
         errors.ArgumentTypeError, call="kl_estimate", argument="kind", instead=r"^estimate\(p, q, kind\)"

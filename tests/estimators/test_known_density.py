@@ -287,7 +287,7 @@ def test_a_distribution_without_sampling_or_support():
     ],
 )
 def test_what_does_not_fit_is_refused(x, q, words):
-    with pytest.raises(ArgumentValueError, match=words):
+    with refused(ArgumentValueError, says=words):
         from_density(Samples(x), q)
 
 
@@ -312,7 +312,7 @@ def test_the_other_way_round_is_explained():
 
 def test_without_scipy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(OptionalDependencyError, match="pip install scipy"):
+    with refused(OptionalDependencyError, instead="pip install scipy"):
         from_density(Samples(torch.randn(30)), Q)
 
 

@@ -236,7 +236,7 @@ def test_clusters_count_once():
     ],
 )
 def test_what_is_no_critic_is_refused(critic, options, words):
-    with pytest.raises(ArgumentValueError, match=words):
+    with refused(ArgumentValueError, says=words):
         variational_bound(*shifted_gaussians(10), critic, **options)
 
 

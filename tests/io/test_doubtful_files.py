@@ -128,7 +128,7 @@ def test_a_field_without_a_value_is_named(
     tmp_path: Path, read_values: Any, text: str, key: str | None
 ) -> None:
     (tmp_path / "ids.csv").write_text(text)
-    with pytest.raises(FileError, match=r"wanted a value in every row; got none in row 1; fill it"):
+    with refused(FileError, wanted="a value in every row", got="none in row 1", instead="fill it"):
         read_values(tmp_path / "ids.csv", key=key)
 
 
@@ -253,7 +253,7 @@ def test_keys_of_vllm_are_token_ids_as_they_are_written(key: str) -> None:
     ids=str,
 )
 def test_settings_of_lists_of_log_probabilities_are_checked(change: dict[str, Any]) -> None:
-    with pytest.raises(KullbackError, match=rf"^open_top_k\({next(iter(change))}="):
+    with refused(KullbackError, call="open_top_k", argument=next(iter(change))):
         open_top_k({"indices": INDICES, "log_probs": LOG_PROBS}, **change)
 
 
@@ -275,7 +275,7 @@ def test_settings_of_a_llama_cpp_file_are_checked(
     tmp_path: Path, change: dict[str, Any], argument: str
 ) -> None:
     arguments: dict[str, Any] = {"rows": torch.zeros(1, 3), "n_ctx": 4}
-    with pytest.raises(KullbackError, match=rf"^write_llama_base\({argument}="):
+    with refused(KullbackError, call="write_llama_base", argument=argument):
         write_llama_base(tmp_path / "x.kld", torch.zeros(4, dtype=torch.int64), **{**arguments, **change})
     assert not (tmp_path / "x.kld").exists()
 

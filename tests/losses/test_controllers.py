@@ -162,7 +162,7 @@ def test_an_infinite_divergence_would_stay_in_the_integral_for_ever() -> None:
 )
 def test_settings(make: Any, name: str) -> None:
     for wrong in (-1.0, math.nan, math.inf, "0.1", None):
-        with pytest.raises(KullbackError, match=re.escape(f"({name}=...)")) as caught:
+        with refused(KullbackError, argument=name) as caught:
             make(wrong)
         assert str(caught.value).endswith(f"Write: {name}=0.5")
     make(0.5)

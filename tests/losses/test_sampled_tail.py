@@ -332,7 +332,7 @@ def test_the_remedy_for_another_temperature() -> None:
     ids=str,
 )
 def test_what_no_teacher_can_be_drawn_from_is_refused(logits, change, argument):
-    with pytest.raises(KullbackError, match=rf"^SampledTail.draw\({argument}="):
+    with refused(KullbackError, call="SampledTail.draw", argument=argument):
         SampledTail.draw(logits, **change)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchmetrics.functional.regression import kl_divergence as torchmetrics_kl_divergence
 
 from kullback.metrics import KLDivergence, kl_divergence
+from tests.refusals import refused
 
 BATCHES, BATCH_SIZE, CLASSES = 4, 16, 5
 REDUCTIONS = ["mean", "sum", "none", None]
@@ -169,20 +170,20 @@ def test_differing_batch_sizes_are_weighted_by_their_rows():
 
 @pytest.mark.parametrize("function", [kl_divergence, KLDivergence()], ids=["functional", "class"])
 def test_different_shapes(function):
-    with pytest.raises(RuntimeError, match="same shape"):
+    with refused(RuntimeError, wanted="same shape"):
         function(torch.randn(100), torch.randn(50))
 
 
 @pytest.mark.parametrize("function", [kl_divergence, KLDivergence()], ids=["functional", "class"])
 def test_no_class_dimension(function):
-    with pytest.raises(ValueError, match="at least one dimension"):
+    with refused(ValueError, wanted="at least one dimension"):
         function(torch.tensor(1.0), torch.tensor(1.0))
 
 
 def test_wrong_arguments():
-    with pytest.raises(TypeError, match="log_prob"):
+    with refused(TypeError, instead="log_prob"):
         KLDivergence(log_prob="yes")
-    with pytest.raises(ValueError, match="reduction"):
+    with refused(ValueError, instead="reduction"):
         KLDivergence(reduction="average")
     with pytest.raises(ValueError, match="Unexpected keyword arguments: `nonsense`"):
         KLDivergence(nonsense=1)

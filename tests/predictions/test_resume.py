@@ -218,7 +218,7 @@ def test_a_state_of_other_inputs_or_options_is_refused(arrays, tmp_path, monkeyp
     stamp = q.stat()
     other = tmp_path / "other.npy"
     np.save(other, arrays["q"] + 1)
-    refused: list[dict[str, Any]] = [
+    of_others: list[dict[str, Any]] = [
         {"q": other},
         {"p": q, "q": p},
         {"worst": 3},
@@ -227,7 +227,7 @@ def test_a_state_of_other_inputs_or_options_is_refused(arrays, tmp_path, monkeyp
         {"representation": "log-probs"},
         {"llama_cpp": "format"},
     ]
-    for changes in refused:
+    for changes in of_others:
         with pytest.raises(
             FileError, match=r"resume = .*wanted the state of .* of another comparison; repeat the command"
         ):
@@ -237,16 +237,16 @@ def test_a_state_of_other_inputs_or_options_is_refused(arrays, tmp_path, monkeyp
         file.seek(200)
         file.write(b"\0\0")
     os.utime(q, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    with pytest.raises(FileError, match="of another"):
+    with refused(FileError, got="of another"):
         compared(p, q, labels=arrays["labels"], resume=state)
     np.save(q, arrays["q"])
     os.utime(q, (1, 1))
-    with pytest.raises(FileError, match="of another"):
+    with refused(FileError, got="of another"):
         compared(p, q, labels=arrays["labels"], resume=state)
     os.utime(q, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "version", lambda _: "0.0.1")
-        with pytest.raises(FileError, match="by the same version"):
+        with refused(FileError, wanted="by the same version"):
             compared(p, q, labels=arrays["labels"], resume=state)
     # The command that began it, and what rows do not depend on.
     options = {"labels": arrays["labels"], "bootstrap": 20, "cluster": arrays["cluster"]}
@@ -259,7 +259,7 @@ def test_a_tensor_is_known_by_its_content(arrays, tmp_path):
     stopped(p, q, state)
     changed = q.clone()
     changed[ROWS - 1, 0] += 1
-    with pytest.raises(FileError, match="of another"):
+    with refused(FileError, got="of another"):
         compared(p, changed, resume=state)
     assert compared(Logits(p), q.clone(), representation=(None, "logits"), resume=state) == compared(p, q)
 
@@ -270,7 +270,7 @@ def test_a_tensor_is_known_by_its_content(arrays, tmp_path):
 def test_another_file_is_left_alone(content, arrays, tmp_path):
     state = tmp_path / "notes.txt"
     state.write_bytes(content)
-    with pytest.raises(FileError, match="that an earlier run wrote"):
+    with refused(FileError, wanted="that an earlier run wrote"):
         compared(arrays["p"], arrays["q"], resume=state)
     assert state.read_bytes() == content
 
@@ -282,7 +282,7 @@ def test_a_database_of_another_program_is_left_alone(journal, arrays, tmp_path):
         database.execute(f"PRAGMA journal_mode = {journal}")
         database.execute("CREATE TABLE record (number, digest, content)")
     before = state.read_bytes()
-    with pytest.raises(FileError, match="that an earlier run wrote"):
+    with refused(FileError, wanted="that an earlier run wrote"):
         compared(arrays["p"], arrays["q"], resume=state)
     assert [path.name for path in tmp_path.iterdir()] == ["their.db"]
     assert state.read_bytes() == before
@@ -306,7 +306,7 @@ def test_a_path_that_cannot_be_a_state_is_refused(arrays, tmp_path):
 def test_a_file_in_use_is_refused(arrays, tmp_path):
     state = tmp_path / "state"
     held = Checkpoint(state, fingerprint(a=1))
-    with pytest.raises(FileError, match="another run is writing"):
+    with refused(FileError, got="another run is writing"):
         compared(arrays["p"], arrays["q"], resume=state)
     held.close(remove=True)
     compared(arrays["p"], arrays["q"], resume=state)
@@ -443,7 +443,7 @@ def test_more_records_than_rows_are_refused(arrays, tmp_path):
             stopped(*given, state, 300)
         identity, records = fuzz_states.records_of(state)
         fuzz_states.forge(state, identity, [*records, {**records[0], "worst": []}])
-        with pytest.raises(FileError, match="a damaged one"):
+        with refused(FileError, got="a damaged one"):
             compared(*given, resume=state)
         state.unlink()
 
@@ -483,7 +483,7 @@ def test_a_huge_record_is_not_read(arrays, tmp_path, monkeypatch):
         database.execute("UPDATE record SET content = zeroblob(900000000) WHERE number = 0")
     monkeypatch.setattr(checkpoint.json, "loads", None)
     tracemalloc.start()
-    with pytest.raises(FileError, match="a damaged one"):
+    with refused(FileError, got="a damaged one"):
         compared(arrays["p"], arrays["q"], resume=state)
     assert tracemalloc.get_traced_memory()[1] < 50 << 20
     tracemalloc.stop()

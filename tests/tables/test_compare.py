@@ -489,7 +489,7 @@ def test_profiles_with_other_weights_are_refused(tables):
 
 def test_a_missing_library_is_named(tables, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(OptionalDependencyError, match="pip install scipy"):
+    with refused(OptionalDependencyError, instead="pip install scipy"):
         compare(*tables)
 
 

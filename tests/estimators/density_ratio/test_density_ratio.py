@@ -287,7 +287,7 @@ def test_categories_are_refused():
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(OptionalDependencyError, match="pip install scikit-learn"):
+    with refused(OptionalDependencyError, instead="pip install scikit-learn"):
         density_ratio(Samples(torch.randn(50)), Samples(torch.randn(50)))
 
 

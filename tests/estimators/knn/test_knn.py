@@ -434,7 +434,7 @@ def test_smoothing_of_tiny_balls_and_far_centers_is_finite() -> None:
 
 def test_a_missing_scipy_is_named(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "scipy.spatial", None)
-    with pytest.raises(OptionalDependencyError, match="pip install scipy"):
+    with refused(OptionalDependencyError, instead="pip install scipy"):
         nearest_neighbors(*sides(PLANE, PLANE_OTHER))
 
 
