@@ -39,12 +39,12 @@ class KullbackError(Exception):
     """Base class of all errors that kullback raises on purpose.
 
     Attributes:
-        call: the function or class that you called; like the others None, where the message has no such part.
+        call: the function or class that you called. An error without parts has None here and in the next four.
         argument: the argument at fault, or several, separated by commas.
         wanted: the accepted values.
         got: the value.
         instead: what to write.
-        remedy: the same as arguments by name, where they are values that you can pass; else empty.
+        remedy: the values to pass instead, by the name of the argument; empty if `instead` is other code.
         explanation: these parts, from which the message is made.
 
     Example:
@@ -89,7 +89,7 @@ class KullbackError(Exception):
 
     @property
     def remedy(self) -> Mapping[str, object]:
-        """The same as arguments by name."""
+        """The values to pass instead, by the name of the argument; empty if `instead` is other code."""
         instead = None if self.explanation is None else self.explanation.instead
         return instead if isinstance(instead, Mapping) else MappingProxyType({})
 
@@ -113,7 +113,7 @@ class KullbackError(Exception):
         return cls(Explanation("", _names_of(argument), wanted, got, instead, place, wording))
 
     def replace(self, names: Mapping[str, str] = MappingProxyType({}), **parts: Any) -> Self:
-        """Return the error with other parts; its text follows. An error without parts returns itself.
+        """Return the error with other parts, and with the text that they make. An error without parts returns itself.
 
         Arguments:
             names: the new name of each renamed argument, wherever the message names it.

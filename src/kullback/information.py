@@ -32,7 +32,8 @@ from kullback.representations import Logits, Probs, Representation
 from kullback.samples import Samples
 
 _KL = KL()
-# The largest number of values of integers with a row of their own in a table, and of bins; the mean draws of a cell.
+# In the remedy for pairs of draws, integers with at most so many values get a bin for each. Other draws get at most
+# 16 bins, with about 25 draws in a cell, so that the bias in the remedy's text stays small.
 _MOST_VALUES, _MOST_BINS, _DRAWS_IN_A_CELL = 1000, 16, 25
 
 

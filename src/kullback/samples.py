@@ -52,8 +52,6 @@ class Samples:
         Divergence estimation for multidimensional densities (Wang, Kulkarni and Verdu, 2009)
     """
 
-    unit: Tensor | None = None  # of each column, where an estimator takes another one
-
     def __init__(
         self,
         x: object,

@@ -242,7 +242,7 @@ def test_more_rows_than_tokens_are_refused(tmp_path: Path) -> None:
     for extra in (1, -1):
         held = torch.cat([rows, rows[:1]]) if extra > 0 else rows[:-1]
         np.savetxt(tmp_path / "rows.csv", held.numpy(), delimiter=",", header=header, comments="")
-        with pytest.raises(ModelError, match="as many tokens as the other sides"):
+        with refused(ModelError, wanted="as many tokens as the other sides"):
             compare_models(
                 folders.base(), tmp_path / "rows.csv", words(900), context=CONTEXT, representation="logits"
             )
@@ -253,7 +253,7 @@ def test_conversations_and_texts_are_told_apart() -> None:
         compare_models(folders.base(), folders.int8(), [CONVERSATION])
     with refused(ArgumentValueError, instead="score='second-half'"):
         compare_models(folders.base(), folders.int8(), "a text", score="assistant")
-    with pytest.raises(ModelError, match=r"--context \d+"):
+    with refused(ModelError, instead=r"--context \d+"):
         compare_models(folders.base(), folders.int8(), [CONVERSATION], score="assistant", context=16)
 
 
@@ -326,9 +326,7 @@ def test_nan_is_named_by_its_position() -> None:
         return found
 
     broken.lm_head.forward = forward
-    with pytest.raises(
-        ModelError, match=rf"NaN for token {CONTEXT // 2 + 8} of window 2 \(row {2 * 23 + 7}\)"
-    ):
+    with refused(ModelError, got=rf"NaN for token {CONTEXT // 2 + 8} of window 2 \(row {2 * 23 + 7}\)"):
         compare_models(model, broken, words(), tokenizer=tokenizer, context=CONTEXT)
 
 
@@ -343,7 +341,7 @@ def test_a_file_of_predictions_stands_for_a_model(tmp_path: Path) -> None:
     same = compare_models(folders.base(), folders.int8(), words(), context=CONTEXT)
     assert mean_kl(found) == pytest.approx(mean_kl(same), rel=1e-5)
     np.save(tmp_path / "short.npy", stored[:-1].astype("float32"))
-    with pytest.raises(FileError, match="one for each scored token"):
+    with refused(FileError, wanted="one for each scored token"):
         compare_models(
             folders.base(), tmp_path / "short.npy", words(), context=CONTEXT, representation="logits"
         )
@@ -421,7 +419,7 @@ def test_layers_that_return_no_tensor_have_no_noise_floor() -> None:
     found = compare_models(*models, words(), tokenizer=tokenizer, context=CONTEXT)
     assert found.noise_floor is None
     assert mean_kl(found) > 0
-    with pytest.raises(ModelError, match="wanted layers that return a tensor"):
+    with refused(ModelError, wanted="layers that return a tensor"):
         compare_models(*models, words(), tokenizer=tokenizer, context=CONTEXT, noise_floor=True)
 
 
@@ -468,9 +466,9 @@ def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
     with pytest.raises(_StopError):
         compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=state, progress=stop)
     before = state.read_bytes()
-    with pytest.raises(FileError, match="the same inputs and options"):
+    with refused(FileError, wanted="the same inputs and options"):
         compare_models(folders.base(), folders.bf16(), words(), context=CONTEXT, resume=state)
-    with pytest.raises(FileError, match="the same inputs and options"):
+    with refused(FileError, wanted="the same inputs and options"):
         compare_models(folders.base(), folders.int8(), words(5000), context=CONTEXT, resume=state)
     assert state.read_bytes() == before
     changed = tmp_path / "changed"
@@ -480,11 +478,11 @@ def test_a_state_of_another_comparison_is_refused(tmp_path: Path) -> None:
             folders.base(), changed, words(), context=CONTEXT, resume=tmp_path / "of_changed", progress=stop
         )
     os.utime(changed / "model.safetensors", (1, 1))  # as other weights of the same size
-    with pytest.raises(FileError, match="the same inputs and options"):
+    with refused(FileError, wanted="the same inputs and options"):
         compare_models(folders.base(), changed, words(), context=CONTEXT, resume=tmp_path / "of_changed")
     other = tmp_path / "notes.txt"
     other.write_text("my notes\n")
-    with pytest.raises(FileError, match="that an earlier run wrote"):
+    with refused(FileError, wanted="that an earlier run wrote"):
         compare_models(folders.base(), folders.int8(), words(), context=CONTEXT, resume=other)
     assert other.read_text() == "my notes\n"
 
@@ -581,7 +579,7 @@ def test_what_is_no_model_is_refused_in_one_line(
 
 
 def test_too_short_a_text_names_the_remedy() -> None:
-    with pytest.raises(ModelError, match=r"--context 128"):
+    with refused(ModelError, instead=r"--context 128"):
         compare_models(folders.base(), folders.int8(), words(300))
     found = compare_models(folders.base(), folders.int8(), words(300), context=48)
     assert found.windows >= 1

@@ -456,9 +456,9 @@ def test_references_of_other_texts_tokens_and_classes_are_refused(tmp_path: Path
     class Reversed(Bytes):
         vocabulary = Vocabulary([Token(bytes([255 - byte])) for byte in range(256)])
 
-    with pytest.raises(ModelError, match=r"wanted the tokenizer that .*q.klref was recorded with"):
+    with refused(ModelError, wanted="the tokenizer that .*q.klref was recorded with"):
         compare_models(Reversed("reversed", p), path)
-    with pytest.raises(ModelError, match=r"wanted the tokenizer that .*q.klref was recorded with"):
+    with refused(ModelError, wanted="the tokenizer that .*q.klref was recorded with"):
         compare_models(Reversed("reversed", p), path, WORDS, context=CONTEXT)
     reversed_ = recorded(tmp_path / "reversed.klref", Reversed("reversed", p))
     with pytest.raises(

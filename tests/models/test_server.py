@@ -331,7 +331,7 @@ def test_a_key_comes_from_the_environment_and_is_never_shown(address, vocabulary
     ],
 )
 def test_an_address_that_is_none_is_refused(address, said):
-    with pytest.raises(ModelError, match=said) as caught:
+    with refused(ModelError, says=said) as caught:
         ServerModel(address)
     assert "pass@" not in str(caught.value)
 

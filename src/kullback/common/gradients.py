@@ -17,8 +17,9 @@ def gradients_of(
 ) -> list[Tensor | None]:
     """Return the wanted gradients of the sum of `grad` times the values of `function`, by its arguments.
 
-    Each is the partial derivative by one argument. If an argument is another one, or is computed from it, autograd
-    follows that path itself. So the function gets aliases: a derivative by the arguments would count the path twice.
+    Each is a partial derivative: the other arguments are constant. If one argument is computed from another, autograd
+    adds that path later. So the function gets aliases of the arguments; derivatives by the arguments themselves would
+    count the path twice.
 
     The gradients can be differentiated again if grad mode is on, as in a backward pass with ``create_graph=True``.
     """

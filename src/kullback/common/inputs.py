@@ -57,7 +57,7 @@ def array_of(x: Any) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def unmasked(call: str, argument: str, x: object) -> object:
-    """Return an array without its mask if the mask is empty, and other objects; refuse masked entries."""
+    """Return an array without its mask, and other objects unchanged; raise if an entry is masked."""
     name = argument
     if isinstance(x, list | tuple) and any(
         isinstance(row, np.ma.MaskedArray) for row in cast("list[Any]", x)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def bisect(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, steps: int = 110) -> Tensor:
-    """Return the root of an increasing function, to the last digit; an end if there is none between."""
+    """Return the root of an increasing function, to the last digit; an end of the interval if it contains no root."""
     for _ in range(steps):
         middle = (low + high) / 2
         is_below = f(middle) < 0
