@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -17,7 +18,7 @@ from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
 from kullback.kernels.row_operation import RowTotal, RowValueFunction
-from kullback.losses.head import Head, HeadRows, StoredTeacher, may_overflow
+from kullback.losses.head import Head, HeadRows, may_overflow, sides_of
 from kullback.losses.head_tensors import (
     CLASS_DIMS,
     HEAD_CALL,
@@ -25,12 +26,11 @@ from kullback.losses.head_tensors import (
     TEACHER_NAMES,
     HeadTensors,
     checked_tensors,
-    sides_of,
 )
 from kullback.losses.positions import Positions, positions_of
 from kullback.losses.reduction import Reduction
 from kullback.losses.settings import EachSide, HeadSettings, LossSettings, Vocabulary
-from kullback.losses.sharded import checked_on_every_rank, local_tensors, numbers_of_ranks, requires_gradient
+from kullback.losses.sharded import agreed_sides, checked_on_every_rank, local_tensors, requires_gradient
 from kullback.losses.teachers import LogitTeacher, PartialTeacher, check_any_class, compared_classes
 from kullback.parallel.collectives import Ranks
 from kullback.parallel.rows import ShardedRows
@@ -153,8 +153,8 @@ def distillation_loss(
     )
     ranks = None
     if group is not None or has_dtensor((student, teacher)):
-        named = {"student": student, "teacher": teacher}
-        (student, teacher), ranks = local_tensors(_CALL, named, (-1, -1), group)
+        tensors = {"student": student, "teacher": teacher}
+        (student, teacher), ranks = local_tensors(_CALL, tensors, (-1, -1), group)
     source = teacher if isinstance(teacher, PartialTeacher) else LogitTeacher(teacher)
 
     def check() -> Positions:
@@ -167,20 +167,11 @@ def distillation_loss(
     if ranks is None or ranks.size == 1:
         return source.loss(student, check(), inplace_backward)
     positions = checked_on_every_rank(ranks, check, (student, teacher))
-    logits = [x if isinstance(x, Tensor) else None for x in (student, teacher)]
-    sizes = {
-        name: 0 if x is None else x.shape[-1] for name, x in zip(("student", "teacher"), logits, strict=True)
-    }
-    learn = {"to student": requires_gradient(logits[0]), "to teacher": requires_gradient(logits[1])}
     tensors = {"student": student, "teacher": teacher}
-    numbers = numbers_of_ranks(positions, ranks, tensors, same={}, own=sizes | learn)
-    sides = Sides.between(
-        ranks,
-        numbers["student"],
-        None if logits[1] is None else numbers["teacher"],
-        classes=positions.settings.classes,
-        vocabulary=vocabulary,
-    )
+    logits = {name: x for name, x in tensors.items() if isinstance(x, Tensor)}
+    sizes = {name: x.shape[-1] for name, x in logits.items()}
+    learn = {f"to {name}": requires_gradient(logits.get(name)) for name in tensors}
+    sides, numbers = agreed_sides(positions, ranks, tensors, sizes, same={}, own=learn)
     check_any_class(_CALL, "student", sides.student[-1][1])
     positions.check_labels(sides.student[-1][1])
     student = sides.padded(sides.student_part(recordable(student)))
@@ -362,8 +353,8 @@ def linear_distillation_loss(
     ranks = sides = None
     if group is not None or has_dtensor([*of_student, *of_teacher]):
         named = _named(of_student, of_teacher)
-        tensors, ranks = local_tensors(HEAD_CALL, named, [*CLASS_DIMS, *CLASS_DIMS], group)
-        of_student, of_teacher = sides_of(tensors)
+        local, ranks = local_tensors(HEAD_CALL, named, [*CLASS_DIMS, *CLASS_DIMS], group)
+        of_student, of_teacher = sides_of(local)
     settings = LossSettings(
         kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
     )
@@ -382,8 +373,8 @@ def linear_distillation_loss(
     if ranks is None or ranks.size == 1:
         positions, heads, checked_heads, overflows = check()
     else:
-        tensors = [*of_student, *of_teacher]
-        positions, heads, checked_heads, overflows = checked_on_every_rank(ranks, check, tensors)
+        present = [*of_student, *of_teacher]
+        positions, heads, checked_heads, overflows = checked_on_every_rank(ranks, check, present)
         sides = _agreed_sides(ranks, positions, of_student, of_teacher, stored, of_heads)
     settings, weights, mixed = positions.settings, positions.weights, positions.labels
     softcaps, scales, chunk_bytes, *_ = checked_heads
@@ -397,22 +388,22 @@ def linear_distillation_loss(
         parts = sides.student_part, sides.teacher_part
         heads = [head.map_classes(partial(part, dim=0)) for head, part in zip(heads, parts, strict=False)]
         n_classes = sides.student[-1][1]
-    n = positions.shape.numel()
-    tensors = [x for head in heads for x in (head.hidden.reshape(n, head.hidden.shape[-1]), *head[1:])]
+    tensors: list[Any] = list(chain(*heads))
     if mixed is not None:
         positions.check_labels(n_classes)
-    student_head, teacher_head = map(Head, softcaps, scales, (float32_logits,) * 2)
+    student_head, teacher_of_rows = map(Head, softcaps, scales, (float32_logits,) * 2)
     inspected = [*tensors, weights, None if mixed is None else mixed.classes]
     if stored is not None:
-        rows = stored.checked_rows(positions, n_classes, accurate_dtype(positions.device))
-        tensors.append(rows.log_probs.reshape(n, rows.log_probs.shape[-1]))
+        rows = stored.checked_rows(positions, n_classes)
+        tensors.append(rows.log_probs.reshape(positions.shape.numel(), rows.log_probs.shape[-1]))
         inspected += [rows.log_probs, rows.indices]
         # Autograd differentiates the log-probabilities in `tensors`.
-        teacher_head = StoredTeacher(replace(rows, log_probs=rows.log_probs.detach()))
-    is_chunked = _fit_chunks(inspected)
+        accurate = accurate_dtype(positions.device)
+        teacher_of_rows = replace(rows, log_probs=rows.log_probs.detach(), dtype=accurate)
+    is_chunked = can_inspect_all(inspected) and not _has_tangents(inspected)
     operation = HeadRows(
         student_head,
-        teacher_head,
+        teacher_of_rows,
         settings.kind,
         temperature,
         positions.dtype,
@@ -439,10 +430,10 @@ def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions)
         shares, scale = positions.shares()
         is_total = shares is None or not shares.requires_grad
     if is_total:
-        # In float16 small gradients underflow without the loss scale, which only the backward pass knows.
-        is_early = torch.is_grad_enabled() and torch.float16 not in [
-            x.dtype for x in tensors if x is not None
-        ]
+        is_early = torch.is_grad_enabled()
+        for x in tensors:
+            # In float16 small gradients underflow without the loss scale, which only the backward pass knows.
+            is_early = is_early and (x is None or x.dtype != torch.float16)
         shares = None if shares is None else shares.reshape(-1)
         result = RowTotal.apply(replace(operation, weights=shares, scale=scale), is_early, *tensors)
     else:
@@ -474,17 +465,8 @@ def _agreed_sides(
     same = of_heads._asdict()
     same["student_weight gradients that are required"] = [requires_gradient(x) for x in learn]
     weights = {"student_weight": student.weight, "teacher_weight": teacher.weight}
-    own = {name: len(x) for name, x in weights.items() if x is not None}
-    numbers = numbers_of_ranks(positions, ranks, _named(student, teacher), same=same, own=own)
-    settings, of_teacher = positions.settings, numbers.get("teacher_weight")
-    return Sides.between(
-        ranks,
-        numbers["student_weight"],
-        of_teacher,
-        classes=settings.classes,
-        vocabulary=settings.vocabulary,
-        names=("student_weight", "teacher_weight"),
-    )
+    sizes = {name: len(x) for name, x in weights.items() if x is not None}
+    return agreed_sides(positions, ranks, _named(student, teacher), sizes, same=same, own={})[0]
 
 
 def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is_chunked: bool) -> HeadRows:
@@ -556,12 +538,12 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
             )
 
 
-def _fit_chunks(tensors: list[Tensor | None]) -> bool:
-    """Return whether the chunked pass accepts these tensors: they have values and no forward-mode tangent."""
-    if not can_inspect_all(tensors):
-        return False
+def _has_tangents(tensors: list[Tensor | None]) -> bool:
+    """Return whether forward mode differentiates any of the tensors, which the pass over chunks does not support."""
     is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return not is_forward or all(x is None or forward_ad.unpack_dual(x).tangent is None for x in tensors)
+    return is_forward and any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
+    )
 
 
 def _named(student: HeadTensors, teacher: HeadTensors) -> dict[str, Any]:
