@@ -18,6 +18,7 @@ from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
 from kullback.kernels.row_operation import RowTotal, RowValueFunction
+from kullback.losses.argument_descriptions import described
 from kullback.losses.head import Head, HeadRows, may_overflow, sides_of
 from kullback.losses.head_tensors import (
     CLASS_DIMS,
@@ -43,6 +44,7 @@ _CALL = "distillation_loss"
 _KL = KL()
 
 
+@described
 def distillation_loss(
     *,
     student: Tensor,
@@ -76,31 +78,8 @@ def distillation_loss(
             classes of each position, or a `SampledTail`, which also has draws from the other classes. D is then
             computed by `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` is ignored. Or another
             `PartialTeacher`, which computes D itself.
-        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
-        temperature: T, which divides the logits of both.
-        mask: which positions count, boolean, the leading shape. If mask, weight and labels leave none, a warning says
-            so, on the CPU only.
-        weight: w, a non-negative number for each position, the leading shape.
-        labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
-        label_weight: the share of the cross-entropy with `labels`, :math:`\lambda` from 0 to 1. The value of a position
-            is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
-            probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
-        ignore_index: the label of positions that do not count.
-        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``: w D for each position, 0 where it does not
-            count; the sum; the weighted mean over counted positions; or the sum divided by ``student.shape[0]``.
-        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
-        normalizer: divide the sum by this number instead. With the number of counted positions of all micro-batches of
-            a step, the accumulated gradients equal the gradient of the whole batch.
-        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``. The first
-            raises. The second keeps only the first classes, which both have, and normalizes again. The third gives no
-            mass to the classes that a side lacks: KL is +inf wherever the teacher has more classes than the student.
-        inplace_backward: let the backward pass overwrite `student` with its gradient, which saves memory. Use it only
-            for logits that are not read afterwards, are not a parameter or a view of one, and share no memory with
-            `teacher`. Not available with ``reduction="none"``.
-        group: the process group over which the classes are sharded. `student` and `teacher` hold this rank's classes;
-            the shards of all ranks, joined in rank order, are the logits. All other arguments are equal on all ranks.
-        classes: the number of classes without padding. Logits of later classes count as -inf on both sides. With
-            several shards, the number for all shards together.
+        {arguments: kind, temperature, mask, weight, labels, label_weight, ignore_index, reduction}
+        {arguments: temperature_squared, normalizer, vocabulary, inplace_backward, group, classes}
 
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
@@ -226,6 +205,7 @@ def linear_distillation_loss(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@described
 def linear_distillation_loss(
     *,
     student: Tensor,
@@ -260,8 +240,8 @@ def linear_distillation_loss(
         s_n = c \tanh\bigl(a\,(W h_n + b) / c\bigr)
 
     and t likewise with the teacher's head. P is the teacher and Q the student. The logits are computed for a chunk of
-    positions at a time, and only for positions that count. Their gradient overwrites them and is immediately added to
-    the gradients of the hidden states and the head.
+    positions at a time, and only for positions that count; finding these synchronizes an accelerator. Their gradient
+    overwrites them and is immediately added to the gradients of the hidden states and the head.
 
     Arguments:
         student: hidden states h, shape (..., hidden size), floating point.
@@ -273,37 +253,9 @@ def linear_distillation_loss(
         teacher_weight: the teacher's head, shape (classes, its hidden size); None for a stored teacher.
         student_bias: b, shape (classes,).
         teacher_bias: the teacher's, shape (classes,).
-        softcap: c, the largest absolute value of a logit; None for no cap. A pair is (student's, teacher's). Stored
-            log-probabilities are not changed.
-        logit_scale: a, the factor of the products before the cap. A pair is (student's, teacher's).
-        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
-        temperature: T, which divides the logits of both.
-        mask: which positions count, boolean, the leading shape. If mask, weight and labels leave none, a warning says
-            so, on the CPU only. Finding the counted positions synchronizes an accelerator.
-        weight: w, a non-negative number for each position, the leading shape.
-        labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
-        label_weight: the share of the cross-entropy with `labels`, :math:`\lambda` from 0 to 1. The value of a position
-            is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
-            probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
-        ignore_index: the label of positions that do not count.
-        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``: w D for each position, 0 where it does not
-            count; the sum; the weighted mean over counted positions; or the sum divided by ``student.shape[0]``.
-        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
-        normalizer: divide the sum by this number instead. With the number of counted positions of all micro-batches of
-            a step, the accumulated gradients equal the gradient of the whole batch.
-        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``, as in
-            `distillation_loss`.
-        chunk_bytes: the memory for the logits of a chunk of positions, both sides together. By default, 32 MiB or a
-            quarter of the head's bytes, whichever is more. Products with few rows are slow, so the default is at least
-            512 positions (256 on a single thread; twice as many in half precision). The size of a chunk changes the
-            result only by rounding.
-        float32_logits: keep the logits of half-precision heads in float32. This doubles the size of a chunk. Without
-            it, rounding to bfloat16 changes the gradient by some percent.
-        group: the process group over which the classes are sharded. Weights and biases hold the rows of this rank's
-            classes; the shards of all ranks, joined in rank order, are the heads. All other arguments, including the
-            hidden states, are equal on all ranks.
-        classes: the number of classes without padding, for all shards together. Later classes count as -inf.
-        return_entropy: also return the student's entropy at each position, computed in the same pass over the chunks.
+        {arguments: softcap, logit_scale, kind, temperature, mask, weight, labels, label_weight, ignore_index}
+        {arguments: reduction, temperature_squared, normalizer, vocabulary, chunk_bytes, float32_logits, group}
+        {arguments: classes, return_entropy}
 
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an

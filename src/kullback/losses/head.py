@@ -147,11 +147,9 @@ class HeadRows(TotalOperation):
         if self.overflows:  # inf - inf in the products of a gradient by logits
             tensors = [x if x is None else upcast(x) for x in tensors]
         student, teacher = sides_of(tensors)
-        if excluded is not None:  # NaN there must not reach a gradient
-            student, teacher = (
-                side.map_rows(lambda rows: torch.where(excluded.unsqueeze(-1), 0, rows))
-                for side in (student, teacher)
-            )
+        if excluded is not None:
+            rows = excluded.unsqueeze(-1)  # NaN there must not reach a gradient
+            student, teacher = (x.map_rows(lambda y: torch.where(rows, 0, y)) for x in (student, teacher))
         values = self._reference_values(self.student.reference(student), teacher)
         return values if excluded is None else torch.where(excluded, 0, values)
 
