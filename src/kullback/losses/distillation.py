@@ -451,6 +451,7 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
     """Raise if `inplace` is set and the gradient must not overwrite the student's logits."""
     if inplace is not True:
         _INPLACE.check(inplace_backward=inplace)
+    base = student._base  # noqa: SLF001
     is_partial = isinstance(teacher, PartialTeacher)
     # Tensors of other types, such as torch's fake ones, may have no addresses.
     has_memory = all(
@@ -459,35 +460,21 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
     shares = has_memory and not is_partial and may_overlap(student, teacher)
     # An expanded tensor is not overwritten.
     overlaps = has_memory and may_overlap_itself(student) and not is_expanded(student)
+    is_leaf, is_view = student.requires_grad and student.is_leaf, base is not None and base.is_leaf
+    reason = "because its values are overwritten"
+    unknown = "a reduction, because the gradient of each position is unknown until the backward pass"
     for refused, wanted, got in (
         (is_partial, "a teacher of all classes", f"a {type(teacher).__name__}"),
-        (
-            word == "none",
-            "a reduction, because the gradient of each position is unknown until the backward pass",
-            "reduction='none'",
-        ),
-        (
-            student.requires_grad and student.is_leaf,
-            "a student that is not a leaf, because its values are overwritten",
-            "a leaf",
-        ),
-        (
-            student._base is not None and student._base.is_leaf,  # noqa: SLF001
-            "a student that is not a view of a leaf, because its values are overwritten",
-            "a view of a leaf",
-        ),
+        (word == "none", unknown, "reduction='none'"),
+        (is_leaf, f"a student that is not a leaf, {reason}", "a leaf"),
+        (is_view, f"a student that is not a view of a leaf, {reason}", "a view of a leaf"),
         (shares, "a student that shares no memory with the teacher", "two that overlap"),
         (overlaps, "a student whose rows do not overlap in memory", f"strides {student.stride()}"),
-        (
-            not is_partial and teacher.requires_grad,
-            "a teacher that requires no gradient",
-            "one that does",
-        ),
+        (not is_partial and teacher.requires_grad, "a teacher that requires no gradient", "one that does"),
     ):
         if refused:
-            raise invalid_value(
-                _CALL, "inplace_backward", wanted=wanted, got=got, instead="inplace_backward=False"
-            )
+            instead = "inplace_backward=False"
+            raise invalid_value(_CALL, "inplace_backward", wanted=wanted, got=got, instead=instead)
 
 
 def _has_tangents(tensors: list[Tensor | None]) -> bool:
