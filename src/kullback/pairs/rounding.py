@@ -54,7 +54,7 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
     with torch.no_grad():
         for _ in range(_TRIALS):
             near = (with_tensors(d, partial(changed, high=side)) for d, side in ((p, -1), (q, 1)))
-            near_value = form.function(*in_common_unit(*near))
+            near_value = form.function(*in_common_unit(*near, torch.float64))
             if near_value is not None:
                 spread = torch.maximum(spread, (near_value - value).abs().nan_to_num(nan=0.0))
     return _ROUNDING * (1 + value) + _SAFETY * spread

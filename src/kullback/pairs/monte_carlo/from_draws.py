@@ -35,7 +35,7 @@ from kullback.generators.power import log_affinity
 from kullback.kernels.reference import pair_of_logs
 from kullback.pairs.clone import expanded
 from kullback.pairs.density_overrides import overrides, overrides_density
-from kullback.pairs.integration.mass import check_mass
+from kullback.pairs.integration.mass import check_masses
 from kullback.pairs.monte_carlo.log_densities import (
     AtDraws,
     at_draws,
@@ -79,8 +79,7 @@ def estimate(
     for d in (p,) if is_kl else (p, q):
         _check_draws(call, d)
     if not p.event_shape:
-        for argument, d in (("p", p), ("q", q)):
-            check_mass(call, argument, d, None)
+        check_masses(call, (p, q))
     shape, dtype = torch.broadcast_shapes(p.batch_shape, q.batch_shape), dtype_of(p, q)
     p, q = without_shared_maps(expanded(p, shape), expanded(q, shape))
     generator, drawing = options.generator, nullcontext()
