@@ -20,7 +20,12 @@ from kullback.operands import Operand, comparable, nats_per_unit, no_common_rule
 from kullback.pairs import METHODS, SolveOptions
 from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.distribution_checks import check_domains
-from kullback.pairs.solve import estimate as estimate_pair, estimate_by_rules, estimate_exchanged
+from kullback.pairs.solve import (
+    estimate as estimate_pair,
+    estimate_by_rules,
+    estimate_exchanged,
+    with_numbers,
+)
 from kullback.pairs.solve_options import OPTIONS
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
@@ -323,7 +328,8 @@ def _estimate(
     counted = with_interval(p, q, kind, in_nats, confidence)
     if counted.n is None:
         return replace(answer, notes=counted.notes)
-    return replace(_in_units(counted, unit), value=answer.value, confidence=float(confidence))
+    counted = with_numbers(counted, lambda x: x / unit)
+    return replace(counted, value=answer.value, confidence=float(confidence))
 
 
 _ESTIMATE = Arguments("kl_estimate", "estimate", confidence=CONFIDENCE)
@@ -417,22 +423,7 @@ def _answer(
     else:
         wanted, instead = "'auto' or 'summation', which sum over classes", "method='summation'"
         raise no_rule(call, "method", wanted=wanted, got=repr(method), instead=instead)
-    return answer if unit == 1 else _in_units(answer, unit)
-
-
-def _in_units(answer: Estimate, unit: float) -> Estimate:
-    """Convert an estimate from nats to another unit; `unit` is the number of nats in it."""
-
-    def converted(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x / unit
-
-    return replace(
-        answer,
-        value=answer.value / unit,
-        error=converted(answer.error),
-        standard_error=converted(answer.standard_error),
-        interval=None if answer.interval is None else (answer.interval[0] / unit, answer.interval[1] / unit),
-    )
+    return answer if unit == 1 else with_numbers(answer, lambda x: x / unit)
 
 
 def _value_with_warnings(answer: Estimate) -> Tensor:

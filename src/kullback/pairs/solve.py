@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -152,23 +153,14 @@ def _by_mask(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | 
     p, q = pair.p, pair.q
     if not (_is_masked(p) or _is_masked(q)):
         return None
-    kept: Any = True
+    counted: Any = True
     bases: list[Any] = []
     for d in (p, q):
         mask: Any = vars(d)["_mask"] if _is_masked(d) else True
-        kept = kept & mask
+        counted = counted & mask
         bases.append(vars(d)["base_dist"] if _is_masked(d) else d)
     result = estimate(pair.call, bases[0], bases[1], options, kind)
-
-    def masked(x: Tensor | None) -> Tensor | None:
-        return None if x is None else torch.where(torch.as_tensor(kept, device=x.device), x, 0)
-
-    return replace(
-        result,
-        value=torch.where(kept, result.value, 0),
-        error=masked(result.error),
-        standard_error=masked(result.standard_error),
-    )
+    return with_numbers(result, lambda x: torch.where(torch.as_tensor(counted, device=x.device), x, 0))
 
 
 def _is_masked(d: Distribution) -> bool:
@@ -232,11 +224,22 @@ def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | N
         errors = (None, value) if method == "monte_carlo" else (value, None)
         return Estimate(value, errors[0], method, standard_error=errors[1])
     result = estimate(pair.call, *_with_elements_replaced(p, q, is_nan), options, kind)
-    value, *errors = (
-        None if x is None else torch.where(is_nan, math.nan, x)
-        for x in (result.value, result.error, result.standard_error)
+    return with_numbers(result, lambda x: torch.where(is_nan, math.nan, x))
+
+
+def with_numbers(result: Estimate, change: Callable[[Tensor], Tensor]) -> Estimate:
+    """Return an estimate with `change` applied to its value, its error, its standard error and its interval."""
+    value, error, standard_error, *interval = (
+        None if x is None else change(x)
+        for x in (result.value, result.error, result.standard_error, *(result.interval or ()))
     )
-    return replace(result, value=value, error=errors[0], standard_error=errors[1])
+    return replace(
+        result,
+        value=value,
+        error=error,
+        standard_error=standard_error,
+        interval=tuple(interval) or None,
+    )
 
 
 def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
@@ -354,12 +357,12 @@ def _by_renyi(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate |
     result = _renyi(pair.call, p, q, alpha, rest, options)
     if result is None:
         return None
-    value, error, method = result
+    value, error = result.value, result.error
     if power is not None:
         value, error = _power_of_renyi(value, error, alpha, rest, power[1])
     elif is_small:
         value, error = value * (rest / alpha), None if error is None else error * (rest / alpha)
-    return _finished(pair, value, error, method)
+    return _finished(pair, value, error, result.method)
 
 
 def _power_of_renyi(
@@ -376,8 +379,8 @@ def _power_of_renyi(
 
 def _renyi(
     call: str, p: Distribution, q: Distribution, alpha: float, rest: float, options: SolveOptions
-) -> tuple[Tensor, Tensor | None, str] | None:
-    """Return Renyi's divergence of order alpha = 1 - rest, its error if requested, and its method.
+) -> Estimate | None:
+    """Return Renyi's divergence of order alpha = 1 - rest; None if it has no formula.
 
     The divergence of `Independent` distributions is the sum over their dimensions.
     """
@@ -385,24 +388,21 @@ def _renyi(
         result = renyi_in_closed_form(
             *in_common_unit(p, q, dtype_of(p, q)), alpha, rest, wants_error=options.wants_error
         )
-        return None if result is None else (*result, "closed_form")
+        return None if result is None else Estimate(*result, "closed_form")
     dimensions = p.reinterpreted_batch_ndims
     if dimensions != q.reinterpreted_batch_ndims:
         return None
     bases = upcast_copy(p.base_dist), upcast_copy(q.base_dist)
-    each = _renyi(call, *bases, alpha, rest, options)
-    if each is None:
+    summand = _renyi(call, *bases, alpha, rest, options)
+    if summand is None:
         try:
-            other = estimate(call, *bases, options, Renyi(alpha).simplest())
+            summand = estimate(call, *bases, options, Renyi(alpha).simplest())
         except NoRuleError:  # its message would name an order and a pair that the user did not pass
             return None
-        error = torch.full_like(other.value, math.inf) if other.error is None else other.error
-        each = other.value, error, other.method
+        if summand.error is None:
+            summand = replace(summand, error=torch.full_like(summand.value, math.inf))
     shape = batch_shape_of(*bases)
-    value, error = sum_of_dimensions(each[0].expand(shape), dimensions), each[1]
-    if error is not None:
-        error = sum_of_dimensions(error.expand(shape), dimensions)
-    return value, error, each[2]
+    return with_numbers(summand, lambda x: sum_of_dimensions(x.expand(shape), dimensions))
 
 
 # ---- Both.

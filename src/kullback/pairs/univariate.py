@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -173,7 +173,7 @@ def _in_blocks(pair: _Pair) -> Integral:
     p, q = in_own_scale(pair.p, pair.q, of_p=is_kl)
     pair = pair._replace(p=p, q=q)
     if not pair.splits:
-        return _way(pair)(pair)
+        return _computed(pair)
     if count == 1:
         value, error, unintegrated = _in_rounds(pair)
         return Integral(value.reshape(shape), error.reshape(shape), unintegrated.reshape(shape))
@@ -192,14 +192,14 @@ def _in_blocks(pair: _Pair) -> Integral:
 
 def _in_rounds(pair: _Pair) -> Integral:
     """Give all elements few nodes, and the maximum to elements that need more; a few elements are repeated alone."""
-    options, size, compute = pair.options, pair.shape.numel(), _way(pair)
+    options, size = pair.options, pair.shape.numel()
     few = options._replace(max_evaluations=min(_FIRST_EVALUATIONS, options.max_evaluations))
-    result = compute(pair._replace(options=few))
+    result = _computed(pair._replace(options=few))
     rounds = [(torch.arange(size, device="cpu"), few, result.value)]
     last_round = torch.zeros(size, dtype=torch.long, device="cpu")
 
     def replaced(elements: Tensor) -> Integral:
-        more = compute(pair.elements(elements))
+        more = _computed(pair.elements(elements))
         last_round[elements] = len(rounds)
         rounds.append((elements, options, more.value))
         return Integral(*(x.index_copy(0, elements, y) for x, y in zip(result, more, strict=True)))
@@ -224,21 +224,17 @@ def _in_rounds(pair: _Pair) -> Integral:
         if own.numel():
             is_whole = own.numel() == elements.numel()
             value = value.index_copy(
-                0, own, values if is_whole else compute(pair.elements(own)._replace(options=limits)).value
+                0, own, values if is_whole else _computed(pair.elements(own)._replace(options=limits)).value
             )
     return result._replace(value=value)
 
 
-def _way(pair: _Pair) -> Callable[[_Pair], Integral]:
-    """Return the function that computes a divergence of this kind."""
-    has_logarithm = isinstance(pair.kind, Renyi) and order_of(pair.kind) not in (None, 0.0, 1.0)
-    return _logarithm_of_powers if has_logarithm else _of_terms
-
-
-def _logarithm_of_powers(pair: _Pair) -> Integral:
-    """Return Renyi's divergence; where its sum of powers is far from 1, from the logarithms of the terms."""
+def _computed(pair: _Pair) -> Integral:
+    """Sum or integrate the terms; a sum of powers that is far from 1 is computed from the logarithms of its terms."""
     result, options = _of_terms(pair), pair.options
-    order = cast("float", order_of(pair.kind))
+    order = order_of(pair.kind) if isinstance(pair.kind, Renyi) else None
+    if order is None or order in (0.0, 1.0):
+        return result
     exponent = (order - 1) * result.value.detach()
     short = ~options.is_accepted(result.value.detach(), result.error) & (exponent.abs() > _FAR_APART)
     far = exponent.isfinite() & (short | (exponent.abs() > (_OF_SUMS if pair.p.integer else _OVERFLOW)))
@@ -288,7 +284,7 @@ def _of_terms(pair: _Pair, log_scale: Tensor | None = None) -> Integral:
 
 def _on_line(pair: _Pair, p: Density, q: Density, terms: DivergenceTerms, target: Tolerance) -> Integral:
     """Integrate the terms of P and Q, or of densities with the same values and other derivatives."""
-    if isinstance(pair.kind, KL) and (q.is_splittable() or is_far_and_narrow(p) is None):
+    if isinstance(pair.kind, KL) and (pair.splits or is_far_and_narrow(p) is None):
         reaches_out = terms.beyond is not None
         return integrate_kl(
             p, q, pair.shape, target, q_reaches_out=reaches_out, has_derivatives=pair.has_derivatives

@@ -117,7 +117,9 @@ def breakpoints_on(
     for density, own in densities:
         peaks = density.breakpoints(_STEPS)
         breakpoints += (
-            peaks if _is_same(own, coordinate) else [coordinate.of(own.points(marks).x) for marks in peaks]
+            peaks
+            if own is coordinate or _is_same(own, coordinate)
+            else [coordinate.of(own.points(marks).x) for marks in peaks]
         )
         breakpoints += map(coordinate.of, density.nonsmooth_points())
     breakpoints += map(coordinate.of, places)

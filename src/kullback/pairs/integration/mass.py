@@ -17,7 +17,8 @@ from kullback.pairs.integration.line import Line
 from kullback.pairs.integration.panels import Panels, integrate
 from kullback.pairs.sampling.generator import DrawsFrom
 
-_LIBRARIES = ("torch.", "kullback.")
+LIBRARIES = ("torch.", "kullback.")
+"""The modules of classes whose densities are normalized begin with one of these."""
 _DRAWS, _EDGES, _EVALUATIONS = 1000, 60, 4000
 # The allowed difference of a mass from 1, in addition to its error; it covers densities in float32.
 _ALLOWED = 3e-5
@@ -37,7 +38,7 @@ def check_masses(
     for argument, side, density_of_side in zip(("p", "q"), sides, densities, strict=True):
         own: Any = side
         density = density_of_side
-        while isinstance(own, Distribution) and type(own).__module__.startswith(_LIBRARIES):
+        while isinstance(own, Distribution) and type(own).__module__.startswith(LIBRARIES):
             own, density = getattr(own, "component_distribution", getattr(own, "base_dist", None)), None
         if not isinstance(own, Distribution):
             continue

@@ -200,7 +200,7 @@ def _edges(pair: _Pair, marks: list[Tensor], tails: list[SlowTail]) -> tuple[Pla
     # The approximate size of the integrand: p (1 + |log p / q|).
     log_size = log_p + torch.log1p((log_p - log_q).abs().nan_to_num(nan=0.0, posinf=1e300))
     overflows = (log_q < _OVERFLOW) & (log_q > -torch.inf) & (log_p > -torch.inf)
-    start, stop = span(v, matters(log_size) | matters(log_p))
+    start, stop = span(v, matters(torch.stack([log_size, log_p])).any(0))
     for tail in tails:
         start, stop = tail.cut(start, stop)
     return first_edges(start, stop, marks, _FIRST_PANELS), overflows.any(-1)
