@@ -24,12 +24,7 @@ class VonMisesDensity(PositiveAtEnds):
 
     loc: Tensor
     concentration: Tensor
-
-    def low(self) -> Tensor | None:
-        return torch.full((), -math.pi, dtype=torch.float64, device="cpu")
-
-    def high(self) -> Tensor | None:
-        return torch.full((), math.pi, dtype=torch.float64, device="cpu")
+    support = -math.pi, math.pi
 
     def log_density(self, at: Points) -> Tensor:
         half = torch.sin((at.x - self.loc) / 2)
@@ -131,6 +126,6 @@ def _on_the_circle(k: Tensor, loc: Tensor, scale: Tensor) -> Distribution | None
 
 
 register_family(Family(
-    VonMises, "loc concentration", VonMisesDensity, (-math.pi, math.pi),
+    VonMises, "loc concentration", VonMisesDensity,
     scipy=[ScipyForm("vonmises", _on_the_circle, "loc scale")], match=_match,
 ))  # fmt: skip
