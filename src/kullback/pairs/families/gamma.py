@@ -280,11 +280,7 @@ def _log_x(at: Points) -> Tensor:
 
 
 def _matched(
-    target: Means,
-    start: Parameters,
-    fixed: frozenset[str],
-    log_x: Callable[[Points], Tensor],
-    mean: Tensor,
+    target: Means, start: Parameters, fixed: frozenset[str], log_x: Callable[[Points], Tensor], mean: Tensor
 ) -> Parameters:
     """Match the mean and the mean logarithm of a variable with this logarithm."""
     if "rate" in fixed:

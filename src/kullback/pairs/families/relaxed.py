@@ -41,18 +41,10 @@ class LogisticDensity(LocationScaleDensity):
 
 # x coth(x / 2) - 2 = 2 sum_n B_2n x^2n / (2n)!, with the Bernoulli numbers B_2n
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798)
-
-
 _COTH = tuple(2 * b / math.factorial(2 * n + 2) for n, b in enumerate(_BERNOULLI))
-
-
 _COTH_NEAR = 0.8
-
-
 # The nodes of the sum over s. Its error is 1e-13 for logits that differ by up to 100.
 _NODES = 320
-
-
 _SOFTPLUS_NEAR = 0.5
 
 
