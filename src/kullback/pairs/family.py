@@ -108,7 +108,7 @@ class Family:
         from_log_moments: returns KL from the `LogMoments` of P and a member Q.
         image: returns the member that is the image of another one under x -> loc + scale x.
         cdf: returns the elementary steps of the distribution function of a member, for maps by it.
-        curve: the `SymmetricCurve` of the distribution function of the standard member.
+        curve: the distribution function of the standard member, an `Increasing` of `densities/mapped.py`.
         scipy: the distributions of SciPy that are members.
         match: returns the parameters of the member with the smallest KL from a target, from its `Means`, the parameters
             of the start and the names of fixed ones; None without a formula.

@@ -18,7 +18,7 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import expm1mx, log1pmx, log_ratio, polynomial
 from kullback.pairs.densities.density import Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity
-from kullback.pairs.densities.mapped import SigmoidDensity
+from kullback.pairs.densities.mapped import SIGMOID, SigmoidDensity
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family
 from kullback.pairs.numerics.bernoulli import Probabilities, log_ratios, probabilities_of
@@ -135,5 +135,5 @@ def logit_relaxed_bernoulli(d: LogitRelaxedBernoulli) -> LogisticDensity:
 
 register_family(Family(LogitRelaxedBernoulli, density=logit_relaxed_bernoulli))
 register_family(
-    Family(RelaxedBernoulli, density=lambda d: SigmoidDensity(logit_relaxed_bernoulli(d.base_dist)))
+    Family(RelaxedBernoulli, density=lambda d: SigmoidDensity(logit_relaxed_bernoulli(d.base_dist), SIGMOID))
 )
