@@ -465,7 +465,7 @@ def makers_of_intervals(package: Path) -> set[str]:
 
 
 def test_one_function_makes_intervals_from_evidence(tmp_path):
-    """One function turns evidence with its interval into an `Estimate`. Another converts the numbers of an estimate to bits."""
+    """One more function makes an `Estimate` of both, and one changes the numbers of an estimate, as to bits."""
     evidence = "kullback.estimators.evidence"
     wanted = {f"{evidence}.interval_from", f"{evidence}.estimate_of", "kullback.pairs.solve.with_numbers"}
     assert makers_of_intervals(PACKAGE) == wanted
