@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -14,9 +15,12 @@ from kullback.common.dtypes import tensor_of
 from kullback.errors import P, Q, invalid_value
 from kullback.generators.growth import End as EndOfTerms, Growth
 from kullback.pairs.densities.density import Density, Tail
-from kullback.pairs.family import FAMILIES, End, Family
+from kullback.pairs.family import FAMILIES, End, Family, support_of
 from kullback.pairs.registry import SURFACES, Plan, plan_for
 from kullback.pairs.torch_registry import PLANS
+
+_Pair = tuple[Tensor | None, Tensor | None]
+_Ends = tuple[Tensor | None, Tensor | None, Tail, Tail]
 
 # If the terms grow by at least this power of log(p / q), their sum is infinite wherever KL is.
 _NO_LESS_THAN_KL = 0.95
@@ -47,7 +51,8 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
     plan = plan or plan_for(type(p), type(q))
     if plan.is_comparable and p.batch_shape == q.batch_shape:
         return
-    discrete = _is_discrete(p), _is_discrete(q)
+    supports = support_of(p), support_of(q)
+    discrete = _is_discrete(supports[0]), _is_discrete(supports[1])
     if None not in discrete and discrete[0] != discrete[1]:
         names = ["a discrete distribution" if d else "a continuous one" for d in discrete]
         raise invalid_value(
@@ -57,7 +62,7 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
             got=f"{names[0]}, {type(p).__name__}, and {names[1]}, {type(q).__name__}",
             instead="a discretized or relaxed version of one of them",
         )
-    spaces = _space(p), _space(q)
+    spaces = [SURFACES.get(type(support), "arrays of numbers") for support in supports]
     if spaces[0] != spaces[1]:
         raise invalid_value(
             call,
@@ -82,18 +87,10 @@ def _event(d: Distribution) -> str:
     return f"{type(d).__name__} with event_shape {tuple(d.event_shape)}"
 
 
-def _is_discrete(d: Distribution) -> bool | None:
-    try:
-        return d.support.is_discrete if d.support is not None else None
-    except (NotImplementedError, AttributeError):
-        return None
-
-
-def _space(d: Distribution) -> str:
-    try:
-        return SURFACES.get(type(d.support), "arrays of numbers")
-    except (NotImplementedError, AttributeError):
-        return "arrays of numbers"
+def _is_discrete(support: Any) -> bool | None:
+    with suppress(NotImplementedError):
+        return None if support is None else support.is_discrete
+    return None
 
 
 def is_always_infinite(p: Family, q: Family) -> bool:
@@ -146,17 +143,19 @@ def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
 
 def is_infinite(p: Density, q: Density) -> Tensor | None:
     """Return a mask of the batch elements where KL is certainly +inf; None if no test applies to the densities."""
-    below = p.lower_tail(), q.lower_tail()
     if p.has_equal_tails and q.has_equal_tails:
-        return _diverges_at(None, None, *below)
-    low_p, low_q, high_p, high_q = p.low(), q.low(), p.high(), q.high()
-    return _any(
-        _reaches_out(low_p, low_q, below=True),
-        _reaches_out(high_p, high_q, below=False),
-        _reaches_into_gaps(p, q),
-        _diverges_at(low_p, low_q, *below),
-        _diverges_at(high_p, high_q, p.upper_tail(), q.upper_tail()),
-    )
+        return _diverges_at(None, None, p.lower_tail(), q.lower_tail())
+    lower, upper = _both_ends(p, q)
+    outside = _has_mass_outside(p, q, lower[:2], upper[:2])
+    return _any(outside, _diverges_at(*lower), _diverges_at(*upper))
+
+
+def _both_ends(p: Density, q: Density) -> list[_Ends]:
+    """Return P's and Q's lower end and their tails there, then the same at the upper ends."""
+    return [
+        (p.low(), q.low(), p.lower_tail(), q.lower_tail()),
+        (p.high(), q.high(), p.upper_tail(), q.upper_tail()),
+    ]
 
 
 def _any(*tests: Tensor | None) -> Tensor | None:
@@ -195,13 +194,9 @@ def _margin(
     return torch.where(both & is_power, tensor_of(tail.coefficient - other.power, torch.float64), torch.inf)
 
 
-def has_mass_outside(p: Density, q: Density) -> Tensor | None:
-    """Return where P has mass outside of Q's support: beyond its ends, or in a gap; None if nowhere."""
-    return _any(
-        _reaches_out(p.low(), q.low(), below=True),
-        _reaches_out(p.high(), q.high(), below=False),
-        _reaches_into_gaps(p, q),
-    )
+def _has_mass_outside(p: Density, q: Density, lower: _Pair, upper: _Pair) -> Tensor | None:
+    """Return where P has mass outside of Q's support: beyond its lower or upper end, or in a gap; None if nowhere."""
+    return _any(_reaches_out(*lower, below=True), _reaches_out(*upper, below=False), _reaches_into_gaps(p, q))
 
 
 def _reaches_into_gaps(p: Density, q: Density) -> Tensor | None:
@@ -272,7 +267,7 @@ def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
         return is_power_infinite(p, q, 1 + end.rate)
     if end.rate == 0 and end.power > _NO_LESS_THAN_KL:
         return is_infinite(p, q)
-    return has_mass_outside(p, q)
+    return _has_mass_outside(p, q, (p.low(), q.low()), (p.high(), q.high()))
 
 
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
@@ -282,10 +277,11 @@ def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
     if alpha < 0:
         return is_power_infinite(q, p, 1 - alpha)
     factor = alpha * p.tail_factor() - (alpha - 1) * q.tail_factor()
+    lower, upper = _both_ends(p, q)
     return _any(
-        has_mass_outside(p, q),
-        _power_diverges_at(p.low(), q.low(), p.lower_tail(), q.lower_tail(), alpha, factor),
-        _power_diverges_at(p.high(), q.high(), p.upper_tail(), q.upper_tail(), alpha, factor),
+        _has_mass_outside(p, q, lower[:2], upper[:2]),
+        _power_diverges_at(*lower, alpha, factor),
+        _power_diverges_at(*upper, alpha, factor),
     )
 
 
@@ -335,10 +331,7 @@ def is_divergence_finite(p: Density, q: Density, growth: Growth) -> Tensor:
     for first, second, end in ((p, q, growth.far), (q, p, growth.near)):
         if end.limit < math.inf:
             continue
-        for end_p, end_q, tail, other in (
-            (first.low(), second.low(), first.lower_tail(), second.lower_tail()),
-            (first.high(), second.high(), first.upper_tail(), second.upper_tail()),
-        ):
+        for end_p, end_q, tail, other in _both_ends(first, second):
             same_end = _same_end(end_p, end_q)
             if same_end is None or not 0 < end.rate < math.inf:
                 return torch.zeros_like(result)

@@ -318,6 +318,39 @@ class UnitDensity(PositiveAtEnds):
     support: ClassVar[tuple[End, End]] = UNIT
 
 
+class DelegatingDensity(Density):
+    """A density that answers as another one, `part`, to the questions that a subclass does not answer itself."""
+
+    part: Density
+
+    def low(self) -> Tensor | None:
+        return self.part.low()
+
+    def high(self) -> Tensor | None:
+        return self.part.high()
+
+    def log_density(self, at: Points) -> Tensor:
+        return self.part.log_density(at)
+
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        return self.part.center_and_width()
+
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        return self.part.breakpoints(steps)
+
+    def nonsmooth_points(self) -> list[Tensor]:
+        return self.part.nonsmooth_points()
+
+    def tail_factor(self) -> Tensor | float:
+        return self.part.tail_factor()
+
+    def lower_tail(self) -> Tail:
+        return self.part.lower_tail()
+
+    def upper_tail(self) -> Tail:
+        return self.part.upper_tail()
+
+
 # Returns the density of a distribution, or None if it is not known.
 DensityReader = Callable[..., "Density | None"]
 # By class; a class of a package that kullback does not import stands by its module and name.
