@@ -23,7 +23,8 @@ from kullback.pairs.family import support_of
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
 
-# How far outside the domain of a map rounding may move the end of a support, relative to the end of the domain.
+# Rounding may move the end of a support out of the domain of a map by this much, relative to the end of the domain:
+# a few times the rounding of float32, in which users compute ends.
 _ROUNDING = 1e-6
 # Parameters that have to be finite and, except for the location, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")

@@ -1,7 +1,7 @@
 """A family of distributions: one record with the facts that the rules need, and the table of all records.
 
-Every consumer reads a record: the closed forms from moments, the test for an infinite divergence, the conversion from
-SciPy, the change of units, the compiled kernels and `fit`. So none of them needs a table of types of its own.
+The closed forms from moments, the test for an infinite divergence, the conversion from SciPy, the change of units, the
+compiled kernels and `fit` all read the records. So none of them needs a table of types of its own.
 """
 
 from __future__ import annotations

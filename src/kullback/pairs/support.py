@@ -1,4 +1,4 @@
-"""Tests for an infinite divergence: P has mass outside Q's support, or P's tail falls too slowly for Q."""
+"""Where a divergence is +inf: P has mass outside of Q's support, or P's tail falls too slowly for Q."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from kullback.pairs.torch_registry import PLANS
 _Pair = tuple[Tensor | None, Tensor | None]
 _Ends = tuple[Tensor | None, Tensor | None, Tail, Tail]
 
-# If the terms grow by at least this power of log(p / q), their sum is infinite wherever KL is.
+# If the terms grow at least as log(p / q) to this power, their sum counts as infinite wherever KL is. Powers are
+# measured and rounded to tenths, so 0.95 separates 1, as for KL, from 0.9.
 _NO_LESS_THAN_KL = 0.95
-# Coefficients of tails with a smaller relative difference count as equal.
+# Coefficients of tails with a smaller relative difference count as equal, because they are rounded products.
 _ROUNDING = 1e-12
 
 
@@ -94,7 +95,7 @@ def _is_discrete(support: Any) -> bool | None:
 
 
 def is_always_infinite(p: Family, q: Family) -> bool:
-    """Return whether KL is +inf for all parameters, by the supports of two families and their constant tails."""
+    """Return whether KL is +inf for all parameters of two families, by their supports and constant tails."""
     if not p.is_full or p.has_integers is None or p.has_integers != q.has_integers:
         return False
     tails = _constant_tails(p), _constant_tails(q)
@@ -116,7 +117,7 @@ def is_always_finite(p: type, q: type) -> bool:
 
 
 def _unknown_density(family: Family) -> Density | None:
-    """Return the density of a member of which no parameter is known: all are NaN. None if the record has no class."""
+    """Return the density of a member whose parameters are all NaN, for unknown; None if the record has no class."""
     if not isinstance(family.density, type):
         return None
     unknown = torch.full((), math.nan, dtype=torch.float64, device="cpu")
@@ -124,7 +125,7 @@ def _unknown_density(family: Family) -> Density | None:
 
 
 def _constant_tails(family: Family) -> tuple[Tail, Tail]:
-    """Return the tails of all members of a family, with NaN for a field that depends on the parameters."""
+    """Return the tails that all members of a family share, with NaN for a field that depends on the parameters."""
     density = _unknown_density(family)
     tails = () if density is None else (density.lower_tail(), density.upper_tail())
     constant = [Tail(*(math.nan if isinstance(x, Tensor) else x for x in tail)) for tail in tails]
@@ -132,7 +133,7 @@ def _constant_tails(family: Family) -> tuple[Tail, Tail]:
 
 
 def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
-    """Return whether an end of P is outside of Q's for all parameters. An end with a name is a finite parameter."""
+    """Return whether P's support extends beyond an end of Q's for all parameters. A named end is a finite parameter."""
     if not isinstance(end_p, float) or end_q is None:
         return False
     if isinstance(end_q, str):
@@ -200,7 +201,7 @@ def _has_mass_outside(p: Density, q: Density, lower: _Pair, upper: _Pair) -> Ten
 
 
 def _reaches_into_gaps(p: Density, q: Density) -> Tensor | None:
-    """Return where an interval of P's support overlaps a gap between the intervals of Q's; None if Q's has one."""
+    """Return where P's support overlaps a gap between the intervals of Q's; None if Q's is a single interval."""
     pieces = q.pieces()
     if pieces is None or p.integer:
         return None
@@ -243,7 +244,7 @@ def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
 
 
 def _diverges(tail: Tail, other: Tail) -> Tensor:
-    """Return where the mean of -log q over P's tail is infinite: -log q outgrows 1 / (P's mass in the tail)."""
+    """Return where P's mean of -log q over the tail is infinite: -log q outgrows the inverse of P's mass beyond it."""
     (level, power, coefficient), (level_q, power_q, _) = tail, other
     of_power = (level_q < level - 1) | ((level_q == level - 1) & (power_q >= coefficient))
     diverges = (

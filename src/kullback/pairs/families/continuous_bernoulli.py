@@ -1,4 +1,4 @@
-"""The family of continuous Bernoulli distributions."""
+"""The family of continuous Bernoulli distributions, whose density on [0, 1] is proportional to e^(logit x)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The families of Gamma, Exponential, InverseGamma and Chi2 variables, which share one formula.
+"""The Gamma, Exponential, InverseGamma and Chi2 families, which share one formula.
 
-An Exponential or Chi2 is a Gamma variable, and an InverseGamma is the inverse of one.
+Exponential and Chi2 variables are Gamma variables. An InverseGamma variable is 1 / X for a Gamma variable X.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:
 class GammaDensity(HalfLineDensity):
     """rate^c x^(c - 1) e^(-rate x) / Gamma(c)."""
 
-    # The variable to this power has a Gamma distribution.
+    # X to this power has a Gamma distribution.
     power: ClassVar[int] = 1
 
     concentration: Tensor
@@ -112,7 +112,7 @@ class ExponentialDensity(DelegatingDensity):
 
     @property
     def part(self) -> GammaDensity:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The Gamma density."""
+        """The same density, as a Gamma density."""
         return GammaDensity(torch.ones_like(self.rate), self.rate)
 
     def tail_factor(self) -> float:
@@ -189,7 +189,7 @@ def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
     spread = (torch.ones_like(rate) / rate / scale).clamp(max=1e308)
     start = within_floats(upcast(q.loc) / scale)
     inside = start.clamp(min=0)
-    # A smaller spread adds nothing to the logarithms, and its quotient has no derivative in floats.
+    # A smaller spread changes no digit of the logarithms, and the derivative of its quotient overflows.
     is_large = spread > 1e-300
     divisor = torch.where(is_large, spread, 1)
     decay = torch.where(is_large, 2 * divisor * torch.exp(-clamped_quotient(inside, divisor, 745)), 0)
@@ -200,7 +200,7 @@ def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
 @renyi_form(Gamma, Exponential)
 @renyi_form(InverseGamma)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return the divergence of Gamma or InverseGamma distributions."""
+    """Return Renyi's divergence of Gamma or InverseGamma distributions."""
     (a, rate_p), (b, rate_q) = shape_and_rate(p), shape_and_rate(q)
     c, rate = a + rest * (b - a), rate_p + rest * (rate_q - rate_p)
     finite = (c > 0) & (rate > 0)
@@ -255,7 +255,7 @@ def _to_inverse_gamma(p: LogMoments, q: InverseGamma) -> Tensor:
 
 
 def _match(target: Means, start: Parameters, fixed: frozenset[str], *, power: int = 1) -> Parameters:
-    """Match the mean and the mean logarithm of x, or of 1 / x for the power -1."""
+    """Match the mean and the mean logarithm of x; for `power` -1, those of 1 / x."""
 
     def log_x(at: Points) -> Tensor:
         return power * at.log_above(0.0)

@@ -1,4 +1,4 @@
-"""The families of Normal, LogNormal and HalfNormal variables: a Normal one, e to its power, and its size."""
+"""The Normal family, and the families of e^X (LogNormal) and |X| (HalfNormal) for a Normal variable X."""
 
 from __future__ import annotations
 
