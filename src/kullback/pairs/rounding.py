@@ -16,11 +16,12 @@ from kullback.pairs.clone import with_tensors
 from kullback.pairs.numerics.units import in_common_unit
 from kullback.pairs.registry import ClosedForm
 
-# The relative and absolute rounding error that the audit allows a closed form.
+# The relative and absolute rounding error that tests/pairs/test_audit.py allows a closed form.
 _ROUNDING, _TINY = 1e-12, 1e-15
 # The number of perturbed evaluations of a closed form between two families, and the safety factor of their spread.
+# tests/pairs/closed_forms/test_rounding_bounds.py: the bounds hold with these.
 _TRIALS, _SAFETY = 8, 32.0
-# The largest |log x| of a float x.
+# The largest |log x| of a float x: the smallest one is e^-745.
 _FARTHEST_LOG = 745.0
 
 
