@@ -23,8 +23,8 @@ benchmarks/panel_constants.py: 1e-13 takes 13 % more points, and no answer is wr
 """
 # The largest number of crossings of the densities. benchmarks/panel_constants.py: 2 takes 12 % more points.
 _CROSSINGS = 8
-# The precision of `last_where` in bits, a little more than a float has, and the largest number of intervals that it
-# cuts into four parts at a step. benchmarks/panel_constants.py: one pair takes 8 % more time if all are bisected.
+# The precision of `last_where` in bits is a little more than that of a float. Up to so many intervals are cut into four
+# parts at a step. benchmarks/panel_constants.py: one pair takes 8 % more time if all are bisected.
 _BITS, _FEW_INTERVALS = 56, 1000
 
 

@@ -22,9 +22,9 @@ from kullback.kernels.reference import pair_of_logs
 from kullback.kernels.row_operation import differentiable_backward, expanded
 from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
-# The logarithm of a mass that rounds to 0, and whose square root does too.
+# The logarithm of a mass that is so small that it and its square root round to 0.
 _NO_MASS = -2000.0
-# The logarithm of a mass that is negligible, because rounding is e^-37, but that has a derivative.
+# The logarithm of a mass that has a derivative, but is negligible: rounding is e^-37.
 _ALONE = -60.0
 # The largest logarithm of a derivative: e^709 is the largest float, so a sum of e^42 such derivatives is finite.
 _LARGEST_LOG_DERIVATIVE = 667.0
@@ -134,7 +134,7 @@ class DivergenceTerms(NamedTuple):
             sides = list(self._derivatives(*logs))
             alone[side] = torch.zeros_like(alone[side])
             multiple = self._derivatives(*alone)[side]
-        else:  # the derivative at a node depends on all of them
+        else:  # the derivative at one node depends on all nodes
             both = (torch.cat(x, -1) for x in zip(logs, alone, strict=True))
             sides = list(self._derivatives(*both))
             multiple = sides[side][..., -1:] * math.exp(-_ALONE)
@@ -164,7 +164,7 @@ class DivergenceTerms(NamedTuple):
         """Return (A - p) / (alpha - 1) and (q - A) / alpha at A = p^alpha q^(1 - alpha), times the kind's factor."""
         alpha = self.order
         log_power = self._log_power(log_p, log_q)
-        if self.log_scale is not None:  # without multiples of the masses, which `derivatives` removes
+        if self.log_scale is not None:  # without the multiples of the masses that `derivatives` removes
             shares = torch.softmax(log_power, -1)
             return alpha / (alpha - 1) * shares, -shares
         there = log_power > -torch.inf

@@ -33,7 +33,7 @@ class _Tables(NamedTuple):
     sizes: Tensor
     nodes: Tensor
     weights: Tensor
-    details: Tensor  # times the terms, the coefficients of the two polynomials of highest degree
+    details: Tensor  # times the terms: the coefficients of the two polynomials of highest degree
 
 
 @functools.cache

@@ -130,7 +130,7 @@ def _center_and_width(both: Both, coordinate: Coordinate, breakpoints: list[Tens
     width = torch.where((reach < _ONE_PLACE * narrowest) & narrowest.isfinite(), narrowest / 4, width)
     if coordinate.low is not None or coordinate.high is not None:
         return center, width
-    # So that rounding does not move the nodes near a far narrower density.
+    # Otherwise rounding would move the nodes next to a density that is far narrower.
     (center_p, width_p), (center_q, width_q) = (
         [x.expand_as(center) for x in density.center_and_width()] for density in both
     )

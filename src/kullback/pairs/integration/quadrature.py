@@ -185,7 +185,7 @@ def _have_same_ends(first: Coordinate, second: Coordinate) -> Tensor:
 
 def _totals(columns: KLColumns, same_ends: Tensor) -> tuple[KLTotals, Tensor]:
     """Return the sums over all panels, and where they include Q's mass, because the nodes have all of it."""
-    beyond = (columns.mass_q.sum(-1) - 1).abs()  # Q's mass that the value of the whole form misses
+    beyond = (columns.mass_q.sum(-1) - 1).abs()  # the mass of Q that is not on the nodes
     is_whole = same_ends & (beyond < 1e-11)
     totals = columns.totals(is_whole)
     rounding = totals.rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)

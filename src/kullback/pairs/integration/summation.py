@@ -25,7 +25,7 @@ from kullback.pairs.solve_options import Tolerance
 _NEGLIGIBLE = -140.0
 # Replaces log 0: the number e^-700 is negligible, but does not round to 0.
 _LOG_ZERO = -700.0
-# The largest width of a density, and a fall of a logarithm between integers that limits nothing.
+# The largest width of a density. Its negative stands for no limit on the fall of a logarithm.
 _HUGE = 1e60
 # Breakpoints of a density, in widths from its center.
 _STEPS = torch.tensor([-2.0, 0.0, 2.0], dtype=torch.float64, device="cpu")
