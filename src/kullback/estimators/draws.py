@@ -117,6 +117,11 @@ class Draws:
         return self.taken(np.sort(rng.choice(len(self), number, replace=False)))
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the draws have neither weights nor clusters."""
+        return self.weights is None and self.cluster is None
+
+    @property
     def shares(self) -> Array:
         """The weights, normalized to sum 1."""
         return (

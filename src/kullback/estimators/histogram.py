@@ -19,10 +19,10 @@ import torch
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.errors import invalid_value
-from kullback.estimators.discrete import formulas
 from kullback.estimators.discrete.categorical_estimators import described
 from kullback.estimators.discrete.count_intervals import kl_interval
-from kullback.estimators.discrete.counts import CategoryCounts, tabulate
+from kullback.estimators.discrete.counts import tabulate
+from kullback.estimators.discrete.formulas import CategoryCounts
 from kullback.estimators.discrete.kinds import describe_kind, estimable, largest_of, measured
 from kullback.estimators.draws import Array, Draws, Integers
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, added, exchanged
@@ -84,12 +84,6 @@ class _Sorted:
         """Return the number of draws at or below each edge."""
         return np.searchsorted(self.values, edges, side="right")
 
-    def counts(self, edges: Array) -> torch.Tensor:
-        """Return the number of draws in each bin, float64."""
-        places = np.searchsorted(self.values, edges, side="right")
-        inside = np.diff(places, prepend=0, append=len(self.values))
-        return torch.from_numpy(inside.astype(np.float64))
-
     def shares(self, edges: Array) -> Array:
         """Return the share of the weight at or below each edge."""
         places = self.places(edges)
@@ -114,12 +108,16 @@ class _Sides:
     def count(self, edges: Array) -> CategoryCounts:
         """Count the draws at or below the first edge, above it and at or below the second, and so on."""
         p, q = self.p, self.q
-        if p.weights is p.cluster is q.weights is q.cluster is None:
-            a, b = self.first.counts(edges), self.second.counts(edges)
+        if p.is_plain and q.is_plain:
+            ends = [
+                (np.searchsorted(x, edges, side="right"), len(x))
+                for x in (self.first.values, self.second.values)
+            ]
+            a, b = (np.diff(places, prepend=0, append=n).astype(np.float64) for places, n in ends)
             n = len(self.first.values), len(self.second.values)
-            return CategoryCounts(a, b, (1.0, 1.0), 1.0, n)
+            return CategoryCounts(torch.from_numpy(a), torch.from_numpy(b), n=n, bins=True)
         codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, side.x[:, 0])) for side in (p, q))
-        return tabulate(codes_p, codes_q, len(edges) + 1, p, q)
+        return tabulate(codes_p, codes_q, len(edges) + 1, p, q, bins=True)
 
 
 @from_draws
@@ -209,18 +207,16 @@ def histogram(
 def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> Evidence:
     """Return the evidence of KL; its upper limit allows for the bins' width and for finer bins in the tails."""
     first, second, table = sides.first, sides.second, sides.count(edges)
-    estimate = formulas.zhang_grabchak(table.a, table.b)
-    corrected = formulas.coverage_correction(table.a, table.b).shrunken
+    estimate, corrected = table.estimate, table.correction.shrunken
     more = corrected.clamp(min=_beyond(first, second, edges))
-    evidence = described(table, estimate + more, confidence, "histogram", "bins")
+    evidence = described(table, estimate + more, confidence, "histogram")
     remarks = (*rounding, *_notes_on_ties(first, second), *table.notes)
     if evidence.ends is None:
         return replace(evidence, remarks=remarks)
     coarse, tails = sides.count(edges[1::2]), sides.count(_with_tails(first.values, edges))
-    lost = (estimate - formulas.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + more - corrected
-    in_tails = (formulas.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
-    high = kl_interval(tails.a, tails.b, confidence, tails.inflation, spread=tails.spread, bins=True)[1]
-    high = float(high + 2 * in_tails)
+    lost = (estimate - coarse.estimate).clamp(min=0) + more - corrected
+    in_tails = (tails.estimate - estimate).clamp(min=0)
+    high = float(kl_interval(tails, confidence)[1] + 2 * in_tails)
     low, end = map(float, evidence.ends)
     # A few draws of P alone in a tail do not make the upper limit infinite.
     high = (max(end, high) if math.isfinite(high) else end) + float(lost)
@@ -233,14 +229,12 @@ def _of_kind(
 ) -> Evidence:
     """Return the evidence of a kind; its upper limit allows for the bins' width and for finer bins in the tails."""
     first, second, table = sides.first, sides.second, sides.count(edges)
-    evidence = describe_kind(table, kind, confidence, bins=True)
-    coarse = sides.count(edges[1::2])
-    fine = sides.count(_with_tails(second.values, _with_tails(first.values, edges)))
-    tails = measured(kind, fine.a, fine.b, confidence, fine.inflation, spread=fine.spread, bins=True)
-    wide = measured(kind, coarse.a, coarse.b, confidence, coarse.inflation, spread=coarse.spread, bins=True)
-    value, (low, high) = evidence.value, cast("tuple[Any, Any]", evidence.ends)
+    evidence = describe_kind(table, kind, confidence)
+    fine = _with_tails(second.values, _with_tails(first.values, edges))
+    wide, tails = (cast("Any", measured(kind, sides.count(x), confidence)) for x in (edges[1::2], fine))
+    value, (low, high) = cast("Any", evidence.value), cast("tuple[Any, Any]", evidence.ends)
     lost = (value - wide.value).clamp(min=0) + 2 * (tails.value - value).clamp(min=0)
-    high = float(torch.maximum(high, tails.interval[1]) + lost)
+    high = float(torch.maximum(high, tails.ends[1]) + lost)
     order, notes = order_of(kind), [*rounding, *evidence.notes]
     if order is not None and not 0 < order < 1:
         high = math.inf
