@@ -148,7 +148,9 @@ class Draws:
     @property
     def effective(self) -> float:
         """The number of equally weighted draws with the same information."""
-        return float(len(self)) if self.weights is None else effective_number(self.weights, len(self))
+        return (
+            float(self.tensor.shape[0]) if self.weights is None else effective_number(self.weights, len(self))
+        )
 
     def variance(self, influence: Array) -> float:
         """Return the variance of a sum of the draws' influences."""

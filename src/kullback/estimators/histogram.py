@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from kullback.estimators.discrete.counts import tabulate
 from kullback.estimators.discrete.formulas import CategoryCounts
 from kullback.estimators.discrete.kinds import describe_kind, estimable, largest_of, measured
 from kullback.estimators.draws import Array, Draws, Integers
-from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, added, exchanged
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, by_direction
 from kullback.estimators.lattice import common_step, jittered
 from kullback.estimators.registry import evidence_by, from_draws
 from kullback.estimators.sample_checks import seed_of
@@ -86,7 +86,7 @@ class _Sorted:
 
     def shares(self, edges: Array) -> Array:
         """Return the share of the weight at or below each edge."""
-        places = self.places(edges)
+        places = np.searchsorted(self.values, edges, side="right")
         return places / len(self.values) if self.below is None else self.below[places]
 
     def share_between(self, start: int, stop: int) -> float:
@@ -105,19 +105,21 @@ class _Sides:
     first: _Sorted
     second: _Sorted
 
+    @cached_property
+    def are_plain(self) -> bool:
+        """Whether neither side has weights or clusters."""
+        return self.p.is_plain and self.q.is_plain
+
     def count(self, edges: Array) -> CategoryCounts:
         """Count the draws at or below the first edge, above it and at or below the second, and so on."""
-        p, q = self.p, self.q
-        if p.is_plain and q.is_plain:
-            ends = [
-                (np.searchsorted(x, edges, side="right"), len(x))
-                for x in (self.first.values, self.second.values)
-            ]
-            a, b = (np.diff(places, prepend=0, append=n).astype(np.float64) for places, n in ends)
-            n = len(self.first.values), len(self.second.values)
-            return CategoryCounts(torch.from_numpy(a), torch.from_numpy(b), n=n, bins=True)
-        codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, side.x[:, 0])) for side in (p, q))
-        return tabulate(codes_p, codes_q, len(edges) + 1, p, q, bins=True)
+        if self.are_plain:
+            x, y = self.first.values, self.second.values
+            a = np.diff(np.searchsorted(x, edges, "right"), prepend=0, append=len(x))
+            b = np.diff(np.searchsorted(y, edges, "right"), prepend=0, append=len(y))
+            a, b = torch.from_numpy(a).double(), torch.from_numpy(b).double()
+            return CategoryCounts(a, b, n=(len(x), len(y)), bins=True)
+        codes = [torch.from_numpy(np.searchsorted(edges, side.x[:, 0])) for side in (self.p, self.q)]
+        return tabulate(codes[0], codes[1], len(edges) + 1, self.p, self.q, bins=True)
 
 
 @from_draws
@@ -179,11 +181,8 @@ def histogram(
     if kind is not _KL:
         kind = estimable("histogram", as_divergence("histogram", kind))
     settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
-    if isinstance(kind, ReverseKL):
-        return exchanged(lambda: evidence_by(histogram, q, p, **settings))
-    if isinstance(kind, Jeffreys):
-        back = lambda: exchanged(lambda: evidence_by(histogram, q, p, **settings))  # noqa: E731
-        return added(evidence_by(histogram, p, q, **settings), back())
+    if isinstance(kind, ReverseKL | Jeffreys):
+        return by_direction(kind, partial(evidence_by, histogram, **settings), p, q)
     rounding: list[str] = []
     seed, step = seed_of(generator), common_step(p, q)
     if step is not None and not torch.equal(p.tensor, q.tensor):

@@ -44,10 +44,12 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
     For bins of a line, where neighbors bound a density, only the first case counts.
     """
     a, b, n = table.a, table.b, table.a.sum(-1)
-    never, once, twice = (torch.where((a > 0) & (b == k), a / n.unsqueeze(-1), 0.0).sum(-1) for k in range(3))
+    never = table.unseen_shares[0]
     few = never <= MOST_UNSEEN
     if table.bins:
         return few
+    share = a / n.unsqueeze(-1)
+    once, twice = (torch.where((a > 0) & (b == k), share, 0.0).sum(-1) for k in (1, 2))
     more, variance = n * (never - (once + twice) / 2), n * (never + (once + twice) / 4)
     unlike = (more > 0) & (more >= _UNLIKE * variance.sqrt())
     # Where Q drew each category several times, two draws of P elsewhere are like none of them.
@@ -158,10 +160,13 @@ def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
     changes: list[tuple[Tensor, Tensor]] = []
     sides = (table.a, table.b), (table.b, table.a)
     for of_other_side, ((a, b), inflation) in enumerate(zip(sides, table.inflation, strict=True)):
-        rare = torch.stack([(a <= k) & (b > 0) for k in range(few + 1)])
+        most_draws = torch.arange(few + 1, device=a.device).reshape(-1, *[1] * a.ndim)
+        rare = (a <= most_draws) & (b > 0)
         drawn, q, n = (a * rare).sum(-1), (b * rare).sum(-1) / b.sum(-1), a.sum(-1)
-        lows, highs = _wilson(torch.stack([drawn - 0.5, drawn + 0.5]), n, z * inflation**0.5)
-        low, high = lows[0], highs[1]
+        events, own_z = torch.stack([drawn - 0.5, drawn + 0.5]), z * inflation**0.5
+        events = torch.minimum(events.clamp(min=0), n)
+        middle, reach = events + own_z**2 / 2, own_z * (events * (1 - events / n) + own_z**2 / 4).sqrt()
+        low, high = (middle - reach)[0] / (n + own_z**2), (middle + reach)[1] / (n + own_z**2)
         nearest = torch.minimum(torch.maximum(q, low), high)
         probabilities = torch.stack([drawn / n, nearest, high, low])
         of_q = q.expand_as(probabilities)
@@ -177,13 +182,6 @@ def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
         changes.append((least, most))
     least, most = ((x.square() + y.square()).sqrt() for x, y in zip(*changes, strict=True))
     return -least, most
-
-
-def _wilson(drawn: Tensor, n: Tensor, z: float) -> tuple[Tensor, Tensor]:
-    """Return Wilson's limits of the probability of an event that occurred in `drawn` of n draws."""
-    drawn = torch.minimum(drawn.clamp(min=0), n)
-    middle, reach = drawn + z**2 / 2, z * (drawn * (1 - drawn / n) + z**2 / 4).sqrt()
-    return (middle - reach) / (n + z**2), (middle + reach) / (n + z**2)
 
 
 def _not_rejected(table: CategoryCounts, estimate: Tensor, z: float, added: Tensor) -> tuple[Tensor, Tensor]:

@@ -142,7 +142,8 @@ class CategoryCounts:
         exponentially for categories that are drawn more than once on average. Nonparametric Estimation of
         Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
         """
-        return sum_over(self.a, self.a / self.a.sum(-1, keepdim=True) * self.log_ratios)
+        terms = self.a / self.a.sum(-1, keepdim=True) * self.log_ratios
+        return torch.where(self.a > 0, terms, 0.0).sum(-1)
 
     @cached_property
     def correction(self) -> CoverageCorrection:
@@ -159,7 +160,8 @@ class CategoryCounts:
         Categories are independent members of a class, so the variance of a class's share is its sum of squares.
         """
         share = self.a / self.a.sum(-1, keepdim=True)
-        of_p, of_q = (torch.where(x > 0, x.round().clamp(min=1), 0.0) for x in (self.a, self.b))
+        both = torch.stack([self.a, self.b])
+        of_p, of_q = torch.where(both > 0, both.round().clamp(min=1), 0.0)
         rarest = torch.stack([of_q == 0, of_p == 1])
         classes = torch.stack([rarest, torch.stack([of_q == 1, of_p == 2])])
         first, second = (share * classes).sum(-1)
