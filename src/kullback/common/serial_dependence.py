@@ -256,18 +256,18 @@ def _variance_ratios(scores: Floats) -> tuple[Floats, Flags]:
     shape = _shape(scores)
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns)
     lag_one = (scores[1:] * scores[:-1]).mean(0) + 1 / n
-    each: list[Floats] = []
+    rows: list[Floats] = []
     while len(sums) >= _FEWEST_COMPARED:
         blocks = len(sums)
-        each.append((sums * sums).mean(0) / length / (1 - 1 / blocks))
+        rows.append((sums * sums).mean(0) / length / (1 - 1 / blocks))
         sums = sums[: blocks - 1 : 2] + sums[1::2]
         length *= 2
-    ratios = np.stack(each)
+    ratios = np.stack(rows)
     others = 2.0 ** np.arange(1, len(ratios))[:, None] - 1  # the rows of a block but one
     cubed = 2 / (9 * n / others)
     z = (np.cbrt(ratios[1:]) - (1 - cubed)) / np.sqrt(cubed)  # Wilson and Hilferty
     z, pairs = np.vstack([lag_one * math.sqrt(n), z]), np.vstack([[n], n * others / 2])
-    return ratios, (z > _limit(limit, *shape, pairs)).any(0)
+    return ratios, np.logical_or.reduce(z > _limit(limit, *shape, pairs), axis=0)
 
 
 def _shape(scores: Floats) -> tuple[Floats, Floats]:

@@ -326,10 +326,10 @@ def _by_label(p: Draws, q: object) -> tuple[Draws, object]:
     if names is None:
         values, codes = torch.unique(codes, return_inverse=True)
         names = tuple(values.tolist())
-    known = Counts(torch.ones(len(names), dtype=torch.int64), labels=names).aligned_with(q)[1]
-    place = {label: i for i, label in enumerate(cast("Labels", known.labels))}
+    aligned = Counts(torch.ones(len(names), dtype=torch.int64), labels=names).aligned_with(q)[1]
+    place = {label: i for i, label in enumerate(cast("Labels", aligned.labels))}
     numbers = torch.tensor([place[name] for name in names], device=codes.device)
-    return replace(p, tensor=numbers[codes][:, None], labels=None), known
+    return replace(p, tensor=numbers[codes][:, None], labels=None), aligned
 
 
 def _as_distribution(call: str, p: Draws, q: object) -> Distribution:

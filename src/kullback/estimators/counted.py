@@ -78,10 +78,10 @@ def _against_known(p: Counts, q: Representation, confidence: float) -> Evidence:
     numbers = [(row.value, row.error, *(row.ends or ())) for row in rows]
     columns = torch.tensor(numbers, dtype=torch.float64).reshape(*shape, 4).to(device)
     value, error, low, high = columns.unbind(-1)
-    said = Counter(note for row in rows for note in row.notes)
+    times = Counter(note for row in rows for note in row.notes)
     notes = [
         f"{number:,} of {len(rows):,} rows: {note}" if shape else note
-        for note, number in said.most_common(_MOST_NOTES)
+        for note, number in times.most_common(_MOST_NOTES)
     ]
     n = number_of_draws(x.sum(-1)), 0
     return Evidence(value, error=error, ends=(low, high), notes=notes, n=n, method="plugin")

@@ -176,7 +176,9 @@ def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evide
 def error_of(evidence: Evidence, sides: tuple[Draws, ...]) -> float | None:
     """Return the standard error of evidence; None if it has none."""
     if evidence.influence is not None:
-        variance = sum(side.variance(own) for side, own in zip(sides, evidence.influence, strict=True))
+        variance = sum(
+            side.variance(of_draws) for side, of_draws in zip(sides, evidence.influence, strict=True)
+        )
         return math.hypot(math.sqrt(variance), float(evidence.error or 0.0))
     if evidence.resampled is not None:
         return float(np.std(evidence.resampled, ddof=1))

@@ -66,7 +66,7 @@ class _Sorted:
     below: Array | None
 
     @property
-    def each(self) -> Array:
+    def weights(self) -> Array:
         """The share of each draw."""
         if self.below is None:
             return np.full(len(self.values), 1 / len(self.values))
@@ -345,7 +345,7 @@ def _beyond_q(sides: _Sides, number: float, half_width: float) -> Shift:
             f"{SIDE_Q}'s draws in the same way."
         )
         return Shift(math.inf, note)
-    return upper_end(unseen_by_q(first.values, first.each, second.values, number), half_width)
+    return upper_end(unseen_by_q(first.values, first.weights, second.values, number), half_width)
 
 
 def _atoms_of_p_alone(p: Draws, first: _Sorted, second: _Sorted) -> float:

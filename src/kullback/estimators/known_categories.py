@@ -246,11 +246,11 @@ def spread_ties(values: Array) -> Array:
     return values + gap[index] * ((rank + 0.5) / counts[index] - 0.5)
 
 
-def below_zero(end: float, known: str = "the probabilities") -> str:
+def below_zero(end: float, q_or_both: str = "the probabilities") -> str:
     """Return the note on a negative upper limit: the draws miss a part of P."""
     return (
         f"The upper limit from the draws alone is {end:.2g}, but no divergence is below 0. The draws miss a part of "
-        f"{SIDE_P} where {SMALL_P} > {SMALL_Q}, or {known} are not normalized: the upper limit is infinite."
+        f"{SIDE_P} where {SMALL_P} > {SMALL_Q}, or {q_or_both} are not normalized: the upper limit is infinite."
     )
 
 

@@ -481,9 +481,9 @@ def _bias(
 
         references = [list(counted((_gaussian_bias(rng, n, d, numbers) for _ in range(times)), 0))]
         with seeded(int(rng.integers(2**31))):
-            own = list(counted((_own_bias(q, n, numbers) for _ in range(times)), times))
-    if all(bias is not None for bias in own):
-        references.append([bias for bias in own if bias is not None])
+            of_q = list(counted((_own_bias(q, n, numbers) for _ in range(times)), times))
+    if all(bias is not None for bias in of_q):
+        references.append([bias for bias in of_q if bias is not None])
     change = means[1] - means[0]
     fits: list[tuple[float, Array, float]] = []
     for measured in references:

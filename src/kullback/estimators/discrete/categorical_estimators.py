@@ -311,8 +311,8 @@ def _of_rows(table: CategoryCounts, value: Tensor, confidence: float) -> Evidenc
         (value.isinf(), never),
         (outside, "the value is outside the interval: its bias exceeds its standard error."),
     )
-    said = [rows_note(rows, text) for rows, text in notes if bool(rows.any())]
-    return Evidence(value, error=error, ends=(low, high), notes=said, n=table.n)
+    shown = [rows_note(rows, text) for rows, text in notes if bool(rows.any())]
+    return Evidence(value, error=error, ends=(low, high), notes=shown, n=table.n)
 
 
 def rows_note(rows: Tensor, text: str) -> str:

@@ -44,7 +44,7 @@ def count_categories(call: str, p: Samples | Draws | Counts, q: Samples | Draws 
             got=f"{p!r} and {q!r}",
             instead="Samples(x.long()) for categories, or method='nearest_neighbors' for numbers",
         )
-    codes_p, codes_q, categories = _codes(p, q)
+    codes_p, codes_q, categories = codes_of(p, q)
     return tabulate(codes_p, codes_q, categories, p, q)
 
 
@@ -160,7 +160,7 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
     for codes, counts, samples in ((codes_p, a, p), (codes_q, b, q)):
         if samples.is_plain:
             root = pooled.sqrt()
-            own = (
+            of_side = (
                 torch.eye(number, dtype=torch.float64, device="cpu") - torch.outer(root, root)
             ) / counts.sum().cpu()
         elif samples.cluster is None:
@@ -168,11 +168,11 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
             proportions = torch.bincount(place[codes], shares, minlength=number).cpu()
             squares_in = torch.bincount(place[codes], shares.square(), minlength=number).cpu()
             both = torch.outer(squares_in, proportions)
-            own = torch.diag(squares_in) - both - both.T
-            own += squares_in.sum() * torch.outer(proportions, proportions)
+            of_side = torch.diag(squares_in) - both - both.T
+            of_side += squares_in.sum() * torch.outer(proportions, proportions)
             root = pooled.cpu().sqrt()
-            own = own / torch.outer(root, root)
-            squares -= float(torch.trace(own)) ** 2 / effective_number(shares, len(shares))
+            of_side = of_side / torch.outer(root, root)
+            squares -= float(torch.trace(of_side)) ** 2 / effective_number(shares, len(shares))
         else:
             shares = shares_of(samples, counts)
             clusters = samples.groups
@@ -180,18 +180,18 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
             table = torch.bincount(index, shares, minlength=clusters * number).reshape(clusters, number).cpu()
             errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
             sizes = table.sum(1)
-            own = errors.T @ errors * (cluster_correction(sizes) if clusters > 1 else 1.0)
+            of_side = errors.T @ errors * (cluster_correction(sizes) if clusters > 1 else 1.0)
             # Eigenvalues from few clusters, or few large ones, also vary by chance.
             alike = effective_number(sizes, clusters)
-            squares -= float(torch.trace(own)) ** 2 / alike
+            squares -= float(torch.trace(of_side)) ** 2 / alike
             factor = max(factor, few_clusters(max(alike, 2.0), standard_normal_quantile(0.95)) ** 2)
-        covariance += own
+        covariance += of_side
     trace = float(torch.trace(covariance))
     squares += float(covariance.square().sum())
     return factor * max(squares * (number - 1) / trace**2, 1.0) if trace > 0 else 1.0
 
 
-def _codes(p: Draws, q: Draws) -> tuple[Tensor, Tensor, int]:
+def codes_of(p: Draws, q: Draws) -> tuple[Tensor, Tensor, int]:
     """Return the categories of both sides as numbers from 0, and the number of categories."""
     n = len(p)
     if p.labels is not None and q.labels is not None:

@@ -94,8 +94,8 @@ class CategoryCounts:
     @cached_property
     def reversed(self) -> CategoryCounts:
         """The counts of KL(Q || P)."""
-        inflation, n = self.inflation[::-1], self.n[::-1]
-        return CategoryCounts(self.b, self.a, inflation, self.spread, n, self.notes, self.bins)
+        (of_p, of_q), (n, m) = self.inflation, self.n
+        return CategoryCounts(self.b, self.a, (of_q, of_p), self.spread, (m, n), self.notes, self.bins)
 
     @cached_property
     def coarser(self) -> Self:

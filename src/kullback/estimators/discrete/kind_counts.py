@@ -52,7 +52,7 @@ class KindCounts(CategoryCounts):
 
     is_kl = False
 
-    @property
+    @cached_property
     def correction(self) -> CoverageCorrection:
         """0: no formula predicts the part of categories without draws."""
         zero = torch.zeros_like((self.a + self.b).sum(-1))
@@ -134,10 +134,7 @@ def counts_of_kind(kind: Divergence, table: CategoryCounts) -> CategoryCounts:
     order, factor = power_of(kind) or (0.5, 1.0)
     takes_q_first, power, constant = False, 0.0, 0.0
     if 0 < order < 1:
-
-        def terms(a: Tensor, n: Tensor, b: Tensor, m: Tensor) -> Tensor:
-            return of_shares(kind, a / n, b / m)
-
+        terms = _terms_of_shares(kind)
     else:
         takes_q_first, order = order < 0, max(order, 1 - order)
         power = order * (order - 1) / factor
@@ -167,6 +164,10 @@ def of_shares(kind: Divergence, p: Tensor, q: Tensor) -> Tensor:
     """Return the terms of a divergence of two measures, which need not add up to one."""
     ratio = torch.where(p == q, 0.0, p.log() - q.log())
     return kind.terms(FinitePair(p, q, ratio))
+
+
+def _terms_of_shares(kind: Divergence) -> Terms:
+    return lambda a, n, b, m: of_shares(kind, a / n, b / m)
 
 
 def _double(*x: float) -> Tensor:
