@@ -62,7 +62,6 @@ LAYERS = {
         {
             "dependence",
             "dimension",
-            "knn_entropy",
             "permutations",
             "registry",
             "shared_draws",
@@ -70,7 +69,8 @@ LAYERS = {
             "tails",
         },
         {"known_categories", "lattice", "spans", "unseen"},
-        {"discrete", "importance", "knn", "known_density", "variational"},
+        {"knn"},
+        {"discrete", "importance", "known_density", "variational"},
         {"counted", "histogram"},
         {"density_ratio"},
         {"choose_estimator"},
