@@ -28,7 +28,10 @@ from kullback.common.arrays import Flags, Floats, Integers
 
 Kind = Literal["blocks", "period", "pattern", "repeats"]
 
-# The smallest number of blocks for a standard error.
+# `tests/common/test_serial_dependence.py` and `tests/estimators/test_dependence.py` measure false alarms and coverage
+# with the constants of this file.
+
+# The smallest number of blocks for a standard error, which then has an error of about a quarter.
 FEWEST_BLOCKS = 10
 # The smallest number of rows to test, and the largest number of rows in the search for a period.
 _FEWEST_ROWS, _MOST_ROWS_FOR_PERIOD = 20, 1 << 16
@@ -256,13 +259,13 @@ def _variance_ratios(scores: Floats) -> tuple[Floats, Flags]:
     shape = _shape(scores)
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns)
     lag_one = (scores[1:] * scores[:-1]).mean(0) + 1 / n
-    rows: list[Floats] = []
+    by_length: list[Floats] = []
     while len(sums) >= _FEWEST_COMPARED:
         blocks = len(sums)
-        rows.append((sums * sums).mean(0) / length / (1 - 1 / blocks))
+        by_length.append((sums * sums).mean(0) / length / (1 - 1 / blocks))
         sums = sums[: blocks - 1 : 2] + sums[1::2]
         length *= 2
-    ratios = np.stack(rows)
+    ratios = np.stack(by_length)
     others = 2.0 ** np.arange(1, len(ratios))[:, None] - 1  # the rows of a block but one
     cubed = 2 / (9 * n / others)
     z = (np.cbrt(ratios[1:]) - (1 - cubed)) / np.sqrt(cubed)  # Wilson and Hilferty
