@@ -210,13 +210,7 @@ def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted:
     With `has_second`, the student's entropies follow, 0 where a position does not count.
 
     If the gradient of the logits overflows their dtype, the products with it become NaN. These positions are computed
-    again in float64.
-
-    Arguments:
-        operation: the heads and the settings.
-        tensors: the tensors of both sides, in one sequence.
-        weights: the weight of each position in the sum, in the most accurate dtype; None without gradients.
-        wanted: for each tensor, whether its gradient is needed.
+    again in float64. `weights` are in the most accurate dtype; None without gradients.
     """
     values, gradients, *second = _sweep(operation, tensors, weights, wanted)
     accurate = values.dtype

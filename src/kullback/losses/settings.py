@@ -128,14 +128,12 @@ class HeadSettings(NamedTuple):
 
 
 @remembered
-def _checked_heads(
-    call: str, softcap: object, scale: object, chunk_bytes: object, in_float32: bool, return_entropy: bool
-) -> HeadSettings:
-    checked = HEAD_ARGUMENTS.check(
-        call, float32_logits=in_float32, return_entropy=return_entropy, chunk_bytes=chunk_bytes
-    )
-    caps, scales = _each_side(call, "softcap", softcap, 30.0), _each_side(call, "logit_scale", scale, 0.0625)
-    return HeadSettings(caps, scales, checked["chunk_bytes"], in_float32, return_entropy)
+def _checked_heads(call: str, *fields: Any) -> HeadSettings:
+    settings = HeadSettings(*fields)
+    checked = HEAD_ARGUMENTS.check(call, **settings._asdict())
+    caps = _each_side(call, "softcap", settings.softcap, 30.0)
+    scales = _each_side(call, "logit_scale", settings.logit_scale, 0.0625)
+    return settings._replace(softcap=caps, logit_scale=scales, chunk_bytes=checked["chunk_bytes"])
 
 
 def _each_side(call: str, name: str, value: Any, example: float) -> tuple[float | None, float | None]:
@@ -166,11 +164,6 @@ def check_result_dtype(call: str, dtype: object) -> None:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in _RESULT_DTYPES):
         wanted = "a floating-point dtype of torch, or None"
         raise invalid_type(call, "dtype", wanted=wanted, got=safe_repr(dtype), instead="dtype=torch.float64")
-
-
-def check_temperature(call: str, temperature: object) -> None:
-    """Raise unless `temperature` is a positive number."""
-    ARGUMENTS.check(call, temperature=temperature)
 
 
 def check_classes(call: str, classes: object, available: int | None = None) -> int | None:
