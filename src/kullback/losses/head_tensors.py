@@ -17,7 +17,7 @@ HEAD_CALL = "linear_distillation_loss"
 
 
 class HeadTensors(NamedTuple):
-    """Hidden states, weight and bias of one side. A sequence of gradients, or of flags, is named by it too."""
+    """Hidden states, weight and bias of one side; or the gradients, flags or argument names of these tensors."""
 
     hidden: Any
     weight: Any
@@ -108,7 +108,7 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
     if isinstance(x, Tensor):
         check_dense(HEAD_CALL, name, x)
     if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
-        if is_other_storage(x):  # no DTensor, as each rank's part of it is plain here
+        if is_other_storage(x):  # this rank's part has already replaced a DTensor
             raise invalid_type(
                 HEAD_CALL,
                 name,
