@@ -58,7 +58,7 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   // Where only one side's logit is -inf these are infinite, even if the other side's mass underflows.
   constexpr bool p_needs_q = form == kKLForm || form == kJeffreysForm;
   constexpr bool q_needs_p = form == kReverseKLForm || form == kJeffreysForm;
-  const Real weight = static_cast<Real>(t.weight) * inverse_temperature;
+  const Real weight = t.sums_only ? Real(1) : static_cast<Real>(t.weight) * inverse_temperature;
   const Real *exp_p = row.exp_p, *exp_q = row.exp_q;
   Real *out_p = row.gradient_p, *out_q = row.gradient_q;
   const Sides<Real> sides{Side<Real>(t.p), Side<Real>(t.q)};
@@ -89,6 +89,18 @@ static void sweep(const Row<Real>& row, RowTask& t) {
     sum_q += part_q;
     size += part_size;
     difference += part_difference;
+  }
+  if (t.whole) {
+    if (infinite) value += kInf<double>;
+    t.value = value;
+    if (t.sums_only) {
+      t.sums_p = sums_of_part(out_p, exp_p, n, scale_p, 1);
+      t.sums_q = sums_of_part(out_q, exp_q, n, scale_q, 1);
+      return;
+    }
+    if constexpr (to_p && !p_at_once) project_part(out_p, exp_p, n, scale_p, t.whole->p.sums, 1, weight);
+    if constexpr (to_q && !q_at_once) project_part(out_q, exp_q, n, scale_q, t.whole->q.sums, 1, weight);
+    return;
   }
   // The sum of q - p is the rounding error of `shift`. Only total variation depends on it in first order.
   if constexpr (is_summed) difference = to_q && q_at_once ? sum_q : -sum_p;
@@ -192,8 +204,9 @@ static void sweep_with_label(const Row<Real>& row, RowTask& t, Real* exponential
 template <class Real>
 static void compute(const RowViews& v, RowTask& t, Real* scratch) {
   const int64_t classes = t.classes, n = padded<Real>(classes, v);
+  t.sums_only = t.whole && !v.gradient_p.data && !v.gradient_q.data;
   const auto target = [&](const RowView& out, Real* buffer) -> Real* {
-    if (!out.data) return nullptr;
+    if (!out.data) return t.sums_only ? buffer : nullptr;
     return out.dtype == kDtypeOf<Real> && n == classes ? static_cast<Real*>(out.data) : buffer;
   };
   Row<Real> row;
@@ -227,12 +240,13 @@ static void compute(const RowViews& v, RowTask& t, Real* scratch) {
     if (row.gradient_p) std::memset(row.gradient_p, 0, n * sizeof(Real));
     if (row.gradient_q) std::memset(row.gradient_q, 0, n * sizeof(Real));
   }
-  if (row.gradient_p) store(row.gradient_p, classes, v.gradient_p.dtype, v.gradient_p.data);
-  if (row.gradient_q) store(row.gradient_q, classes, v.gradient_q.dtype, v.gradient_q.data);
+  if (v.gradient_p.data) store(row.gradient_p, classes, v.gradient_p.dtype, v.gradient_p.data);
+  if (v.gradient_q.data) store(row.gradient_q, classes, v.gradient_q.dtype, v.gradient_q.data);
 }
 
+// Computes in float32 with sums in float64; in float64 if a side is float64 or float32 is not accurate enough.
 void compute_row(const RowViews& v, RowTask& t, void* scratch) {
-  t.needs_float64 = in_float64(v);
+  t.needs_float64 = v.p.dtype == Dtype::kFloat64 || v.q.dtype == Dtype::kFloat64 || t.whole;
   if (!t.needs_float64) compute(v, t, static_cast<float*>(scratch));
   if (t.needs_float64) compute(v, t, static_cast<double*>(scratch));
 }

@@ -148,6 +148,18 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
     difference += part_difference;
     total += part_total;
   }
+  if (t.whole) {  // only a power divergence, which is a sum over classes
+    const double factor = t.power.weight, weight = t.weight * t.inverse_temperature;
+    t.value = factor * value;
+    if (t.sums_only) {
+      t.sums_p = sums_of_part(out_p, exp_p, n, scale_p, factor);
+      t.sums_q = sums_of_part(out_q, exp_q, n, scale_q, factor);
+      return;
+    }
+    if constexpr (to_p) project_part(out_p, exp_p, n, scale_p, t.whole->p.sums, factor, weight);
+    if constexpr (to_q) project_part(out_q, exp_q, n, scale_q, t.whole->q.sums, factor, weight);
+    return;
+  }
   value -= difference * difference / 2;  // corrects the rounding of the normalization, as for the other kinds
   double factor_p = t.power.weight, factor_q = factor_p;
   t.value = t.power.weight * value;

@@ -54,9 +54,9 @@ _SMALLEST_EXPONENT = 1e-30
 
 def arguments_of(kind: Divergence) -> Arguments | None:
     """Return the operator's arguments for the divergence, or None if the kernels do not support it."""
-    if type(kind) in _SIMPLE:
-        return _SIMPLE[type(kind)]
-    arguments = None
+    arguments = _SIMPLE.get(type(kind))
+    if arguments is not None:
+        return arguments
     if type(kind) is SkewKL:
         arguments = _of_mixture([(1.0, kind, False)])
     elif type(kind) is JensenShannon:
