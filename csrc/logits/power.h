@@ -196,17 +196,12 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
   if constexpr (to_q) project_accurately(out_q, exp_q, n, scale_q * sum_q, weight * factor_q);
 }
 
-template <class Real, bool is_renyi>
-static void sweep_powers_of(const Row<Real>& row, RowTask& t) {
-  if (row.gradient_p && row.gradient_q) return sweep_power<Real, true, true, is_renyi>(row, t);
-  if (row.gradient_p) return sweep_power<Real, true, false, is_renyi>(row, t);
-  if (row.gradient_q) return sweep_power<Real, false, true, is_renyi>(row, t);
-  return sweep_power<Real, false, false, is_renyi>(row, t);
-}
-
 template <class Real>
 static void sweep_powers(const Row<Real>& row, RowTask& t) {
-  t.divergence == DivergenceCode::kRenyi ? sweep_powers_of<Real, true>(row, t) : sweep_powers_of<Real, false>(row, t);
+  sweep_as_requested(row, [&](auto to_p, auto to_q) {
+    if (t.divergence == DivergenceCode::kRenyi) return sweep_power<Real, to_p.value, to_q.value, true>(row, t);
+    sweep_power<Real, to_p.value, to_q.value, false>(row, t);
+  });
 }
 
 }  // namespace KULLBACK_ISA

@@ -1,5 +1,5 @@
 // Converts rows of logits of P and Q to probabilities and log-ratios, and derivatives by log-probabilities to
-// gradients.
+// gradients; the cross-entropy of a row with its label.
 #pragma once
 #include "../common/convert.h"
 #include "task.h"
@@ -7,7 +7,8 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Within a block, sums are in the computing precision. The sums of blocks are added in float64.
+// Within a block, sums are in the computing precision. The sums of blocks are added in float64. In float32, a sum of
+// 1024 terms of one sign has a relative error of at most 1024 half units in the last place, 6e-5, but usually of 1e-6.
 constexpr int64_t kBlock = 1024;
 
 // Memory of the next row to read, or of the next gradient to write. It is prefetched in parts while the exponentials
@@ -17,7 +18,7 @@ struct Upcoming {
   int64_t element_bytes;
 };
 
-constexpr int64_t kPart = 256;
+constexpr int64_t kPart = 256;  // classes between two requests to prefetch: 16 lines of float32
 
 template <bool is_written>
 KULLBACK_INLINE void fetch(const Upcoming& x, int64_t start, int64_t stop) {
@@ -287,6 +288,43 @@ static void finish(Real* derivatives, const Real* e, int64_t n, Real scale, Deri
   } else if (std::fabs(sums.sum) > (kIsDouble<Real> ? 1e-15 : 1e-6) * sums.size) {
     project(derivatives, e, n, weight * factor, Real(1));
   }
+}
+
+// The cross-entropy of a row with its true class, which equals KL(one-hot || softmax(logits)).
+struct CrossEntropy {
+  double value;
+  double sum;     // of the exponentials
+  double others;  // the probability of all classes but the label
+};
+
+// Computes it from exponentials relative to the row's peak, where `below` is the peak minus the label's logit. No
+// nearly equal numbers are subtracted: if the label is the peak, the other classes are summed without it.
+template <class Real>
+static CrossEntropy cross_entropy_of(Real* e, int64_t n, int64_t label, double below) {
+  const Real own = e[label];
+  e[label] = 0;
+  double others = 0;
+  for (int64_t start = 0; start < n; start += kBlock) {
+    const int64_t stop = start + kBlock < n ? start + kBlock : n;
+    Real part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t i = start; i < stop; ++i) part += e[i];
+    others += part;
+  }
+  e[label] = own;
+  const double sum = others + own;
+  return {below == 0 ? std::log1p(others) : std::log(sum) + below, sum, others / sum};
+}
+
+// Calls `sweep` with two constants: whether the gradients by P and by Q are requested.
+template <class Real, class Sweep>
+static void sweep_as_requested(const Row<Real>& row, const Sweep& sweep) {
+  constexpr std::true_type yes;
+  constexpr std::false_type no;
+  if (row.gradient_p && row.gradient_q) return sweep(yes, yes);
+  if (row.gradient_p) return sweep(yes, no);
+  if (row.gradient_q) return sweep(no, yes);
+  return sweep(no, no);
 }
 
 }  // namespace KULLBACK_ISA

@@ -33,7 +33,7 @@ from kullback.representations import Representation
 
 @dataclass(slots=True, eq=False)
 class FastRows(TotalOperation):
-    """A row operation by a backend's kernels; differentiated gradients and forward mode are the reference's.
+    """A row operation of a backend. The reference computes differentiated gradients and forward mode.
 
     Attributes:
         rows: the divergence of the rows.
@@ -131,7 +131,7 @@ def value_and_gradient(
 ) -> Evaluation:
     """Return the value of each row of logits together with the gradient of their weighted sum.
 
-    Use it when the row weights are known in advance: it reads the logits once. The result is not differentiable.
+    This reads the logits once, but the weights must be known in advance. The result is not differentiable.
 
     Arguments:
         rows: the divergence of the rows.
