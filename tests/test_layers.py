@@ -450,7 +450,7 @@ def makers_of_intervals(package: Path) -> set[str]:
     """The functions that give an `Estimate` its interval, or make limits from evidence, as 'module.function'."""
     makers = set()
     for module, path in module_names(package).items():
-        if not module.startswith(("kullback.dispatch", "kullback.estimators")):
+        if not module.startswith(("kullback.dispatch", "kullback.estimators", "kullback.pairs")):
             continue
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(function, ast.FunctionDef):
@@ -465,9 +465,9 @@ def makers_of_intervals(package: Path) -> set[str]:
 
 
 def test_one_function_makes_intervals_from_evidence(tmp_path):
-    """Besides, one turns evidence with its interval into an `Estimate`, and one converts nats to bits."""
+    """One function turns evidence with its interval into an `Estimate`. Another converts the numbers of an estimate to bits."""
     evidence = "kullback.estimators.evidence"
-    wanted = {f"{evidence}.interval_from", f"{evidence}.estimate_of", "kullback.dispatch._in_units"}
+    wanted = {f"{evidence}.interval_from", f"{evidence}.estimate_of", "kullback.pairs.solve.with_numbers"}
     assert makers_of_intervals(PACKAGE) == wanted
     files = {
         "estimators/a.py": "def f(value, low, high):\n    return Estimate(value, None, 'a', (low, high))",

@@ -81,11 +81,11 @@ def _values(problem: FitProblem, near: Any) -> Values | None:
     """Return the parameters of the member nearest to a distribution, or q's with its mean and deviation."""
     q, family, fixed = problem.q, problem.family, problem.fixed
     try:
-        member, _ = nearest(q, near.expand(q.batch_shape), family, fixed)
+        values, _ = nearest(q, near.expand(q.batch_shape), family, fixed)
     except (ValueError, NotImplementedError):
-        member = None
-    if member is not None:
-        return {name: leaf.value for name, leaf in read_family(member, fixed).free.items()}
+        values = None
+    if values is not None:
+        return values
     moments: dict[str, Tensor] = {"loc": near.mean, "scale": near.variance.sqrt()}
     if "loc" not in family.free or any(
         leaf.value.shape != torch.broadcast_shapes(leaf.value.shape, moments[name].shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -34,22 +34,6 @@ class HeadTensors(NamedTuple):
         )
 
 
-class StoredTensors(NamedTuple):
-    """The log-probabilities of a stored teacher."""
-
-    log_probs: Any
-
-    def map_rows(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return the tensors with a function of the log-probabilities, which have a row for each position."""
-        return self if self.log_probs is None else self._replace(log_probs=function(self.log_probs))
-
-
-def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
-    """Return the student's and the teacher's part of one sequence, as autograd's functions get it."""
-    student, teacher = tensors[:3], tensors[3:]
-    return HeadTensors(*student), HeadTensors(*teacher) if len(teacher) > 1 else StoredTensors(*teacher)
-
-
 STUDENT_NAMES = HeadTensors("student", "student_weight", "student_bias")
 TEACHER_NAMES = HeadTensors("teacher", "teacher_weight", "teacher_bias")
 CLASS_DIMS = HeadTensors(None, 0, 0)
@@ -68,7 +52,8 @@ def checked_tensors(
 ) -> tuple[torch.dtype, list[HeadTensors]]:
     """Return the dtype of the loss and the tensors of each head; raise unless those of both sides fit together.
 
-    Autograd can save the tensors. They are in the autocast dtype if autocast is on; float64 stays.
+    Autograd can save the tensors, and the hidden states are a matrix. They are in the autocast dtype if autocast is on;
+    float64 stays.
 
     Arguments:
         student: the arguments of the student.
@@ -184,8 +169,8 @@ def _check_head(names: HeadTensors, head: HeadTensors, is_autocast_on: bool) -> 
 
 
 def _recorded(head: HeadTensors, autocast_dtype: torch.dtype | None) -> HeadTensors:
-    """Return tensors that autograd can save, in the dtype if it is not None and they are not float64."""
-    tensors = all_recordable(head)
+    hidden, *others = all_recordable(head)
+    tensors = [hidden.reshape(hidden.shape[:-1].numel(), hidden.shape[-1]), *others]
     if autocast_dtype is not None:
         tensors = [x if x is None or x.dtype == torch.float64 else x.to(autocast_dtype) for x in tensors]
     return HeadTensors(*tensors)

@@ -20,12 +20,7 @@ from torch.distributions import (
 from kullback.common.constraints import FLAG, GENERATOR, Arguments, Number, OneOf, Whole
 from kullback.common.display import shown_options
 from kullback.common.inputs import number_from, whole_from
-from kullback.errors import (
-    KullbackError,
-    invalid_type,
-    invalid_value,
-    safe_repr,
-)
+from kullback.errors import in_the_name_of, invalid_type, invalid_value, safe_repr
 from kullback.losses.controllers import NON_NEGATIVE, AdaptiveKLController, KLController, Schedule, scheduled
 from kullback.losses.positions import position_weights
 
@@ -511,12 +506,8 @@ def _kl(call: str, p: Distribution, q: Distribution, rule: _Rule) -> Tensor:
         kl_divergence = partial(kl_divergence, **rule._asdict())
     if torch.compiler.is_compiling():
         return kl_divergence(p, q)
-    try:
+    with in_the_name_of(call, {"kl_divergence"}, {"p": "posterior", "q": "prior"}):
         return kl_divergence(p, q)
-    except KullbackError as error:
-        if error.call != "kl_divergence":
-            raise
-        raise error.replace({"p": "posterior", "q": "prior"}, call=call) from None
 
 
 def _total(kl: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import Arguments, Whole
+from kullback.common.constraints import Arguments, OfType, Whole
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect, check_dense, first_of, first_value, is_integer
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence, FinitePair
 from kullback.kernels.row_operation import transformable
 from kullback.losses.teachers import (
@@ -103,21 +103,12 @@ class SampledTail(PartialTeacher):
         uniforms = torch.rand(len(rows), draws, generator=generator, dtype=torch.float64, device="cpu")
         labels = torch.zeros(len(rows), dtype=torch.int64, device="cpu")
         accurate = rows.to("cpu" if rows.device.type == "mps" else rows.device, torch.float64, copy=True)
-        teacher = cls.from_reference(
-            summarize_rows(accurate, labels, top=k, uniforms=uniforms), device=logits.device
-        )
-        shape = logits.shape[:-1]
-        indices, log_probs = (
-            x.reshape(*shape, x.shape[-1]) for x in (teacher.top.indices, teacher.top.log_probs)
-        )
+        block = summarize_rows(accurate, labels, top=k, uniforms=uniforms)
+        flat, shape = cls.from_reference(block, device=logits.device), logits.shape[:-1]
+        rows = flat.top.indices, flat.top.log_probs, flat.tail_indices, flat.tail_log_probs
+        indices, log_probs, *drawn = (x.reshape(*shape, x.shape[-1]) for x in rows)
         top = TopK(indices, log_probs, validate=False)
-        return cls(
-            top,
-            teacher.tail_indices.reshape(*shape, draws),
-            teacher.tail_log_probs.reshape(*shape, draws),
-            teacher.tail_log_mass.reshape(shape),
-            validate=False,
-        )
+        return cls(top, drawn[0], drawn[1], flat.tail_log_mass.reshape(shape), validate=False)
 
     @classmethod
     def from_reference(cls, block: ReferenceBlock, *, device: torch.device | str | None = None) -> Self:
@@ -258,17 +249,11 @@ def sampled_tail_divergence(
 
 @dataclass(frozen=True, eq=False)
 class SampledRows(PartialRows):
-    """The rows of a `SampledTail`.
+    """The rows of a `SampledTail`."""
 
-    Attributes:
-        weights: the weights of the terms, 1 for the top classes.
-        tail_mass: the teacher's mass outside the top classes.
-        draws: the number of drawn classes, which are the last ones.
-    """
-
-    weights: Tensor
-    tail_mass: Tensor
-    draws: int
+    weights: Tensor  # of the terms; 1 for the top classes
+    tail_mass: Tensor  # the teacher's mass outside the top classes
+    draws: int  # the number of drawn classes, which are the last ones
 
     per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs", "weights", "tail_mass")
     leaves_out: ClassVar[bool] = False
@@ -359,7 +344,18 @@ def _check_form(teacher: SampledTail) -> None:
             )
 
 
-_DRAWING = Arguments("SampledTail.draw", k=Whole(least=1, example=32), draws=Whole(least=0, example=32))
+_GENERATOR = OfType(
+    (torch.Generator,),
+    wanted="a torch.Generator on the CPU, or None",
+    instead="generator=torch.Generator().manual_seed(0)",
+    optional=True,
+)
+_DRAWING = Arguments(
+    "SampledTail.draw",
+    k=Whole(least=1, example=32),
+    draws=Whole(least=0, example=32),
+    generator=_GENERATOR,
+)
 
 
 def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generator | None) -> tuple[int, int]:
@@ -367,17 +363,9 @@ def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generato
     call = "SampledTail.draw"
     check_logits(call, "logits", logits)
     check_any_class(call, "logits", logits.shape[-1])
-    k, draws = _DRAWING.check(k=k, draws=draws).values()
-    if generator is not None and not (
-        isinstance(generator, torch.Generator) and generator.device.type == "cpu"
-    ):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_type(
-            call,
-            "generator",
-            wanted="a torch.Generator on the CPU, or None",
-            got=safe_repr(generator),
-            instead="generator=torch.Generator().manual_seed(0)",
-        )
+    k, draws, _ = _DRAWING.check(k=k, draws=draws, generator=generator).values()
+    if generator is not None and generator.device.type != "cpu":
+        raise _GENERATOR.refusal(call, "generator", generator)
     if not can_inspect(logits):
         raise invalid_type(
             call,

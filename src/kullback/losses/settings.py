@@ -69,6 +69,9 @@ ARGUMENTS = Arguments(
     ),
     ignore_index=Whole(least=-(2**63), wanted="an integer of 64 bits", example=-100, strict=True),
 )
+# Of the functions that take only some of these.
+_TEMPERATURE = Arguments("top_k_divergence", temperature=ARGUMENTS.constraints["temperature"])
+_CLASSES = Arguments("top_k_divergence_bounds", classes=ARGUMENTS.constraints["classes"])
 HEAD_ARGUMENTS = Arguments(
     "linear_distillation_loss",
     "LinearDistillationLoss",
@@ -166,11 +169,6 @@ def check_result_dtype(call: str, dtype: object) -> None:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in _RESULT_DTYPES):
         wanted = "a floating-point dtype of torch, or None"
         raise invalid_type(call, "dtype", wanted=wanted, got=safe_repr(dtype), instead="dtype=torch.float64")
-
-
-def check_temperature(call: str, temperature: object) -> None:
-    """Raise unless `temperature` is a positive number."""
-    ARGUMENTS.check(call, temperature=temperature)
 
 
 def check_classes(call: str, classes: object, available: int | None = None) -> int | None:

@@ -13,7 +13,7 @@ from kullback.errors import KullbackError, invalid_type
 from kullback.losses.positions import Positions
 from kullback.losses.teachers import PartialTeacher
 from kullback.parallel.collectives import Ranks, agree, pattern
-from kullback.parallel.shards import is_dtensor, local_shard, mesh_group, whole_on_every_rank
+from kullback.parallel.shards import Sides, is_dtensor, local_shard, mesh_group, whole_on_every_rank
 
 _T = TypeVar("_T")
 
@@ -74,20 +74,23 @@ def requires_gradient(*tensors: Tensor | None) -> int:
     return int(torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors))
 
 
-def numbers_of_ranks(
+def agreed_sides(
     positions: Positions,
     ranks: Ranks,
     tensors: Mapping[str, Any],
+    sizes: Mapping[str, int],
     *,
     same: Mapping[str, object],
     own: Mapping[str, int],
-) -> dict[str, list[int]]:
-    """Return the numbers `own` of every rank. If the ranks' arguments disagree, raise on every rank.
+) -> tuple[Sides, dict[str, list[int]]]:
+    """Return the shards of both sides, and the numbers `own` of every rank. Raise on every rank if they disagree.
 
     Arguments:
         positions: the checked positions and settings.
         ranks: the group.
         tensors: the tensors by the names of their arguments.
+        sizes: the number of this rank's classes, by the argument that has them: first the student's, then the
+            teacher's, unless the teacher is whole on every rank.
         same: other values that must agree, by the name of the argument.
         own: numbers that may differ.
     """
@@ -107,4 +110,15 @@ def numbers_of_ranks(
         **positions.settings._asdict(),
         **same,
     }
-    return agree(ranks, positions.device, same=values, own=own, problem=None)
+    numbers = agree(ranks, positions.device, same=values, own={**sizes, **own}, problem=None)
+    student, teacher = sizes if len(sizes) == 2 else (*sizes, "teacher")
+    settings = positions.settings
+    sides = Sides.between(
+        ranks,
+        numbers[student],
+        numbers.get(teacher),
+        classes=settings.classes,
+        vocabulary=settings.vocabulary,
+        names=(student, teacher),
+    )
+    return sides, numbers

@@ -23,11 +23,11 @@ from kullback.kernels.row_operation import Gradients, RowOperation, RowValueFunc
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.losses.positions import Positions
 from kullback.losses.settings import (
+    ARGUMENTS,
     LossSettings,
     check_classes,
     check_kind,
     check_result_dtype,
-    check_temperature,
 )
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard, ShardedClasses
@@ -240,11 +240,12 @@ class PartialTeacher(ShortRepr, ABC):
                 instead="a student with the teacher's vocabulary",
             )
 
-    def checked_rows(self, positions: Positions, classes: int, dtype: torch.dtype) -> PartialRows:
+    def checked_rows(self, positions: Positions, classes: int) -> PartialRows:
         """Return `rows`; raise unless they fit the number of classes and are known at the positions that count."""
         self.check_indices(positions.call, classes)
         self.check_counted(positions.call, positions.weights)
-        return self.rows(positions.settings.kind, classes, positions.settings.temperature, dtype)
+        settings = positions.settings
+        return self.rows(settings.kind, classes, settings.temperature, positions.dtype)
 
     def check(self, call: str, student: Tensor, settings: LossSettings) -> torch.dtype:
         """Return the dtype of the loss; raise unless the teacher fits the student's logits and the settings."""
@@ -272,7 +273,7 @@ class PartialTeacher(ShortRepr, ABC):
         return self._values(student, positions, sides.classes, shard)
 
     def _values(self, student: Tensor, positions: Positions, classes: int, shard: Shard | None) -> Tensor:
-        rows = self.checked_rows(positions, classes, positions.dtype)
+        rows = self.checked_rows(positions, classes)
         excluded = None if positions.weights is None else positions.weights == 0
         return rows.of_student(student, positions.labels, shard, excluded)
 
@@ -318,7 +319,7 @@ def partial_divergence(
     """Return the divergence of each position from a teacher, which has to be an instance of `wanted`."""
     kind = check_kind(call, kind)
     check_result_dtype(call, dtype)
-    check_temperature(call, temperature)
+    temperature = ARGUMENTS.check(call, temperature=temperature)["temperature"]
     if not isinstance(teacher, wanted):
         raise invalid_type(
             call,

@@ -227,17 +227,11 @@ def top_k_divergence(
 
 @dataclass(frozen=True, eq=False)
 class TopKRows(PartialRows):
-    """The rows of a `TopK`.
-
-    Attributes:
-        tail: the tail of the `TopK`.
-        rounding: the largest remainder of the teacher's mass that counts as a rounding error.
-        vocabulary: the number of classes.
-    """
+    """The rows of a `TopK`."""
 
     tail: Tail
-    rounding: float
-    vocabulary: int
+    rounding: float  # the largest remainder of the teacher's mass that counts as a rounding error
+    vocabulary: int  # the number of classes
 
     def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
         """Return the divergence of each row, from the teacher's log-probabilities and the student's logits."""

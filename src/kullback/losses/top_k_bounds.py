@@ -246,32 +246,20 @@ def _largest_split(kind: Divergence, listed: Range, other: _ListedClasses, *, sw
 
 
 def _check(x: object, name: str) -> None:
-    if not isinstance(x, TopK | TopKBlock):
-        raise invalid_type(
-            _CALL,
-            name,
-            wanted="a TopK or a TopKBlock",
-            got=type(x).__name__,
-            instead=f"{name}=TopK(indices, log_probs)",
-        )
+    instead = f"{name}=TopK(indices, log_probs)"
     if isinstance(x, TopK):
         x.check_counted(_CALL, None)
-    if isinstance(x, TopK) and x.tail != "bucket":
-        raise invalid_value(
-            _CALL,
-            name,
-            wanted="tail='bucket': bounds need the mass outside the list",
-            got=f"tail={x.tail!r}",
-            instead=f"{name}=TopK(indices, log_probs), with log-probabilities among all classes",
-        )
-    if isinstance(x, TopKBlock) and bool(x.log_tail.isnan().any()):
-        raise invalid_value(
-            _CALL,
-            name,
-            wanted="a file that stores the mass outside the list",
-            got="only logits of the listed classes",
-            instead="log-probabilities among all classes, stored as 'indices' and 'log_probs'",
-        )
+        if x.tail != "bucket":
+            wanted, got = "tail='bucket': bounds need the mass outside the list", f"tail={x.tail!r}"
+            instead += ", with log-probabilities among all classes"
+            raise invalid_value(_CALL, name, wanted=wanted, got=got, instead=instead)
+    elif not isinstance(x, TopKBlock):
+        wanted, got = "a TopK or a TopKBlock", type(x).__name__
+        raise invalid_type(_CALL, name, wanted=wanted, got=got, instead=instead)
+    elif bool(x.log_tail.isnan().any()):
+        wanted, got = "a file that stores the mass outside the list", "only logits of the listed classes"
+        instead = "log-probabilities among all classes, stored as 'indices' and 'log_probs'"
+        raise invalid_value(_CALL, name, wanted=wanted, got=got, instead=instead)
 
 
 def _check_indices(name: str, indices: Tensor, classes: int) -> None:

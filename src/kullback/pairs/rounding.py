@@ -53,8 +53,8 @@ def rounding_error(form: ClosedForm, p: Distribution, q: Distribution, value: Te
     spread = torch.zeros_like(value)
     with torch.no_grad():
         for _ in range(_TRIALS):
-            near = (with_tensors(d, partial(changed, high=side)) for d, side in ((p, -1), (q, 1)))
-            near_value = form.function(*in_common_unit(*near))
+            near_p, near_q = (with_tensors(d, partial(changed, high=side)) for d, side in ((p, -1), (q, 1)))
+            near_value = form.function(*in_common_unit(near_p, near_q, torch.float64))
             if near_value is not None:
                 spread = torch.maximum(spread, (near_value - value).abs().nan_to_num(nan=0.0))
     return _ROUNDING * (1 + value) + _SAFETY * spread

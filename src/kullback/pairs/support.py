@@ -146,16 +146,16 @@ def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
 
 def is_infinite(p: Density, q: Density) -> Tensor | None:
     """Return a mask of the batch elements where KL is certainly +inf; None if no test applies to the densities."""
+    below = p.lower_tail(), q.lower_tail()
+    if p.has_equal_tails and q.has_equal_tails:
+        return _diverges_at(None, None, *below)
     low_p, low_q, high_p, high_q = p.low(), q.low(), p.high(), q.high()
-    below = _diverges_at(low_p, low_q, p.lower_tail(), q.lower_tail())
-    are_symmetric = type(p).upper_tail is type(p).lower_tail and type(q).upper_tail is type(q).lower_tail
-    is_mirrored = are_symmetric and low_p is high_p is low_q is high_q is None
     return _any(
         _reaches_out(low_p, low_q, below=True),
         _reaches_out(high_p, high_q, below=False),
         _reaches_into_gaps(p, q),
-        below,
-        None if is_mirrored else _diverges_at(high_p, high_q, p.upper_tail(), q.upper_tail()),
+        _diverges_at(low_p, low_q, *below),
+        _diverges_at(high_p, high_q, p.upper_tail(), q.upper_tail()),
     )
 
 

@@ -42,29 +42,17 @@ class SweepResults(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ShardedRows(RowOperation):
-    """Divergences of rows whose classes are sharded; all ranks call its methods with the same rows in the same order.
-
-    Attributes:
-        ranks: the group.
-        kind: the divergence.
-        temperature: the divisor of the logits.
-        classes: the number of classes of all ranks together.
-        needed: whether any rank needs a gradient by P, and by Q.
-        start: the first class of this rank.
-        dtype: the dtype of the values.
-        labels: the labels of the rows; their cross-entropy is mixed with the divergences.
-        inplace: whether the gradient overwrites Q's logits.
-    """
+    """Divergences of rows whose classes are sharded. All ranks call the methods with the same rows in one order."""
 
     ranks: Ranks
     kind: Divergence
     temperature: float
-    classes: int
-    needed: tuple[bool, bool]
-    start: int
-    dtype: torch.dtype = torch.float64
-    labels: HardLabels | None = None
-    inplace: bool = False
+    classes: int  # of all ranks together
+    needed: tuple[bool, bool]  # whether any rank needs a gradient by P, and by Q
+    start: int  # the first class of this rank
+    dtype: torch.dtype = torch.float64  # of the values
+    labels: HardLabels | None = None  # their cross-entropy is mixed with the divergences
+    inplace: bool = False  # whether the gradient overwrites Q's logits
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor, SweepResults]:
         """Return the value of each row, the same on every rank, as a row operation."""

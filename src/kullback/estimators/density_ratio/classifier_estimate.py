@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from kullback.common.constraints import Arguments, Whole
 from kullback.common.optional import load
 from kullback.common.progress import Update, progress_bar
 from kullback.errors import invalid_type, invalid_value
@@ -71,6 +72,9 @@ _ON_A_SURFACE = Shift(
     "One side's draws fill fewer dimensions than the other's at the distance of their neighbors. On a curved surface, "
     "KL would be infinite: the upper limit is infinite.",
 )
+
+
+_ARGUMENTS = Arguments("density_ratio", folds=Whole(least=2, example=5))
 
 
 @from_draws
@@ -134,6 +138,7 @@ def density_ratio(
     call = "density_ratio"
     load("sklearn", call)
     check_classifier(call, classifier)
+    folds = _ARGUMENTS.check(folds=folds)["folds"]
     _check_sides(call, p, q, folds)
     n, span = (p.number, q.number), common_span(p, q)
     if span.infinite:
@@ -404,11 +409,11 @@ def _check_sides(call: str, p: Draws, q: Draws, folds: int) -> None:
             instead="kl_estimate(p, q) for categories; or Samples(x.double()) to read integers as numbers",
         )
     for name, draws in (("p", p), ("q", q)):
-        if folds < 2 or draws.groups < 2 * folds:
+        if draws.groups < 2 * folds:
             raise invalid_value(
                 call,
                 f"{name}, folds",
-                wanted="two folds or more, and two draws of each side (or clusters of draws) for each",
+                wanted="two draws of each side, or two clusters of draws, for each fold",
                 got=f"folds={folds} and {draws.groups} {'draws' if draws.cluster is None else 'clusters'} with weight",
                 instead="more draws, or kl_estimate(p, q, method='nearest_neighbors')",
             )

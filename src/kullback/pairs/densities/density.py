@@ -19,6 +19,7 @@ from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import tensor_of
 from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.family import POSITIVE, REAL, UNIT, End
 
 
 def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
@@ -185,6 +186,18 @@ class Density(ABC):
     """A univariate density with its parameters, which are float64 tensors that broadcast."""
 
     integer: ClassVar[bool] = False
+    support: ClassVar[tuple[End, End]] = REAL
+    """The ends of the support: numbers or names of parameters, or None for an end that `low` or `high` computes."""
+    has_equal_tails: ClassVar[bool]
+    """Whether the support is the whole line and one formula gives both tails."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "support" not in vars(cls):
+            low, high = cls.support
+            cls.support = None if "low" in vars(cls) else low, None if "high" in vars(cls) else high
+        is_line = cls.support == REAL and cls.pieces is Density.pieces
+        cls.has_equal_tails = is_line and cls.lower_tail is cls.upper_tail
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         """Return the density with `change` applied to every parameter, for example to its shape."""
@@ -222,11 +235,17 @@ class Density(ABC):
 
     def low(self) -> Tensor | None:
         """Return the lower end of the support, None for -inf."""
-        return None
+        end = self.support[0]
+        if isinstance(end, str):
+            return getattr(self, end)
+        return None if end in (None, -math.inf) else torch.full((), end, dtype=torch.float64, device="cpu")
 
     def high(self) -> Tensor | None:
         """Return the upper end of the support, None for +inf."""
-        return None
+        end = self.support[1]
+        if isinstance(end, str):
+            return getattr(self, end)
+        return None if end in (None, math.inf) else torch.full((), end, dtype=torch.float64, device="cpu")
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """Return the ends of the support, infinite where it has none."""
@@ -290,8 +309,13 @@ class PositiveAtEnds(Density):
 class HalfLineDensity(PositiveAtEnds):
     """A density on the positive numbers."""
 
-    def low(self) -> Tensor | None:
-        return torch.zeros((), dtype=torch.float64, device="cpu")
+    support: ClassVar[tuple[End, End]] = POSITIVE
+
+
+class UnitDensity(PositiveAtEnds):
+    """A density on [0, 1]."""
+
+    support: ClassVar[tuple[End, End]] = UNIT
 
 
 # Returns the density of a distribution, or None if it is not known.

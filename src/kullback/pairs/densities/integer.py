@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kullback.common.special import HALF_LOG_2PI, polynomial
 from kullback.pairs.densities.density import Coordinate, Density, Points
+from kullback.pairs.family import POSITIVE, End
 
 # log(x!) - (x + 1/2) log x + x - log(2 pi) / 2 = 1 / 12 x - 1 / 360 x^3 + ...
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
@@ -56,8 +57,7 @@ class IntegerDensity(Density):
     smooth: ClassVar[bool] = True
     """Whether the probabilities are a smooth function of x; otherwise every term has to be summed."""
 
-    def low(self) -> Tensor | None:
-        return torch.zeros((), dtype=torch.float64, device="cpu")
+    support: ClassVar[tuple[End, End]] = POSITIVE
 
     def coordinate(self) -> Coordinate:
         return Coordinate(None, None)

@@ -240,9 +240,7 @@ def _scaled(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
     """Return the density of (x - loc) / scale, which is the standard one of the family where that is its own unit."""
     if isinstance(d, LocationScaleDensity):
         return replace(
-            d,
-            loc=torch.where(own, 0.0, (d.loc - loc) / scale),
-            scale=torch.where(own, 1.0, d.scale / scale),
+            d, loc=torch.where(own, 0.0, (d.loc - loc) / scale), scale=torch.where(own, 1.0, d.scale / scale)
         )
     if isinstance(d, AffineDensity):
         part = d.part

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.distributions import Beta, ContinuousBernoulli, Uniform
@@ -10,15 +12,28 @@ from kullback.common.dtypes import upcast
 from kullback.common.roots import log_root
 from kullback.common.special import digamma, stirling_remainder, trigamma
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import Points, breakpoints_around, log_mean_exp
-from kullback.pairs.families.continuous_bernoulli import cross_entropy_to, logits_of
+from kullback.pairs.densities.density import Points, Tail, UnitDensity, breakpoints_around, log_mean_exp
+from kullback.pairs.families.continuous_bernoulli import cross_entropy_to, log_room, logits_of
 from kullback.pairs.families.dirichlet import concentrations, dirichlet_divergence
 from kullback.pairs.families.gamma import log_gamma_entropy
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.families.unit_interval import PowersAtEnds, log_room
-from kullback.pairs.family import UNIT, Family, Means, Parameters, ScipyForm
+from kullback.pairs.family import Family, Means, Parameters, ScipyForm
 from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments
 from kullback.pairs.registry import closed_form
+
+
+@dataclass(frozen=True)
+class PowersAtEnds(UnitDensity):
+    """A density that is about x^(a - 1) near 0 and (1 - x)^(b - 1) near 1."""
+
+    a: Tensor
+    b: Tensor
+
+    def lower_tail(self) -> Tail:
+        return Tail.of_power(self.a)
+
+    def upper_tail(self) -> Tail:
+        return Tail.of_power(self.b)
 
 
 class BetaDensity(PowersAtEnds):
@@ -118,6 +133,6 @@ def dirichlet_from_mean_logs(mean_logs: Tensor) -> Tensor:
 
 
 register_family(Family(
-    Beta, "concentration1 concentration0", BetaDensity, UNIT, tensors="_dirichlet.concentration",
+    Beta, "concentration1 concentration0", BetaDensity, tensors="_dirichlet.concentration",
     log_moments=_of_beta, scipy=[ScipyForm("beta", Beta, takes="")], match=_match,
 ))  # fmt: skip

@@ -20,9 +20,8 @@ from kullback.common.special import (
     polynomial,
 )
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import Density, Points
+from kullback.pairs.densities.density import Density, Points, UnitDensity
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.families.unit_interval import UnitDensity, log_room
 from kullback.pairs.family import CHOICE, UNIT, Family, Means, Parameters
 from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.registry import closed_form
@@ -129,6 +128,12 @@ def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, 
     from_end = mean_from_end(torch.where(down, -logits, logits))
     negative_entropy = continuous_bernoulli_divergence(logits, torch.zeros_like(logits), -logits)
     return logits, torch.where(down, from_end, 1 - from_end), negative_entropy
+
+
+def log_room(q: Uniform) -> Tensor:
+    """Return log(high - low) for an interval that contains [0, 1]."""
+    room = (upcast(q.high) - 1) - upcast(q.low)
+    return torch.log1p(torch.where(room >= 0, room, 0))
 
 
 @closed_form(ContinuousBernoulli, Uniform, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_UNIFORM)

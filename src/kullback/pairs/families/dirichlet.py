@@ -26,12 +26,8 @@ from kullback.pairs.renyi import mixed, renyi_form
 
 # The number of concentrations in a block: the series for lgamma needs hundreds of numbers for each.
 _BLOCK = 2**15
-
-
 # The largest number of classes in one row of the kernel.
 _LONGEST_ROW = 256
-
-
 # The rounded differences of totals may be at most this many times as large as KL.
 _DIGITS_OF_TOTALS = 1e3
 

@@ -45,7 +45,7 @@ from kullback.pairs.densities.density import HalfLineDensity, Points, Tail, brea
 from kullback.pairs.densities.maps import exact, scaling
 from kullback.pairs.families.gumbel import gumbel_divergence, kl_to_gumbel
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import POSITIVE, Family, Means, Parameters, ScipyForm
+from kullback.pairs.family import Family, Means, Parameters, ScipyForm
 from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments, positive
 from kullback.pairs.registry import closed_form, native_form
 from kullback.pairs.renyi import mixed, renyi_form
@@ -280,11 +280,7 @@ def _log_x(at: Points) -> Tensor:
 
 
 def _matched(
-    target: Means,
-    start: Parameters,
-    fixed: frozenset[str],
-    log_x: Callable[[Points], Tensor],
-    mean: Tensor,
+    target: Means, start: Parameters, fixed: frozenset[str], log_x: Callable[[Points], Tensor], mean: Tensor
 ) -> Parameters:
     """Match the mean and the mean logarithm of a variable with this logarithm."""
     if "rate" in fixed:
@@ -311,7 +307,7 @@ def _match_chi2(target: Means, start: Parameters, fixed: frozenset[str]) -> Para
 
 
 register_family(Family(
-    Gamma, "concentration rate", GammaDensity, POSITIVE, units={"concentration": 0, "rate": -1},
+    Gamma, "concentration rate", GammaDensity, units={"concentration": 0, "rate": -1},
     log_moments=_of_gamma, from_log_moments=_to_gamma,
     scipy=[
         ScipyForm("gamma", lambda a, scale: Gamma(a, 1 / scale)),
@@ -321,13 +317,13 @@ register_family(Family(
     match=_match_gamma,
 ))  # fmt: skip
 register_family(Family(
-    Exponential, "rate", ExponentialDensity, POSITIVE, units={"rate": -1},
+    Exponential, "rate", ExponentialDensity, units={"rate": -1},
     cdf=lambda d: [scaling(-exact(d.rate)), ExpTransform(), AffineTransform(1.0, -1.0)],
     log_moments=_of_gamma, from_log_moments=_to_exponential,
     scipy=[ScipyForm("expon", lambda scale: Exponential(1 / scale))], match=_match_exponential,
 ))  # fmt: skip
 register_family(Family(
-    InverseGamma, "base_dist.concentration base_dist.rate", InverseGammaDensity, POSITIVE,
+    InverseGamma, "base_dist.concentration base_dist.rate", InverseGammaDensity,
     units={"concentration": 0, "rate": 1}, log_moments=_of_inverse_gamma, from_log_moments=_to_inverse_gamma,
     scipy=[
         ScipyForm("invgamma", InverseGamma),

@@ -29,7 +29,7 @@ from kullback.pairs.densities.mapped import NORMAL
 from kullback.pairs.densities.maps import folded, standardized
 from kullback.pairs.families.gumbel import kl_to_gumbel
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import POSITIVE, REAL, Family, Means, Parameters, ScipyForm, symmetric_image
+from kullback.pairs.family import Family, Means, Parameters, ScipyForm, symmetric_image
 from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments, NormalLog
 from kullback.pairs.registry import closed_form
 from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
@@ -227,7 +227,7 @@ def _match_half_normal(target: Means, start: Parameters, fixed: frozenset[str]) 
 
 
 register_family(Family(
-    Normal, "loc scale", NormalDensity, REAL, units={"loc": 1, "scale": 1}, from_log_moments=_to_normal,
+    Normal, "loc scale", NormalDensity, units={"loc": 1, "scale": 1}, from_log_moments=_to_normal,
     image=symmetric_image, cdf=standardized, curve=NORMAL,
     scipy=[
         ScipyForm("norm", Normal, "loc scale"),
@@ -237,12 +237,12 @@ register_family(Family(
     match=_match_normal,
 ))  # fmt: skip
 register_family(Family(
-    LogNormal, "base_dist.loc base_dist.scale", LogNormalDensity, POSITIVE, log_moments=_of_log_normal,
+    LogNormal, "base_dist.loc base_dist.scale", LogNormalDensity, log_moments=_of_log_normal,
     from_log_moments=_to_log_normal,
     scipy=[ScipyForm("lognorm", lambda s, scale: LogNormal(torch.log(scale), s))], match=_match_log_normal,
 ))  # fmt: skip
 register_family(Family(
-    HalfNormal, "base_dist.scale", HalfNormalDensity, POSITIVE, units={"scale": 1},
+    HalfNormal, "base_dist.scale", HalfNormalDensity, units={"scale": 1},
     log_moments=_of_half_normal, from_log_moments=_to_half_normal, cdf=folded(Normal),
     scipy=[ScipyForm("halfnorm", HalfNormal)], match=_match_half_normal,
 ))  # fmt: skip

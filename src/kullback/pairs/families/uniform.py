@@ -48,12 +48,7 @@ class UniformDensity(PositiveAtEnds):
 
     lower: Tensor
     upper: Tensor
-
-    def low(self) -> Tensor | None:
-        return self.lower
-
-    def high(self) -> Tensor | None:
-        return self.upper
+    support = "lower", "upper"
 
     def log_density(self, at: Points) -> Tensor:
         return -torch.log(self.upper - self.lower) + 0 * at.x
@@ -217,7 +212,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 register_family(Family(
-    Uniform, "low high", UniformDensity, ("low", "high"), units={"low": 1, "high": 1},
+    Uniform, "low high", UniformDensity, units={"low": 1, "high": 1},
     cdf=lambda d: [shift(-exact(d.low)), scaling(1 / (exact(d.high) - exact(d.low)))],
     scipy=[
         ScipyForm("uniform", lambda loc, scale: Uniform(loc, loc + scale), "loc scale"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kullback.generators import BuiltIn, Divergence, Renyi, TotalVariation
-from kullback.generators.divergence import Corner, Growth
+from kullback.generators.divergence import Growth
 from kullback.generators.growth import growth_of, order_of, power_of
 from kullback.generators.of_ratio import OfRatio, OwnTerms
 from kullback.kernels.reference import pair_of_logs
@@ -54,11 +54,6 @@ class DivergenceTerms(NamedTuple):
         return growth_of(self._additive())
 
     @property
-    def corners(self) -> tuple[Corner, ...]:
-        """Where the terms have corners."""
-        return self.growth.corners
-
-    @property
     def is_of_ratio(self) -> bool:
         """Whether the terms are known only as a function of p / q, like the terms of a user's own kind."""
         return isinstance(self._additive(), OfRatio)
@@ -76,7 +71,8 @@ class DivergenceTerms(NamedTuple):
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Return the terms from the logarithms of the masses."""
         if self.log_scale is not None:
-            return torch.exp(self._log_power(log_p, log_q) - _behind(self.log_scale, log_p))
+            scale = self.log_scale.reshape(*self.log_scale.shape, *[1] * (log_p.ndim - self.log_scale.ndim))
+            return torch.exp(self._log_power(log_p, log_q) - scale)
         return self._additive().terms(pair_of_logs(log_p, log_q)).nan_to_num(nan=0.0, posinf=1e300)
 
     def log_size(self, log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -221,11 +217,6 @@ class DivergenceTerms(NamedTuple):
             for by, log in zip(pair, (log_p, log_q), strict=True)
         ]
         return 2 * (sizes[0] + sizes[1]) / (sizes[2] + sizes[3]).clamp(min=1e-300)
-
-
-def _behind(x: Tensor, like: Tensor) -> Tensor:
-    """Return numbers for the elements of a batch with as many dimensions as terms, whose batch dimensions are first."""
-    return x.reshape(*x.shape, *[1] * (like.ndim - x.ndim))
 
 
 def total_of_masses(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:

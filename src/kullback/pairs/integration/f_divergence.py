@@ -126,7 +126,7 @@ def integrate_divergence(
 
         domain = [(panels.places, columns) for panels, columns in zip(first, integrands, strict=True)]
         parts = integrate(LINE, domain, judge, target.max_evaluations * len(fixed))
-        for corner in terms.corners:
+        for corner in terms.growth.corners:
             cut = (
                 cut_at_crossings(piece, *part.places, corner.at)
                 for piece, part in zip(pieces, parts, strict=True)
@@ -165,7 +165,7 @@ def _integrated(
     log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in piece.logs(v.flatten(-2)))
     f = terms.terms(log_p, log_q)
     values, errors = integrate_panels(f, half)
-    for corner in terms.corners:  # both rules may miss a corner at a crossing
+    for corner in terms.growth.corners:  # both rules may miss a corner at a crossing
         at_ends = piece.log_ratio(torch.cat([lower, upper], -1))
         d = torch.cat([log_p - log_q, torch.stack(at_ends.chunk(2, -1), -1)], -1)
         crosses = (d > corner.at + SAME).any(-1) & (d < corner.at - SAME).any(-1)
@@ -220,7 +220,7 @@ def _second_order(
             return by_p, by_q
 
         total = total + corner_terms(piece.breaks(densities, *places), derivatives)
-        for corner in terms.corners:
+        for corner in terms.growth.corners:
             total = total + crossing_terms(piece, densities, *places, corner)
     return total
 

@@ -116,17 +116,23 @@ def breakpoints_on(
     breakpoints: list[Tensor] = []
     for density, own in densities:
         peaks = density.breakpoints(_STEPS)
-        is_same = own is coordinate or (
-            _is_same(own.low, coordinate.low) and _is_same(own.high, coordinate.high)
+        breakpoints += (
+            peaks
+            if own is coordinate or _is_same(own, coordinate)
+            else [coordinate.of(own.points(marks).x) for marks in peaks]
         )
-        breakpoints += peaks if is_same else [coordinate.of(own.points(marks).x) for marks in peaks]
         breakpoints += map(coordinate.of, density.nonsmooth_points())
     breakpoints += map(coordinate.of, places)
     return [marks.expand(*shape[:-1], marks.shape[-1] if marks.ndim else 1) for marks in breakpoints]
 
 
-def _is_same(end: Tensor | None, other: Tensor | None) -> bool:
-    return end is other or (end is not None and other is not None and bool((end == other).all()))
+def _is_same(coordinate: Coordinate, other: Coordinate) -> bool:
+    for end, end_of_other in ((coordinate.low, other.low), (coordinate.high, other.high)):
+        if end is not end_of_other and (
+            end is None or end_of_other is None or not bool((end == end_of_other).all())
+        ):
+            return False
+    return True
 
 
 def scan_points(breakpoints: list[Tensor]) -> Tensor:

@@ -72,7 +72,7 @@ def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms
         start = torch.where(cut, torch.maximum(start, lower), start)
         stop = torch.where(cut, torch.minimum(stop, upper), stop)
         rest = torch.where(cut, rest_below + rest_above, 0).squeeze(-1)
-    cuts = [first_crossings(piece, v, log_p, log_q, corner.at) for corner in terms.corners]
+    cuts = [first_crossings(piece, v, log_p, log_q, corner.at) for corner in growth.corners]
     places = first_edges(start, stop, [*breakpoints, *cuts], _FIRST_PANELS)
     places = places if terms.beyond is None else out_to_ends(piece.line(), *places)
     return FirstPanels(places, diverges, underflows, rest)

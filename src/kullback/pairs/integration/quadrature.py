@@ -74,13 +74,20 @@ class _Pair(NamedTuple):
 
 
 def integrate_kl(
-    p: Density, q: Density, batch_shape: torch.Size, target: Tolerance, *, q_reaches_out: bool = False
+    p: Density,
+    q: Density,
+    batch_shape: torch.Size,
+    target: Tolerance,
+    *,
+    q_reaches_out: bool = False,
+    has_derivatives: bool = True,
 ) -> Integral:
     """Integrate the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
 
-    For these, the nodes are fixed in the derivatives of the integrand. The strip between an end and its current value
-    is added as its width times the integrand at its middle, which is exact to the second derivatives. This resolves q
-    next to an end on any scale; the nodes of the integral may be too far apart for that.
+    For the ends of a Uniform, the nodes are fixed in the derivatives of the integrand. For every other P, the nodes
+    move with its ends. The strip between an end of the Uniform and its current value is added as its width times the
+    integrand at its middle, which is exact to the second derivatives. This resolves q next to an end on any scale; the
+    nodes of the integral may be too far apart for that.
 
     Arguments:
         p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
@@ -88,54 +95,17 @@ def integrate_kl(
         batch_shape: the broadcast shape of the parameters, without the last dimension.
         target: the required error, and the limit on nodes.
         q_reaches_out: whether a change of a parameter may leave some of Q's mass outside P's support.
+        has_derivatives: whether a parameter of P or Q may have a derivative.
     """
-    if not (isinstance(p, UniformDensity) and torch.is_grad_enabled()):
-        return _integrate(p, q, batch_shape, target, moves_nodes=True, q_reaches_out=q_reaches_out)
-    # The derivative by an end is infinite where q is 0 or infinite: the end is a constant there.
-    ends = ((end, end.detach()) for end in (p.lower, p.upper))
-    p = UniformDensity(
-        *(torch.where(q.detached().log_density(Points(x)).isfinite(), end, x) for end, x in ends)
-    )
-    integral = _integrate(p, q, batch_shape, target, moves_nodes=False, q_reaches_out=q_reaches_out)
-    value = integral.value
-    mean = torch.where(value.isfinite(), value, 0).detach().unsqueeze(-1)
-    for end, inwards in ((p.lower, 1), (p.upper, -1)):
-        if is_tracked(end):
-            value = value + (inwards * _between(end, p, q, mean)).squeeze(-1)
-    return integral._replace(value=value)
-
-
-def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor:
-    """Return the integral of p (log(p / q) - mean) from an end to its current value: 0, with derivatives."""
-    fixed = end.detach()
-    level = q.detached().log_density(Points(fixed))
-    is_known = level.isfinite()
-    middle = (p.lower + p.upper).detach() / 2
-    low, high = q.detached().ends()
-    # The logarithm of a distance from an end of Q has no derivative at that end, so log q is evaluated just inside.
-    inside = fixed + (middle - fixed).sign() * (
-        4 * torch.finfo(fixed.dtype).eps * fixed.abs() + _LEAST_DISTANCE
-    )
-    at = torch.where((fixed == low) | (fixed == high), inside, fixed)
-    at = torch.where(is_known, at + (end - fixed) / 2, middle)
-    log_q = q.log_density(Points(at))
-    log_q = torch.where(is_known, level, log_q.detach()) + (log_q - log_q.detach())
-    log_p = -torch.log(p.upper - p.lower)
-    f = torch.exp(log_p) * (log_p - log_q - mean)
-    return torch.where(is_known, (fixed - end) * f, 0)
-
-
-def _integrate(
-    p: Density,
-    q: Density,
-    batch_shape: torch.Size,
-    target: Tolerance,
-    *,
-    moves_nodes: bool,
-    q_reaches_out: bool,
-) -> Integral:
-    """Return the integral; the nodes move with the ends of P, or only densities at fixed nodes have derivatives."""
-    fixed_p, fixed_q = p.detached(), q.detached()
+    uniform = None
+    if isinstance(p, UniformDensity) and torch.is_grad_enabled():
+        # The derivative by an end is infinite where q is 0 or infinite: the end is a constant there.
+        ends = ((end, end.detach()) for end in (p.lower, p.upper))
+        p = uniform = UniformDensity(
+            *(torch.where(q.detached().log_density(Points(x)).isfinite(), end, x) for end, x in ends)
+        )
+    moves_nodes = uniform is None
+    fixed_p, fixed_q = (p.detached(), q.detached()) if has_derivatives else (p, q)
     with torch.no_grad():
         center, width = fixed_p.center_and_width()
         of_p, of_q = fixed_p.coordinate(), fixed_q.coordinate()
@@ -177,7 +147,32 @@ def _integrate(
     for tail in tails:
         rest, rest_error = tail.rest(p, q, is_finite)
         value, error = value + rest, error + rest_error
+    if uniform is not None:
+        mean = torch.where(value.isfinite(), value, 0).detach().unsqueeze(-1)
+        for end, inwards in ((uniform.lower, 1), (uniform.upper, -1)):
+            if is_tracked(end):
+                value = value + (inwards * _between(end, uniform, q, mean)).squeeze(-1)
     return Integral(value, error, unintegrated.abs())
+
+
+def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor:
+    """Return the integral of p (log(p / q) - mean) from an end to its current value: 0, with derivatives."""
+    fixed = end.detach()
+    level = q.detached().log_density(Points(fixed))
+    is_known = level.isfinite()
+    middle = (p.lower + p.upper).detach() / 2
+    low, high = q.detached().ends()
+    # The logarithm of a distance from an end of Q has no derivative at that end, so log q is evaluated just inside.
+    inside = fixed + (middle - fixed).sign() * (
+        4 * torch.finfo(fixed.dtype).eps * fixed.abs() + _LEAST_DISTANCE
+    )
+    at = torch.where((fixed == low) | (fixed == high), inside, fixed)
+    at = torch.where(is_known, at + (end - fixed) / 2, middle)
+    log_q = q.log_density(Points(at))
+    log_q = torch.where(is_known, level, log_q.detach()) + (log_q - log_q.detach())
+    log_p = -torch.log(p.upper - p.lower)
+    f = torch.exp(log_p) * (log_p - log_q - mean)
+    return torch.where(is_known, (fixed - end) * f, 0)
 
 
 def _have_same_ends(first: Coordinate, second: Coordinate) -> Tensor:
@@ -205,7 +200,7 @@ def _edges(pair: _Pair, marks: list[Tensor], tails: list[SlowTail]) -> tuple[Pla
     # The approximate size of the integrand: p (1 + |log p / q|).
     log_size = log_p + torch.log1p((log_p - log_q).abs().nan_to_num(nan=0.0, posinf=1e300))
     overflows = (log_q < _OVERFLOW) & (log_q > -torch.inf) & (log_p > -torch.inf)
-    start, stop = span(v, matters(log_size) | matters(log_p))
+    start, stop = span(v, matters(torch.stack([log_size, log_p])).any(0))
     for tail in tails:
         start, stop = tail.cut(start, stop)
     return first_edges(start, stop, marks, _FIRST_PANELS), overflows.any(-1)

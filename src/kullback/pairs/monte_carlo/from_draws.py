@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ from kullback.generators.power import log_affinity
 from kullback.kernels.reference import pair_of_logs
 from kullback.pairs.clone import expanded
 from kullback.pairs.density_overrides import overrides, overrides_density
-from kullback.pairs.integration.mass import check_mass
+from kullback.pairs.integration.mass import LIBRARIES, check_masses
 from kullback.pairs.monte_carlo.log_densities import (
     AtDraws,
     at_draws,
@@ -55,7 +56,6 @@ from kullback.results.estimate import Estimate
 _LARGEST_ERROR = 0.3
 # The variance of terms is infinite from this tail index on.
 _LARGEST_INDEX = 0.5
-_LIBRARIES = ("torch.", "kullback.")
 
 
 def serves(kind: Divergence) -> bool:
@@ -79,8 +79,7 @@ def estimate(
     for d in (p,) if is_kl else (p, q):
         _check_draws(call, d)
     if not p.event_shape:
-        for argument, d in (("p", p), ("q", q)):
-            check_mass(call, argument, d, None)
+        check_masses(call, (p, q))
     shape, dtype = torch.broadcast_shapes(p.batch_shape, q.batch_shape), dtype_of(p, q)
     p, q = without_shared_maps(expanded(p, shape), expanded(q, shape))
     generator, drawing = options.generator, nullcontext()
@@ -100,7 +99,7 @@ def estimate(
                 instead="log_prob in the class, or @register_kl for the pair",
             ) from failure
     value, error = (x.to(dtype).expand(shape) for x in result)
-    return Estimate(*_not_negative(value, error), standard_error=error)
+    return _not_negative(Estimate(value, None, "monte_carlo", standard_error=error))
 
 
 def _check_draws(call: str, d: Distribution) -> None:
@@ -115,19 +114,19 @@ def _check_draws(call: str, d: Distribution) -> None:
         )
 
 
-def _not_negative(value: Tensor, error: Tensor) -> tuple[Tensor, None, str, None, None, tuple[str, ...]]:
-    """Return the first fields of an estimate; a mean of the draws below 0 becomes 0 and keeps its gradient."""
-    fixed = value.detach()
+def _not_negative(result: Estimate) -> Estimate:
+    """Return an estimate whose value is 0, with the same gradient, where the mean of the draws is below 0."""
+    fixed = result.value.detach()
     below = fixed < 0
     if not bool(below.any()):
-        return value, None, "monte_carlo", None, None, ()
+        return result
     least = int(torch.where(below, fixed, 0).argmin())
-    mean, spread = float(fixed.flatten()[least]), float(error.flatten()[least])
+    mean, spread = (float(x.flatten()[least]) for x in (fixed, cast("Tensor", result.standard_error)))
     note = (
         f"The mean of the draws was {mean:.3g} (standard error {spread:.2g}). A divergence is at least 0, so the value "
         "is 0."
     )
-    return torch.where(below, value - fixed, value), None, "monte_carlo", None, None, (note,)
+    return replace(result, value=torch.where(below, result.value - fixed, result.value), notes=(note,))
 
 
 # ---- KL.
@@ -173,7 +172,7 @@ def _check_numbers(call: str, p: Distribution, q: Distribution, log_p: Tensor, l
 
 def _check_other_side(call: str, p: Distribution, q: Distribution, draws: int, rounding: float) -> None:
     """Raise if draws of Q prove that a user's own density is not normalized: E_Q[p / q] is at most 1 too."""
-    if all(type(d).__module__.startswith(_LIBRARIES) for d in (p, q)):
+    if all(type(d).__module__.startswith(LIBRARIES) for d in (p, q)):
         return
     try:
         _check_draws(call, q)

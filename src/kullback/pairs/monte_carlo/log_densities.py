@@ -8,6 +8,7 @@ support. Otherwise log q is evaluated at the rounded draws, and draws whose lost
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -162,17 +163,17 @@ class _Line(Distribution):
         super().__init__(shape, validate_args=False)
 
 
+@dataclass(frozen=True)
 class _LineDensity(Density):
-    """The support of the numbers before the maps of P."""
+    """The support of the numbers before the maps of P: that of a density, or the whole line."""
 
-    def __init__(self, part: Density | None) -> None:
-        object.__setattr__(self, "_ends", (None, None) if part is None else (part.low(), part.high()))
+    part: Density | None
 
     def low(self) -> Tensor | None:
-        return vars(self)["_ends"][0]
+        return None if self.part is None else self.part.low()
 
     def high(self) -> Tensor | None:
-        return vars(self)["_ends"][1]
+        return None if self.part is None else self.part.high()
 
     def log_density(self, at: Points) -> Tensor:
         raise NotImplementedError("these numbers have only a support")
