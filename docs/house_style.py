@@ -24,6 +24,7 @@ from markdown.inlinepatterns import InlineProcessor
 from markdown.treeprocessors import Treeprocessor
 
 import kullback
+from kullback.losses.argument_descriptions import written_out
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -43,8 +44,8 @@ PROSE = re.compile(r"^(Gradient|References):\n((?: +.*\n?|\n)+)", re.MULTILINE)
 
 
 def as_markdown(docstring: str) -> str:
-    """The docstring with formulas as the pages write them, and sections mkdocstrings knows."""
-    text = EXAMPLE.sub("Examples:", docstring)
+    """The docstring with shared descriptions, formulas as the pages write them, and sections mkdocstrings knows."""
+    text = EXAMPLE.sub("Examples:", written_out(docstring))
     text = PROSE.sub(lambda m: f"**{m[1]}:**\n\n{textwrap.dedent(m[2])}", text)
     text = BLOCK.sub(lambda m: textwrap.indent(f"```math\n{textwrap.dedent(m[2])}\n```", m[1]), text)
     return INLINE.sub(lambda m: f"${' '.join(m[1].split())}$", text)

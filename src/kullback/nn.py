@@ -13,6 +13,7 @@ from kullback.common.constraints import FLAG
 from kullback.common.display import shown_options
 from kullback.errors import invalid_value
 from kullback.generators import KL, Divergence
+from kullback.losses.argument_descriptions import described
 from kullback.losses.controllers import (
     AdaptiveKLController,
     CyclicalSchedule,
@@ -170,6 +171,7 @@ class _LossModule(torch.nn.Module):
         return {name: getattr(self, name) for name in LossSettings._fields + others}
 
 
+@described
 class DistillationLoss(_LossModule):
     r"""The divergence of a student from a teacher: `kullback.functional.distillation_loss` as a module.
 
@@ -179,16 +181,8 @@ class DistillationLoss(_LossModule):
     P is the teacher and Q the student, so ``kind=KL()`` is KL(teacher || student).
 
     Arguments:
-        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
-        temperature: T, which divides the logits of both.
-        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``.
-        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
-        ignore_index: the label of positions that do not count.
-        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``.
-        label_weight: the share of the cross-entropy with `labels`, :math:`\lambda` from 0 to 1.
-        inplace_backward: let the backward pass overwrite `student` with its gradient, which saves memory.
-        group: the process group over which the classes are sharded.
-        classes: the number of classes without padding.
+        {arguments: kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight}
+        {arguments: inplace_backward, group, classes}
 
     Returns:
         When called with ``student=`` and ``teacher=``, and optionally ``mask=``, ``weight=``, ``labels=`` and
@@ -256,6 +250,7 @@ class DistillationLoss(_LossModule):
         )
 
 
+@described
 class LinearDistillationLoss(_LossModule):
     r"""`DistillationLoss` from hidden states and heads: `kullback.functional.linear_distillation_loss` as a module.
 
@@ -267,20 +262,8 @@ class LinearDistillationLoss(_LossModule):
     head, which it may share with its embedding.
 
     Arguments:
-        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
-        temperature: T, which divides the logits of both.
-        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``.
-        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
-        ignore_index: the label of positions that do not count.
-        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``.
-        label_weight: the share of the cross-entropy with `labels`, :math:`\lambda` from 0 to 1.
-        softcap: c, the largest absolute value of a logit; None for no cap. A pair is (student's, teacher's).
-        logit_scale: a, the factor of the products before the cap. A pair is (student's, teacher's).
-        chunk_bytes: the memory for the logits of a chunk of positions, both sides together.
-        float32_logits: keep the logits of half-precision heads in float32.
-        group: the process group over which the classes are sharded.
-        classes: the number of classes without padding.
-        return_entropy: also return the student's entropy at each position.
+        {arguments: kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight}
+        {arguments: softcap, logit_scale, chunk_bytes, float32_logits, group, classes, return_entropy}
 
     Returns:
         When called with ``student=``, ``student_weight=``, ``teacher=``, ``teacher_weight=`` unless the teacher is

@@ -1,16 +1,20 @@
 """The functions and modules of distillation describe an argument that they share in the same words.
 
-The descriptions stay written out: editors and the pages of the reference read them without running the code. A module
-says the beginning of what its function says.
+`kullback.losses.argument_descriptions` has the words of most of them. The test reads the docstrings as the pages of the
+reference show them, and compares these with the docstrings that `help` shows.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import defaultdict
 from pathlib import Path
 
 import griffe
+
+from kullback import functional, nn
+from tests.house_style import house_style
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 NAMES = (
@@ -48,12 +52,12 @@ def test_the_beginning_of_a_text_ends_with_a_word() -> None:
 
 
 def test_each_argument_is_described_in_the_same_words() -> None:
-    package = griffe.load("kullback", search_paths=[SOURCES])
+    package, style = griffe.load("kullback", search_paths=[SOURCES]), house_style()
     texts: dict[str, dict[str, str]] = defaultdict(dict)
     for name in NAMES:
         docstring = package[name].docstring
         assert docstring is not None
-        for argument, text in descriptions(docstring.value).items():
+        for argument, text in descriptions(style.as_markdown(docstring.value)).items():
             texts[argument][name] = text
     shared = {argument: of for argument, of in texts.items() if len(of) > 1 and argument not in OTHERS}
     assert len(shared) >= 15
@@ -65,3 +69,17 @@ def test_each_argument_is_described_in_the_same_words() -> None:
             )
         modules = [text for name, text in of.items() if name.endswith("Loss")]
         assert len(set(modules)) <= 1, f"the modules describe {argument} in two ways"
+
+
+def test_help_and_the_pages_describe_the_same_arguments() -> None:
+    """Each argument of the signature has a description, also where the docstring only names it."""
+    package, style = griffe.load("kullback", search_paths=[SOURCES]), house_style()
+    for name in NAMES[:4]:
+        thing = getattr(functional if name.startswith("losses") else nn, name.rpartition(".")[2])
+        page = package[name].docstring
+        assert page is not None
+        of_help = inspect.getdoc(thing) or ""
+        of_page = style.as_markdown(inspect.cleandoc(page.value))
+        assert style.as_markdown(of_help).split() == of_page.split(), name
+        assert sorted(descriptions(of_help)) == sorted(inspect.signature(thing).parameters), name
+        assert max(map(len, (thing.__doc__ or "").splitlines())) <= 120

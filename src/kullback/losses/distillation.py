@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -17,7 +18,8 @@ from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence
 from kullback.kernels.overlap import is_expanded, may_overlap, may_overlap_itself
 from kullback.kernels.row_operation import RowTotal, RowValueFunction
-from kullback.losses.head import Head, HeadRows, StoredTeacher, may_overflow
+from kullback.losses.argument_descriptions import described
+from kullback.losses.head import Head, HeadRows, may_overflow, sides_of
 from kullback.losses.head_tensors import (
     CLASS_DIMS,
     HEAD_CALL,
@@ -25,12 +27,11 @@ from kullback.losses.head_tensors import (
     TEACHER_NAMES,
     HeadTensors,
     checked_tensors,
-    sides_of,
 )
 from kullback.losses.positions import Positions, positions_of
 from kullback.losses.reduction import Reduction
 from kullback.losses.settings import EachSide, HeadSettings, LossSettings, Vocabulary
-from kullback.losses.sharded import checked_on_every_rank, local_tensors, numbers_of_ranks, requires_gradient
+from kullback.losses.sharded import agreed_sides, checked_on_every_rank, local_tensors, requires_gradient
 from kullback.losses.teachers import LogitTeacher, PartialTeacher, check_any_class, compared_classes
 from kullback.parallel.collectives import Ranks
 from kullback.parallel.rows import ShardedRows
@@ -43,6 +44,7 @@ _CALL = "distillation_loss"
 _KL = KL()
 
 
+@described
 def distillation_loss(
     *,
     student: Tensor,
@@ -76,31 +78,8 @@ def distillation_loss(
             classes of each position, or a `SampledTail`, which also has draws from the other classes. D is then
             computed by `top_k_divergence` or `sampled_tail_divergence`, and `vocabulary` is ignored. Or another
             `PartialTeacher`, which computes D itself.
-        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
-        temperature: T, which divides the logits of both.
-        mask: which positions count, boolean, the leading shape. If mask, weight and labels leave none, a warning says
-            so, on the CPU only.
-        weight: w, a non-negative number for each position, the leading shape.
-        labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
-        label_weight: the share of the cross-entropy with `labels`, :math:`\lambda` from 0 to 1. The value of a position
-            is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
-            probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
-        ignore_index: the label of positions that do not count.
-        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``: w D for each position, 0 where it does not
-            count; the sum; the weighted mean over counted positions; or the sum divided by ``student.shape[0]``.
-        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
-        normalizer: divide the sum by this number instead. With the number of counted positions of all micro-batches of
-            a step, the accumulated gradients equal the gradient of the whole batch.
-        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``. The first
-            raises. The second keeps only the first classes, which both have, and normalizes again. The third gives no
-            mass to the classes that a side lacks: KL is +inf wherever the teacher has more classes than the student.
-        inplace_backward: let the backward pass overwrite `student` with its gradient, which saves memory. Use it only
-            for logits that are not read afterwards, are not a parameter or a view of one, and share no memory with
-            `teacher`. Not available with ``reduction="none"``.
-        group: the process group over which the classes are sharded. `student` and `teacher` hold this rank's classes;
-            the shards of all ranks, joined in rank order, are the logits. All other arguments are equal on all ranks.
-        classes: the number of classes without padding. Logits of later classes count as -inf on both sides. With
-            several shards, the number for all shards together.
+        {arguments: kind, temperature, mask, weight, labels, label_weight, ignore_index, reduction}
+        {arguments: temperature_squared, normalizer, vocabulary, inplace_backward, group, classes}
 
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
@@ -127,9 +106,9 @@ def distillation_loss(
         ranks that disagree raise the same error instead of waiting for each other. Then an all-gather of 4 numbers a
         row exchanges the largest logit and the sum of exponentials of both sides. Finally, an all-reduce sums the terms
         and the sums that the gradient needs: 1, 4 or 7 numbers a row if no side, one or both require a gradient. For
-        `Renyi` it is an all-gather of at most 12 numbers. A `TopK` or `SampledTail` is whole on every rank: the two are
-        then an all-reduce of the logits of its classes and an all-gather of 2 numbers. `label_weight` adds 3 numbers a
-        row to the same two collectives. The backward pass communicates nothing.
+        `Renyi`, an all-gather of at most 12 numbers replaces the all-reduce. A `TopK` or `SampledTail` is whole on
+        every rank: the second collective is then an all-reduce of the logits of its classes, the third an all-gather of
+        2 numbers. `label_weight` adds 3 numbers a row to these two. The backward pass communicates nothing.
 
         Logits are sent only if the teacher's shards have other boundaries than the student's. The ranks then exchange
         the teacher's missing logits by an all-to-all, and by another one backward if the teacher requires a gradient.
@@ -153,8 +132,8 @@ def distillation_loss(
     )
     ranks = None
     if group is not None or has_dtensor((student, teacher)):
-        named = {"student": student, "teacher": teacher}
-        (student, teacher), ranks = local_tensors(_CALL, named, (-1, -1), group)
+        tensors = {"student": student, "teacher": teacher}
+        (student, teacher), ranks = local_tensors(_CALL, tensors, (-1, -1), group)
     source = teacher if isinstance(teacher, PartialTeacher) else LogitTeacher(teacher)
 
     def check() -> Positions:
@@ -167,20 +146,11 @@ def distillation_loss(
     if ranks is None or ranks.size == 1:
         return source.loss(student, check(), inplace_backward)
     positions = checked_on_every_rank(ranks, check, (student, teacher))
-    logits = [x if isinstance(x, Tensor) else None for x in (student, teacher)]
-    sizes = {
-        name: 0 if x is None else x.shape[-1] for name, x in zip(("student", "teacher"), logits, strict=True)
-    }
-    learn = {"to student": requires_gradient(logits[0]), "to teacher": requires_gradient(logits[1])}
     tensors = {"student": student, "teacher": teacher}
-    numbers = numbers_of_ranks(positions, ranks, tensors, same={}, own=sizes | learn)
-    sides = Sides.between(
-        ranks,
-        numbers["student"],
-        None if logits[1] is None else numbers["teacher"],
-        classes=positions.settings.classes,
-        vocabulary=vocabulary,
-    )
+    logits = {name: x for name, x in tensors.items() if isinstance(x, Tensor)}
+    sizes = {name: x.shape[-1] for name, x in logits.items()}
+    learn = {f"to {name}": requires_gradient(logits.get(name)) for name in tensors}
+    sides, numbers = agreed_sides(positions, ranks, tensors, sizes, same={}, own=learn)
     check_any_class(_CALL, "student", sides.student[-1][1])
     positions.check_labels(sides.student[-1][1])
     student = sides.padded(sides.student_part(recordable(student)))
@@ -235,6 +205,7 @@ def linear_distillation_loss(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@described
 def linear_distillation_loss(
     *,
     student: Tensor,
@@ -269,8 +240,8 @@ def linear_distillation_loss(
         s_n = c \tanh\bigl(a\,(W h_n + b) / c\bigr)
 
     and t likewise with the teacher's head. P is the teacher and Q the student. The logits are computed for a chunk of
-    positions at a time, and only for positions that count. Their gradient overwrites them and is immediately added to
-    the gradients of the hidden states and the head.
+    positions at a time, and only for positions that count; finding these synchronizes an accelerator. Their gradient
+    overwrites them and is immediately added to the gradients of the hidden states and the head.
 
     Arguments:
         student: hidden states h, shape (..., hidden size), floating point.
@@ -282,37 +253,9 @@ def linear_distillation_loss(
         teacher_weight: the teacher's head, shape (classes, its hidden size); None for a stored teacher.
         student_bias: b, shape (classes,).
         teacher_bias: the teacher's, shape (classes,).
-        softcap: c, the largest absolute value of a logit; None for no cap. A pair is (student's, teacher's). Stored
-            log-probabilities are not changed.
-        logit_scale: a, the factor of the products before the cap. A pair is (student's, teacher's).
-        kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
-        temperature: T, which divides the logits of both.
-        mask: which positions count, boolean, the leading shape. If mask, weight and labels leave none, a warning says
-            so, on the CPU only. Finding the counted positions synchronizes an accelerator.
-        weight: w, a non-negative number for each position, the leading shape.
-        labels: true classes, the leading shape. A position whose label is `ignore_index` does not count.
-        label_weight: the share of the cross-entropy with `labels`, :math:`\lambda` from 0 to 1. The value of a position
-            is then :math:`(1 - \lambda)\, D - \lambda \log q_y`, where y is its label and q are the student's
-            probabilities at temperature 1, whatever T is. `temperature_squared` multiplies only D.
-        ignore_index: the label of positions that do not count.
-        reduction: ``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``: w D for each position, 0 where it does not
-            count; the sum; the weighted mean over counted positions; or the sum divided by ``student.shape[0]``.
-        temperature_squared: multiply D by T squared, which keeps the size of the gradient.
-        normalizer: divide the sum by this number instead. With the number of counted positions of all micro-batches of
-            a step, the accumulated gradients equal the gradient of the whole batch.
-        vocabulary: how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``, as in
-            `distillation_loss`.
-        chunk_bytes: the memory for the logits of a chunk of positions, both sides together. By default, 32 MiB or a
-            quarter of the head's bytes, whichever is more. Products with few rows are slow, so the default is at least
-            512 positions (256 on a single thread; twice as many in half precision). The size of a chunk changes the
-            result only by rounding.
-        float32_logits: keep the logits of half-precision heads in float32. This doubles the size of a chunk. Without
-            it, rounding to bfloat16 changes the gradient by some percent.
-        group: the process group over which the classes are sharded. Weights and biases hold the rows of this rank's
-            classes; the shards of all ranks, joined in rank order, are the heads. All other arguments, including the
-            hidden states, are equal on all ranks.
-        classes: the number of classes without padding, for all shards together. Later classes count as -inf.
-        return_entropy: also return the student's entropy at each position, computed in the same pass over the chunks.
+        {arguments: softcap, logit_scale, kind, temperature, mask, weight, labels, label_weight, ignore_index}
+        {arguments: reduction, temperature_squared, normalizer, vocabulary, chunk_bytes, float32_logits, group}
+        {arguments: classes, return_entropy}
 
     Returns:
         the loss, computed in float32 or better: a scalar, or the leading shape for ``"none"``. It is float64 if an
@@ -362,8 +305,8 @@ def linear_distillation_loss(
     ranks = sides = None
     if group is not None or has_dtensor([*of_student, *of_teacher]):
         named = _named(of_student, of_teacher)
-        tensors, ranks = local_tensors(HEAD_CALL, named, [*CLASS_DIMS, *CLASS_DIMS], group)
-        of_student, of_teacher = sides_of(tensors)
+        local, ranks = local_tensors(HEAD_CALL, named, [*CLASS_DIMS, *CLASS_DIMS], group)
+        of_student, of_teacher = sides_of(local)
     settings = LossSettings(
         kind, temperature, reduction, temperature_squared, ignore_index, vocabulary, label_weight, classes
     )
@@ -382,8 +325,8 @@ def linear_distillation_loss(
     if ranks is None or ranks.size == 1:
         positions, heads, checked_heads, overflows = check()
     else:
-        tensors = [*of_student, *of_teacher]
-        positions, heads, checked_heads, overflows = checked_on_every_rank(ranks, check, tensors)
+        present = [*of_student, *of_teacher]
+        positions, heads, checked_heads, overflows = checked_on_every_rank(ranks, check, present)
         sides = _agreed_sides(ranks, positions, of_student, of_teacher, stored, of_heads)
     settings, weights, mixed = positions.settings, positions.weights, positions.labels
     softcaps, scales, chunk_bytes, *_ = checked_heads
@@ -397,22 +340,22 @@ def linear_distillation_loss(
         parts = sides.student_part, sides.teacher_part
         heads = [head.map_classes(partial(part, dim=0)) for head, part in zip(heads, parts, strict=False)]
         n_classes = sides.student[-1][1]
-    n = positions.shape.numel()
-    tensors = [x for head in heads for x in (head.hidden.reshape(n, head.hidden.shape[-1]), *head[1:])]
+    tensors: list[Any] = list(chain(*heads))
     if mixed is not None:
         positions.check_labels(n_classes)
-    student_head, teacher_head = map(Head, softcaps, scales, (float32_logits,) * 2)
+    student_head, teacher_of_rows = map(Head, softcaps, scales, (float32_logits,) * 2)
     inspected = [*tensors, weights, None if mixed is None else mixed.classes]
     if stored is not None:
-        rows = stored.checked_rows(positions, n_classes, accurate_dtype(positions.device))
-        tensors.append(rows.log_probs.reshape(n, rows.log_probs.shape[-1]))
+        rows = stored.checked_rows(positions, n_classes)
+        tensors.append(rows.log_probs.reshape(positions.shape.numel(), rows.log_probs.shape[-1]))
         inspected += [rows.log_probs, rows.indices]
         # Autograd differentiates the log-probabilities in `tensors`.
-        teacher_head = StoredTeacher(replace(rows, log_probs=rows.log_probs.detach()))
-    is_chunked = _fit_chunks(inspected)
+        accurate = accurate_dtype(positions.device)
+        teacher_of_rows = replace(rows, log_probs=rows.log_probs.detach(), dtype=accurate)
+    is_chunked = can_inspect_all(inspected) and not _has_tangents(inspected)
     operation = HeadRows(
         student_head,
-        teacher_head,
+        teacher_of_rows,
         settings.kind,
         temperature,
         positions.dtype,
@@ -439,10 +382,10 @@ def _chunked_loss(operation: HeadRows, tensors: list[Any], positions: Positions)
         shares, scale = positions.shares()
         is_total = shares is None or not shares.requires_grad
     if is_total:
-        # In float16 small gradients underflow without the loss scale, which only the backward pass knows.
-        is_early = torch.is_grad_enabled() and torch.float16 not in [
-            x.dtype for x in tensors if x is not None
-        ]
+        is_early = torch.is_grad_enabled()
+        for x in tensors:
+            # In float16 small gradients underflow without the loss scale, which only the backward pass knows.
+            is_early = is_early and (x is None or x.dtype != torch.float16)
         shares = None if shares is None else shares.reshape(-1)
         result = RowTotal.apply(replace(operation, weights=shares, scale=scale), is_early, *tensors)
     else:
@@ -474,17 +417,8 @@ def _agreed_sides(
     same = of_heads._asdict()
     same["student_weight gradients that are required"] = [requires_gradient(x) for x in learn]
     weights = {"student_weight": student.weight, "teacher_weight": teacher.weight}
-    own = {name: len(x) for name, x in weights.items() if x is not None}
-    numbers = numbers_of_ranks(positions, ranks, _named(student, teacher), same=same, own=own)
-    settings, of_teacher = positions.settings, numbers.get("teacher_weight")
-    return Sides.between(
-        ranks,
-        numbers["student_weight"],
-        of_teacher,
-        classes=settings.classes,
-        vocabulary=settings.vocabulary,
-        names=("student_weight", "teacher_weight"),
-    )
+    sizes = {name: len(x) for name, x in weights.items() if x is not None}
+    return agreed_sides(positions, ranks, _named(student, teacher), sizes, same=same, own={})[0]
 
 
 def _sharded(operation: HeadRows, sides: Sides, tensors: list[Tensor | None], is_chunked: bool) -> HeadRows:
@@ -517,6 +451,7 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
     """Raise if `inplace` is set and the gradient must not overwrite the student's logits."""
     if inplace is not True:
         _INPLACE.check(inplace_backward=inplace)
+    base = student._base  # noqa: SLF001
     is_partial = isinstance(teacher, PartialTeacher)
     # Tensors of other types, such as torch's fake ones, may have no addresses.
     has_memory = all(
@@ -525,43 +460,29 @@ def _check_inplace(inplace: bool, student: Tensor, teacher: Tensor | PartialTeac
     shares = has_memory and not is_partial and may_overlap(student, teacher)
     # An expanded tensor is not overwritten.
     overlaps = has_memory and may_overlap_itself(student) and not is_expanded(student)
+    is_leaf, is_view = student.requires_grad and student.is_leaf, base is not None and base.is_leaf
+    reason = "because its values are overwritten"
+    unknown = "a reduction, because the gradient of each position is unknown until the backward pass"
     for refused, wanted, got in (
         (is_partial, "a teacher of all classes", f"a {type(teacher).__name__}"),
-        (
-            word == "none",
-            "a reduction, because the gradient of each position is unknown until the backward pass",
-            "reduction='none'",
-        ),
-        (
-            student.requires_grad and student.is_leaf,
-            "a student that is not a leaf, because its values are overwritten",
-            "a leaf",
-        ),
-        (
-            student._base is not None and student._base.is_leaf,  # noqa: SLF001
-            "a student that is not a view of a leaf, because its values are overwritten",
-            "a view of a leaf",
-        ),
+        (word == "none", unknown, "reduction='none'"),
+        (is_leaf, f"a student that is not a leaf, {reason}", "a leaf"),
+        (is_view, f"a student that is not a view of a leaf, {reason}", "a view of a leaf"),
         (shares, "a student that shares no memory with the teacher", "two that overlap"),
         (overlaps, "a student whose rows do not overlap in memory", f"strides {student.stride()}"),
-        (
-            not is_partial and teacher.requires_grad,
-            "a teacher that requires no gradient",
-            "one that does",
-        ),
+        (not is_partial and teacher.requires_grad, "a teacher that requires no gradient", "one that does"),
     ):
         if refused:
-            raise invalid_value(
-                _CALL, "inplace_backward", wanted=wanted, got=got, instead="inplace_backward=False"
-            )
+            instead = "inplace_backward=False"
+            raise invalid_value(_CALL, "inplace_backward", wanted=wanted, got=got, instead=instead)
 
 
-def _fit_chunks(tensors: list[Tensor | None]) -> bool:
-    """Return whether the chunked pass accepts these tensors: they have values and no forward-mode tangent."""
-    if not can_inspect_all(tensors):
-        return False
+def _has_tangents(tensors: list[Tensor | None]) -> bool:
+    """Return whether forward mode differentiates any of the tensors, which the pass over chunks does not support."""
     is_forward = forward_ad._current_level >= 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return not is_forward or all(x is None or forward_ad.unpack_dual(x).tangent is None for x in tensors)
+    return is_forward and any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
+    )
 
 
 def _named(student: HeadTensors, teacher: HeadTensors) -> dict[str, Any]:

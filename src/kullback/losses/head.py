@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from kullback.kernels import RowDivergence, logit_divergence, value_and_gradient
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.native import library
 from kullback.kernels.row_operation import Evaluation, Gradients, TotalOperation, Wanted, Weights, row_weights
-from kullback.losses.head_tensors import HeadTensors, StoredTensors, sides_of
+from kullback.losses.head_tensors import HeadTensors
 from kullback.losses.settings import remembered
 from kullback.losses.teachers import PartialRows
 from kullback.parallel.collectives import check_first_derivative
@@ -27,7 +27,8 @@ from kullback.parallel.selected import Shard
 
 # The smallest number of rows in a chunk: each chunk reads the head, and reads and writes its gradient. Several threads
 # need more, because they synchronize some hundred times in each chunk's products. Half precision doubles the number,
-# because its products are faster.
+# because its products are faster. `benchmarks/bench_head.py --constants` compares values: the processor time of one
+# thread is equal within 10 % for 64 to 512 rows and for tiles of 1 to 64 MiB, and larger for 1,024 rows.
 _MIN_ROWS_OF_ONE_THREAD = 256
 _MIN_ROWS = 512
 # The largest size of a chunk: these bytes, or the head's bytes divided by this number if that is more.
@@ -62,72 +63,44 @@ class Head(NamedTuple):
         logits = logits if self.scale is None else logits * self.scale
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
-    def reference_values(self, rows: HeadRows, student: Tensor, tensors: HeadTensors) -> Tensor:
-        """Return the divergence of each row of the student's logits, for a teacher with this head."""
-        teacher = self.reference(tensors)
-        classes = max(student.shape[-1], teacher.shape[-1])
-        p, q = (
-            torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf)
-            for x in (teacher, student)
-        )
-        return logit_divergence(RowDivergence(rows.kind, rows.temperature, rows.dtype, rows.labels), p, q)
 
-    def side(self, tensors: HeadTensors, wanted: HeadTensors, classes: int) -> _TeacherSide:
-        """Return the buffers of a pass, for a teacher with this head."""
-        return _TeacherSide(self, tensors, wanted, classes)
+class StoredTensors(NamedTuple):
+    """The log-probabilities of a stored teacher."""
+
+    log_probs: Any
+
+    def map_rows(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the tensors with a function of the log-probabilities, which have a row for each position."""
+        return self if self.log_probs is None else self._replace(log_probs=function(self.log_probs))
 
 
-class StoredTeacher(NamedTuple):
-    """A teacher with the rows of a `PartialTeacher` in place of a head."""
-
-    rows: PartialRows
-
-    def reference_values(self, rows: HeadRows, student: Tensor, tensors: StoredTensors) -> Tensor:
-        """Return the divergence of each row of the student's logits."""
-        selected = self.rows.classes(rows.labels).of(student)
-        return self.rows.values(upcast(tensors.log_probs), selected, rows.labels).to(rows.dtype)
-
-    def side(self, tensors: StoredTensors, wanted: StoredTensors, classes: int) -> _StoredSide:
-        """Return the sums of a pass."""
-        return _StoredSide(self.rows, tensors.log_probs, wanted.log_probs)
+def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
+    """Return the student's and the teacher's part of one sequence, as autograd's functions get it."""
+    student, teacher = tensors[:3], tensors[3:]
+    return HeadTensors(*student), HeadTensors(*teacher) if len(teacher) > 1 else StoredTensors(*teacher)
 
 
 @dataclass(slots=True, eq=False)
 class HeadRows(TotalOperation):
-    """A row operation over two heads, or over one head and a stored teacher.
+    """A row operation over two heads, or over one head and the rows of a stored teacher.
 
-    Its tensors are those of two sides (`sides_of`), in one sequence.
-
-    Attributes:
-        student: the student's head.
-        teacher: the teacher's head, or its stored rows.
-        kind: the divergence.
-        temperature: the divisor of the logits.
-        dtype: the dtype of the values.
-        overflows: whether the gradient by the logits may overflow.
-        chunk_bytes: the memory for the logits of a chunk; None to choose it.
-        counted: the indices of the positions that count; None for all.
-        labels: the labels that are mixed in, if any.
-        weights: the weight of each position in the total, a constant.
-        scale: the factor of the total.
-        shards: the operation on shards, if the classes of the heads are sharded.
-        widest: the largest number of classes of a rank.
-        has_second: whether the student's entropy at each position is a second result.
+    Its tensors are those of two sides (`sides_of`), in one sequence. The student's entropy at each position is a second
+    result, if it `has_second`.
     """
 
     student: Head
-    teacher: Head | StoredTeacher
+    teacher: Head | PartialRows
     kind: Divergence
     temperature: float
-    dtype: torch.dtype
-    overflows: bool
-    chunk_bytes: int | None
-    counted: Tensor | None
+    dtype: torch.dtype  # of the values
+    overflows: bool  # whether the gradient by the logits may overflow
+    chunk_bytes: int | None  # the memory for the logits of a chunk; None to choose it
+    counted: Tensor | None  # the indices of the positions that count; None for all
     labels: HardLabels | None
-    weights: Weights = None
+    weights: Weights = None  # of the positions in the total, constants
     scale: float = 1.0
-    shards: ShardedRows | None = None
-    widest: int = 0
+    shards: ShardedRows | None = None  # the operation on shards, if the classes of the heads are sharded
+    widest: int = 0  # the largest number of classes of a rank
     has_second: bool = False
 
     def compute(self, *tensors: Any) -> tuple[Tensor, ...]:
@@ -153,7 +126,7 @@ class HeadRows(TotalOperation):
         return self.complete(sweep(replace(self, has_second=False), tensors, upcast(grad), wanted)[1])
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Sum the gradients of hidden states over the ranks. Autograd casts the sums to their dtypes."""
+        """Sum the gradients of hidden states over the ranks. Autograd casts the sums to the hidden states' dtypes."""
         if self.shards is None:
             return gradients
         student, teacher = sides_of(gradients)
@@ -172,18 +145,26 @@ class HeadRows(TotalOperation):
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Compute the divergence of each position from all logits at once, by differentiable operations."""
-        if self.overflows:  # inf - inf in the products of a gradient by logits
+        if self.overflows:  # with an infinite gradient by the logits, products would be inf - inf
             tensors = [x if x is None else upcast(x) for x in tensors]
         student, teacher = sides_of(tensors)
-        if excluded is None:
-            return self.teacher.reference_values(self, self.student.reference(student), teacher)
+        if excluded is not None:
+            rows = excluded.unsqueeze(-1)  # NaN there must not reach a gradient
+            student, teacher = (x.map_rows(lambda y: torch.where(rows, 0, y)) for x in (student, teacher))
+        values = self._reference_values(self.student.reference(student), teacher)
+        return values if excluded is None else torch.where(excluded, 0, values)
 
-        def without_excluded(rows: Tensor) -> Tensor:  # NaN there must not reach a gradient
-            return torch.where(excluded.unsqueeze(-1), 0, rows)
-
-        logits = self.student.reference(student.map_rows(without_excluded))
-        values = self.teacher.reference_values(self, logits, teacher.map_rows(without_excluded))
-        return torch.where(excluded, 0, values)
+    def _reference_values(self, student: Tensor, teacher: Any) -> Tensor:
+        """Return the divergence of each row of the student's logits from the teacher with these tensors."""
+        if isinstance(self.teacher, PartialRows):
+            selected = self.teacher.classes(self.labels).of(student)
+            return self.teacher.values(upcast(teacher.log_probs), selected, self.labels).to(self.dtype)
+        p = self.teacher.reference(teacher)
+        classes = max(student.shape[-1], p.shape[-1])
+        p, q = (
+            torch.nn.functional.pad(x, (0, classes - x.shape[-1]), value=-torch.inf) for x in (p, student)
+        )
+        return logit_divergence(RowDivergence(self.kind, self.temperature, self.dtype, self.labels), p, q)
 
     def entropy(self, logits: Tensor) -> Tensor:
         """Return the entropy of each row of the student's logits: log(classes) - KL to the uniform distribution."""
@@ -230,13 +211,7 @@ def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted:
     With `has_second`, the student's entropies follow, 0 where a position does not count.
 
     If the gradient of the logits overflows their dtype, the products with it become NaN. These positions are computed
-    again in float64.
-
-    Arguments:
-        operation: the heads and the settings.
-        tensors: the tensors of both sides, in one sequence.
-        weights: the weight of each position in the sum, in the most accurate dtype; None without gradients.
-        wanted: for each tensor, whether its gradient is needed.
+    again in float64. `weights` are in the most accurate dtype; None without gradients.
     """
     values, gradients, *second = _sweep(operation, tensors, weights, wanted)
     accurate = values.dtype
@@ -277,11 +252,13 @@ def _sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted
     entropies = torch.zeros_like(values, dtype=operation.dtype) if operation.has_second else None
     with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
         positions = values.shape[0] if operation.counted is None else operation.counted.shape[0]
-        classes = len(student.weight)
-        if isinstance(operation.teacher, Head):
-            classes = max(classes, len(teacher.weight))
+        if isinstance(operation.teacher, PartialRows):
+            classes = len(student.weight)
+            p_side = _StoredSide(operation.teacher, teacher.log_probs, by_teacher.log_probs)
+        else:
+            classes = max(len(student.weight), len(teacher.weight))
+            p_side = _Side(operation.teacher, teacher, by_teacher, classes)
         q_side = _Side(operation.student, student, by_student, classes)
-        p_side = operation.teacher.side(teacher, by_teacher, classes)
         width = operation.widest or classes
         row_bytes = max(1, (q_side.class_bytes + p_side.class_bytes) * width)
         head_bytes = width * q_side.weight.shape[1] * q_side.weight.dtype.itemsize
@@ -430,10 +407,6 @@ class _Side:
             None if by_bias is None or self.bias is None else by_bias.to(self.bias.dtype),
         ]
 
-
-class _TeacherSide(_Side):
-    """A teacher with hidden states and a head."""
-
     def compare(
         self,
         operation: HeadRows,
@@ -443,7 +416,10 @@ class _TeacherSide(_Side):
         q_is_wanted: bool,
         labels: HardLabels | None,
     ) -> Evaluation:
-        """Return the values of some positions and the gradients of both sides' logits; these overwrite the logits."""
+        """Return the values of some positions, for a teacher with this head, and the gradients of both sides' logits.
+
+        The gradients overwrite the logits.
+        """
         compute = value_and_gradient if operation.shards is None else operation.shards.value_and_gradient
         rows = RowDivergence(operation.kind, operation.temperature, labels=labels)
         return compute(rows, self.logits(where), q, weights, (self.is_wanted, q_is_wanted), True)
@@ -512,7 +488,7 @@ def _tiles(weight: Tensor) -> Iterator[slice]:
 
 
 def _float32_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield tiles of a weight's rows in float32; each overwrites the one before."""
+    """Yield tiles of a weight's rows in float32; each tile overwrites the one before."""
     buffer = None
     for tile in _tiles(weight):
         part = weight[tile]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -17,7 +17,7 @@ HEAD_CALL = "linear_distillation_loss"
 
 
 class HeadTensors(NamedTuple):
-    """Hidden states, weight and bias of one side. A sequence of gradients, or of flags, is named by it too."""
+    """Hidden states, weight and bias of one side; or the gradients, flags or argument names of these tensors."""
 
     hidden: Any
     weight: Any
@@ -32,22 +32,6 @@ class HeadTensors(NamedTuple):
         return self._replace(
             weight=function(self.weight), bias=None if self.bias is None else function(self.bias)
         )
-
-
-class StoredTensors(NamedTuple):
-    """The log-probabilities of a stored teacher."""
-
-    log_probs: Any
-
-    def map_rows(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return the tensors with a function of the log-probabilities, which have a row for each position."""
-        return self if self.log_probs is None else self._replace(log_probs=function(self.log_probs))
-
-
-def sides_of(tensors: Sequence[Any]) -> tuple[HeadTensors, Any]:
-    """Return the student's and the teacher's part of one sequence, as autograd's functions get it."""
-    student, teacher = tensors[:3], tensors[3:]
-    return HeadTensors(*student), HeadTensors(*teacher) if len(teacher) > 1 else StoredTensors(*teacher)
 
 
 STUDENT_NAMES = HeadTensors("student", "student_weight", "student_bias")
@@ -68,13 +52,8 @@ def checked_tensors(
 ) -> tuple[torch.dtype, list[HeadTensors]]:
     """Return the dtype of the loss and the tensors of each head; raise unless those of both sides fit together.
 
-    Autograd can save the tensors. They are in the autocast dtype if autocast is on; float64 stays.
-
-    Arguments:
-        student: the arguments of the student.
-        teacher: the arguments of the teacher.
-        stored: the teacher, if it is stored and has no head.
-        settings: the settings of the loss.
+    Autograd can save the tensors, and the hidden states are a matrix. They are in the autocast dtype if autocast is on;
+    float64 stays. `stored` is the teacher if it is stored and has no head.
     """
     heads = (
         [(STUDENT_NAMES, student)]
@@ -129,7 +108,7 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
     if isinstance(x, Tensor):
         check_dense(HEAD_CALL, name, x)
     if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
-        if is_other_storage(x):  # no DTensor, as each rank's part of it is plain here
+        if is_other_storage(x):  # this rank's part has already replaced a DTensor
             raise invalid_type(
                 HEAD_CALL,
                 name,
@@ -157,35 +136,24 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
 def _check_head(names: HeadTensors, head: HeadTensors, is_autocast_on: bool) -> None:
     (hidden, weight, bias), side = head, names.hidden
     if weight.shape[1] != hidden.shape[-1]:
-        raise invalid_value(
-            HEAD_CALL,
-            names.weight,
-            wanted=f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})",
-            got=f"shape {tuple(weight.shape)}",
-            instead=f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed",
-        )
+        wanted = f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})"
+        got = f"shape {tuple(weight.shape)}"
+        instead = f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed"
+        raise invalid_value(HEAD_CALL, names.weight, wanted=wanted, got=got, instead=instead)
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise invalid_value(
-            HEAD_CALL,
-            names.bias,
-            wanted=f"a number for each class, shape ({weight.shape[0]},)",
-            got=f"shape {tuple(bias.shape)}",
-            instead=f"{names.bias}=None, or the bias that belongs to {names.weight}",
-        )
+        wanted, got = f"a number for each class, shape ({weight.shape[0]},)", f"shape {tuple(bias.shape)}"
+        instead = f"{names.bias}=None, or the bias that belongs to {names.weight}"
+        raise invalid_value(HEAD_CALL, names.bias, wanted=wanted, got=got, instead=instead)
     for name, x in ((names.weight, weight), (names.bias, bias)):
         if x is not None and x.dtype != hidden.dtype and not is_autocast_on:
-            raise invalid_type(
-                HEAD_CALL,
-                name,
-                wanted=f"dtype {hidden.dtype}, the dtype of {side}",
-                got=f"dtype {x.dtype}",
-                instead=f"{name}={name}.to({side}.dtype), or the call under torch.autocast",
-            )
+            wanted, got = f"dtype {hidden.dtype}, the dtype of {side}", f"dtype {x.dtype}"
+            instead = f"{name}={name}.to({side}.dtype), or the call under torch.autocast"
+            raise invalid_type(HEAD_CALL, name, wanted=wanted, got=got, instead=instead)
 
 
 def _recorded(head: HeadTensors, autocast_dtype: torch.dtype | None) -> HeadTensors:
-    """Return tensors that autograd can save, in the dtype if it is not None and they are not float64."""
-    tensors = all_recordable(head)
+    hidden, *others = all_recordable(head)
+    tensors = [hidden.reshape(hidden.shape[:-1].numel(), hidden.shape[-1]), *others]
     if autocast_dtype is not None:
         tensors = [x if x is None or x.dtype == torch.float64 else x.to(autocast_dtype) for x in tensors]
     return HeadTensors(*tensors)

@@ -14,7 +14,7 @@ from kullback.common.inputs import check_dense, number_from, recordable
 from kullback.errors import invalid_type, invalid_value, safe_repr
 from kullback.generators.divergence import NEAR, SERIES_TERMS, power_series
 from kullback.losses.positions import position_weights
-from kullback.losses.reduction import Reduction, check_reduction
+from kullback.losses.reduction import Reduction, check_reduction, reduce_terms
 
 Estimator = Literal["k1", "k2", "k3"]
 Value = Literal["k1", "k3"]
@@ -23,7 +23,6 @@ Direction = Literal["forward", "reverse"]
 
 # e^d - 1 - d as a power series, from d^2 upwards.
 _SERIES = [1 / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
-
 
 _DIRECTION = OneOf(
     get_args(Direction),
@@ -306,14 +305,9 @@ def _at_least_float32(x: Tensor) -> Tensor:
 def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
     if weights is not None:
         values = torch.where(weights == 0, 0, values)
-    if word == "none":
-        return values
-    total = values.sum()
-    if word == "sum":
-        return total
-    if word == "batchmean":
-        return total / max(values.shape[0] if values.ndim else 1, 1)
-    return total / (max(values.numel(), 1) if weights is None else weights.sum().clamp(min=1))
+    if word != "mean":
+        return reduce_terms(values, word, batch_size=max(values.shape[0] if values.ndim else 1, 1))
+    return values.sum() / (max(values.numel(), 1) if weights is None else weights.sum().clamp(min=1))
 
 
 def _in_order(direction: Direction, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
@@ -361,15 +355,11 @@ def _check_log_probs(call: str, log_p: Tensor, other: Tensor, second: str = "log
                 got=f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__,  # pyright: ignore[reportUnnecessaryIsInstance]
                 instead=f"{name}=logits.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)",
             )
-    for what, wanted, got in (
+    for name, of_p, of_other in (
         ("shape", tuple(log_p.shape), tuple(other.shape)),
         ("device", log_p.device, other.device),
     ):
-        if wanted != got:
-            raise invalid_value(
-                call,
-                second,
-                wanted=f"a value for each action of log_p, {what} {wanted}",
-                got=f"{what} {got}",
-                instead=f"{second} of the same actions as log_p, of the same {what}",
-            )
+        if of_p != of_other:
+            wanted, got = f"a value for each action of log_p, {name} {of_p}", f"{name} {of_other}"
+            instead = f"{second} of the same actions as log_p, of the same {name}"
+            raise invalid_value(call, second, wanted=wanted, got=got, instead=instead)

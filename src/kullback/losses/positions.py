@@ -27,29 +27,17 @@ from kullback.losses.settings import LossSettings
 
 
 class Positions(NamedTuple):
-    """The positions of a loss, and how their values are reduced.
+    """The positions of a loss, and how their values are reduced."""
 
-    Attributes:
-        call: the function that the user called, for messages.
-        settings: the settings of the loss.
-        shape: the shape of the positions.
-        device: the device of the logits.
-        dtype: the dtype of the loss.
-        weights: the weight of each position, 0 where it does not count; None if all weights are 1.
-        labels: the labels that are mixed in, if any. They include the factor of the divergences.
-        scale: the factor of the values.
-        normalizer: the divisor of the sum; None to choose it by the reduction.
-    """
-
-    call: str
+    call: str  # the function that the user called, for messages
     settings: LossSettings
     shape: torch.Size
-    device: torch.device
-    dtype: torch.dtype
-    weights: Tensor | None
-    labels: HardLabels | None
-    scale: float
-    normalizer: Tensor | float | None
+    device: torch.device  # of the logits
+    dtype: torch.dtype  # of the loss
+    weights: Tensor | None  # 0 where a position does not count; None if all are 1
+    labels: HardLabels | None  # with the factor of the divergences, if labels are mixed in
+    scale: float  # the factor of the values
+    normalizer: Tensor | float | None  # the divisor of the sum; None to choose it by the reduction
 
     def check_labels(self, classes: int) -> None:
         """Raise unless the labels at the positions that count are below the number of classes."""
@@ -156,18 +144,34 @@ def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reductio
 
 
 def warn_of_empty_mask(call: str, mask: Tensor, stacklevel: int = 4) -> None:
-    """Warn if a mask excludes all rows: the result is then 0 or NaN, whatever the rows are.
+    """Warn if a mask excludes all rows: the result is then 0 or NaN, whatever the rows are."""
+    warn_if_nothing_counts(call, {"mask": mask}, mask, stacklevel=stacklevel + 1)
 
-    Only on the CPU, because reading the mask on an accelerator would synchronize, and not while compiling.
-    """
-    if _excludes_all(mask):
-        _warn_of_nothing(call, {"mask": mask}, "the mask is False everywhere", stacklevel + 1)
+
+# For each argument that may exclude every position: the reason in a warning, and the remedy.
+_EXCLUSIONS = {
+    "mask": (
+        "the mask is False everywhere",
+        "True means that a position counts: mask=attention_mask.bool()",
+    ),
+    "labels": (
+        "every label is {ignored}, the ignore_index",
+        "Often the rows were cut before their first label: leave such rows out, or cut them later",
+    ),
+    "weight": ("every weight is 0", "Give a positive weight to the positions that count"),
+}
 
 
 def warn_if_nothing_counts(
-    call: str, arguments: Mapping[str, Tensor | None], counted: Tensor, ignore_index: int, stacklevel: int = 4
+    call: str,
+    arguments: Mapping[str, Tensor | None],
+    counted: Tensor,
+    ignore_index: int = -100,
+    stacklevel: int = 4,
 ) -> None:
-    """Warn if no position counts, and name the argument that excludes them; on the CPU only, as for an empty mask.
+    """Warn if no position counts, and name the argument that excludes them.
+
+    Only on the CPU, because reading values on an accelerator would synchronize, and not while compiling.
 
     Arguments:
         call: the function that the user called.
@@ -176,39 +180,18 @@ def warn_if_nothing_counts(
         ignore_index: the label of positions that do not count.
         stacklevel: of the warning, as of `warnings.warn`.
     """
-    if not _excludes_all(counted):
-        return
-    given = {name: x for name, x in arguments.items() if x is not None}
-    reasons = {
-        "mask": "the mask is False everywhere",
-        "labels": f"every label is {ignore_index}, the ignore_index",
-        "weight": "every weight is 0",
-    }
-    for name, reason in reasons.items():
-        if name in given and not bool(
-            (given[name] != ignore_index if name == "labels" else given[name]).any()
-        ):
-            _warn_of_nothing(call, {name: given[name]}, reason, stacklevel + 1)
-            return
-    _warn_of_nothing(call, given, "together they exclude every position", stacklevel + 1)
-
-
-def _excludes_all(counted: Tensor) -> bool:
     is_readable = counted.device.type == "cpu" and counted.numel() > 0 and can_inspect(counted)
-    return is_readable and not bool(counted.any())
-
-
-_REMEDIES = {
-    "mask": "True means that a position counts: mask=attention_mask.bool()",
-    "labels": "Often the rows were cut before their first label: leave such rows out, or cut them later",
-    "weight": "Give a positive weight to the positions that count",
-}
-
-
-def _warn_of_nothing(call: str, arguments: Mapping[str, object], reason: str, stacklevel: int) -> None:
-    names = ", ".join(f"{name}=..." for name in arguments)
-    remedy = _REMEDIES[next(iter(arguments))] if len(arguments) == 1 else "Check each of them alone"
-    warnings.warn(f"{call}({names}): {reason}, so no position counts. {remedy}", stacklevel=stacklevel)
+    if not is_readable or bool(counted.any()):
+        return
+    names = [name for name, x in arguments.items() if x is not None]
+    reason, remedy = "together they exclude every position", "Check each of them alone"
+    for name, words in _EXCLUSIONS.items():
+        x = arguments.get(name)
+        if x is not None and not bool((x != ignore_index if name == "labels" else x).any()):
+            names, (reason, remedy) = [name], words
+            break
+    listed, reason = ", ".join(f"{name}=..." for name in names), reason.format(ignored=ignore_index)
+    warnings.warn(f"{call}({listed}): {reason}, so no position counts. {remedy}", stacklevel=stacklevel)
 
 
 def position_weights(
@@ -255,10 +238,7 @@ def position_weights(
 def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = False) -> str:
     """Return the remedy for a mask that is not boolean, which depends on its numbers: they may be labels.
 
-    Arguments:
-        mask: the mask.
-        ignore_index: the label of positions that do not count.
-        takes_labels: whether the call has the arguments `labels` and `weight`.
+    `takes_labels` says whether the call has the arguments `labels` and `weight`.
 
     Example:
         >>> mask_remedy(torch.tensor([1, 0])), mask_remedy(torch.tensor([7, -100]))

@@ -28,8 +28,10 @@ from kullback.partial_rows import ReferenceBlock, summarize_rows
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "sampled_tail_divergence"
-# A squared relative distance: a student whose ratios q/p are about 1/2 or 3/2 is far from the teacher.
+# A student is far from the teacher from this squared relative distance on: ratios q/p of about 1/2 or 3/2.
 _FAR = 0.25
+# A draw's q/p - 1 counts at most this much in the distance, far above the root of _FAR. The estimate has no bias for
+# any values of both. `tests/losses/test_sampled_tail.py` bounds its spread with these values.
 _LARGEST_CHANGE = 3.0
 _LEAST = torch.finfo(torch.float32).tiny
 _LEAST_LOG = torch.finfo(torch.float32).min
@@ -103,21 +105,12 @@ class SampledTail(PartialTeacher):
         uniforms = torch.rand(len(rows), draws, generator=generator, dtype=torch.float64, device="cpu")
         labels = torch.zeros(len(rows), dtype=torch.int64, device="cpu")
         accurate = rows.to("cpu" if rows.device.type == "mps" else rows.device, torch.float64, copy=True)
-        teacher = cls.from_reference(
-            summarize_rows(accurate, labels, top=k, uniforms=uniforms), device=logits.device
-        )
-        shape = logits.shape[:-1]
-        indices, log_probs = (
-            x.reshape(*shape, x.shape[-1]) for x in (teacher.top.indices, teacher.top.log_probs)
-        )
+        block = summarize_rows(accurate, labels, top=k, uniforms=uniforms)
+        flat, shape = cls.from_reference(block, device=logits.device), logits.shape[:-1]
+        rows = flat.top.indices, flat.top.log_probs, flat.tail_indices, flat.tail_log_probs
+        indices, log_probs, *drawn = (x.reshape(*shape, x.shape[-1]) for x in rows)
         top = TopK(indices, log_probs, validate=False)
-        return cls(
-            top,
-            teacher.tail_indices.reshape(*shape, draws),
-            teacher.tail_log_probs.reshape(*shape, draws),
-            teacher.tail_log_mass.reshape(shape),
-            validate=False,
-        )
+        return cls(top, drawn[0], drawn[1], flat.tail_log_mass.reshape(shape), validate=False)
 
     @classmethod
     def from_reference(cls, block: ReferenceBlock, *, device: torch.device | str | None = None) -> Self:
@@ -258,17 +251,11 @@ def sampled_tail_divergence(
 
 @dataclass(frozen=True, eq=False)
 class SampledRows(PartialRows):
-    """The rows of a `SampledTail`.
+    """The rows of a `SampledTail`."""
 
-    Attributes:
-        weights: the weights of the terms, 1 for the top classes.
-        tail_mass: the teacher's mass outside the top classes.
-        draws: the number of drawn classes, which are the last ones.
-    """
-
-    weights: Tensor
-    tail_mass: Tensor
-    draws: int
+    weights: Tensor  # of the terms; 1 for the top classes
+    tail_mass: Tensor  # the teacher's mass outside the top classes
+    draws: int  # the number of drawn classes, which are the last ones
 
     per_row: ClassVar[tuple[str, ...]] = ("indices", "log_probs", "weights", "tail_mass")
     leaves_out: ClassVar[bool] = False

@@ -84,8 +84,8 @@ class TopK(PartialTeacher):
                 object.__setattr__(self, "_unknown", unknown)
             _check_values(self, unknown if some_unknown else None)
             if self.indices.numel():
-                known = self.indices[~unknown] if some_unknown else self.indices
-                object.__setattr__(self, "_largest", int(known.long().max()))
+                indices = self.indices[~unknown] if some_unknown else self.indices
+                object.__setattr__(self, "_largest", int(indices.long().max()))
 
     remedy_of_device: ClassVar[str] = "TopK(indices.to(student.device), log_probs.to(student.device))"
 
@@ -227,17 +227,11 @@ def top_k_divergence(
 
 @dataclass(frozen=True, eq=False)
 class TopKRows(PartialRows):
-    """The rows of a `TopK`.
-
-    Attributes:
-        tail: the tail of the `TopK`.
-        rounding: the largest remainder of the teacher's mass that counts as a rounding error.
-        vocabulary: the number of classes.
-    """
+    """The rows of a `TopK`."""
 
     tail: Tail
-    rounding: float
-    vocabulary: int
+    rounding: float  # the largest remainder of the teacher's mass that counts as a rounding error
+    vocabulary: int  # the number of classes
 
     def divergence(self, log_probs: Tensor, logits: Tensor) -> Tensor:
         """Return the divergence of each row, from the teacher's log-probabilities and the student's logits."""

@@ -177,8 +177,10 @@ def _bounds(
     if classes is not None:
         listed = (p.indices != _PADDING_P).sum(-1) + ((q.indices != _PADDING_Q) & ~q_in_both).sum(-1)
         complete = listed >= classes
-    holds = complete | (p_a[0] * q_b[0] > p.most * q.most)
-    lower = same + torch.where(holds, torch.maximum(apart, merged), merged)
+    is_too_small = complete | (
+        p_a[0] * q_b[0] > p.most * q.most
+    )  # the mass outside, for the shares of A and B
+    lower = same + torch.where(is_too_small, torch.maximum(apart, merged), merged)
 
     same = _largest_terms(kind, common_p, common_q).sum(-1)
     one, nothing = torch.zeros_like(same), torch.full_like(same, -torch.inf)
@@ -229,7 +231,7 @@ def _largest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
 
 
 def _largest_split(kind: Divergence, listed: Range, other: _ListedClasses, *, swap: bool) -> Tensor:
-    """Return the largest sum of terms over the classes of one list, for any split of the other's unlisted mass on them.
+    """Return the largest sum of terms over one list's classes, among which the other side's unlisted mass is split.
 
     The sum is convex in the split, so it is largest when all of the mass is on one class.
     """
@@ -246,32 +248,20 @@ def _largest_split(kind: Divergence, listed: Range, other: _ListedClasses, *, sw
 
 
 def _check(x: object, name: str) -> None:
-    if not isinstance(x, TopK | TopKBlock):
-        raise invalid_type(
-            _CALL,
-            name,
-            wanted="a TopK or a TopKBlock",
-            got=type(x).__name__,
-            instead=f"{name}=TopK(indices, log_probs)",
-        )
+    instead = f"{name}=TopK(indices, log_probs)"
     if isinstance(x, TopK):
         x.check_counted(_CALL, None)
-    if isinstance(x, TopK) and x.tail != "bucket":
-        raise invalid_value(
-            _CALL,
-            name,
-            wanted="tail='bucket': bounds need the mass outside the list",
-            got=f"tail={x.tail!r}",
-            instead=f"{name}=TopK(indices, log_probs), with log-probabilities among all classes",
-        )
-    if isinstance(x, TopKBlock) and bool(x.log_tail.isnan().any()):
-        raise invalid_value(
-            _CALL,
-            name,
-            wanted="a file that stores the mass outside the list",
-            got="only logits of the listed classes",
-            instead="log-probabilities among all classes, stored as 'indices' and 'log_probs'",
-        )
+        if x.tail != "bucket":
+            wanted, got = "tail='bucket': bounds need the mass outside the list", f"tail={x.tail!r}"
+            instead += ", with log-probabilities among all classes"
+            raise invalid_value(_CALL, name, wanted=wanted, got=got, instead=instead)
+    elif not isinstance(x, TopKBlock):
+        wanted, got = "a TopK or a TopKBlock", type(x).__name__
+        raise invalid_type(_CALL, name, wanted=wanted, got=got, instead=instead)
+    elif bool(x.log_tail.isnan().any()):
+        wanted, got = "a file that stores the mass outside the list", "only logits of the listed classes"
+        instead = "log-probabilities among all classes, stored as 'indices' and 'log_probs'"
+        raise invalid_value(_CALL, name, wanted=wanted, got=got, instead=instead)
 
 
 def _check_indices(name: str, indices: Tensor, classes: int) -> None:

@@ -42,29 +42,17 @@ class SweepResults(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ShardedRows(RowOperation):
-    """Divergences of rows whose classes are sharded; all ranks call its methods with the same rows in the same order.
-
-    Attributes:
-        ranks: the group.
-        kind: the divergence.
-        temperature: the divisor of the logits.
-        classes: the number of classes of all ranks together.
-        needed: whether any rank needs a gradient by P, and by Q.
-        start: the first class of this rank.
-        dtype: the dtype of the values.
-        labels: the labels of the rows; their cross-entropy is mixed with the divergences.
-        inplace: whether the gradient overwrites Q's logits.
-    """
+    """Divergences of rows whose classes are sharded. All ranks call the methods with the same rows in one order."""
 
     ranks: Ranks
     kind: Divergence
     temperature: float
-    classes: int
-    needed: tuple[bool, bool]
-    start: int
-    dtype: torch.dtype = torch.float64
-    labels: HardLabels | None = None
-    inplace: bool = False
+    classes: int  # of all ranks together
+    needed: tuple[bool, bool]  # whether any rank needs a gradient by P, and by Q
+    start: int  # the first class of this rank
+    dtype: torch.dtype = torch.float64  # of the values
+    labels: HardLabels | None = None  # their cross-entropy is mixed with the divergences
+    inplace: bool = False  # whether the gradient overwrites Q's logits
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor, SweepResults]:
         """Return the value of each row, the same on every rank, as a row operation."""
@@ -196,13 +184,9 @@ class ShardedRows(RowOperation):
 def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
     """Return the largest of this rank's logits in each row, and the sum of their exponentials relative to it.
 
-    Arguments:
-        logits: shape (rows, classes of this rank).
-        temperature: the divisor of the logits' differences from the largest, which have more digits than the logits.
-        excluded: the classes to exclude from each row, shape (rows, k); an index past the end excludes no class.
-
-    Returns:
-        shape (rows, 2); without classes the largest logit is -inf.
+    The temperature divides the differences from the largest logit, which have more digits than the logits. `excluded`
+    has classes to exclude from each row, shape (rows, k); an index past the end excludes none. Without classes, the
+    largest logit is -inf.
     """
     rows, classes = logits.shape
     results = upcast(logits.new_empty(0)).new_zeros(rows, 2)

@@ -19,17 +19,11 @@ from kullback.parallel.sharded_labels import LabelSums, logits_at, places_of
 
 
 class Shard(NamedTuple):
-    """This rank's classes.
-
-    Attributes:
-        ranks: the group.
-        start: the first class of this rank.
-        classes: the number of classes of all ranks together.
-    """
+    """This rank's classes."""
 
     ranks: Ranks
-    start: int
-    classes: int
+    start: int  # the first class of this rank
+    classes: int  # of all ranks together
 
 
 @dataclass(slots=True, eq=False)
