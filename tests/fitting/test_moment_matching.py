@@ -49,7 +49,7 @@ from torch.distributions import (
     Wishart,
 )
 
-from kullback import KL, Counts, Logits, Probs, Samples, divergence, fit
+from kullback import KL, Counts, Logits, Probs, Samples, divergence, fit, register_kl
 from kullback.errors import ArgumentValueError
 from kullback.fitting import choose_method, default_start
 from kullback.fitting.exact_fit import nearest
@@ -447,6 +447,20 @@ def divergence_by_gauss(p: Any, q: Any) -> Tensor:
     log_p = p.log_prob(x)
     terms = torch.exp(log_p) * (log_p - q.log_prob(x))
     return torch.tensordot(w, terms, 1)
+
+
+def test_a_rule_of_users_that_takes_no_batch_gives_both_values() -> None:
+    class Gauge(Normal):
+        """A normal distribution with a rule of its own."""
+
+    @register_kl(Gauge, Normal)
+    def of_gauges(p: Gauge, q: Normal) -> Tensor:
+        ratio, distance = float(p.scale / q.scale), float((p.loc - q.loc) / q.scale)
+        return torch.tensor((ratio**2 + distance**2 - 1) / 2 - np.log(ratio), dtype=torch.float64)
+
+    fitted = fit(Normal(t(0), t(1)), to=Gauge(t(1), t(2)))
+    assert float(fitted.before) == pytest.approx(2 - np.log(2), rel=1e-12)
+    assert float(fitted.value) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_fit_takes_few_calls() -> None:

@@ -49,6 +49,7 @@ from kullback.fitting.stochastic import fit_by_draws
 from kullback.fitting.unconstrained import Values, read_family
 from kullback.generators import KL, Divergence, ReverseKL, as_divergence
 from kullback.pairs.clone import upcast_copy, with_ordinary_tensors, with_tensors, without_empty_wrapper
+from kullback.pairs.registry import plan_for
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
 from kullback.pairs.support import check_comparable
 from kullback.representations import Logits, LogProbs, Probs, Representation
@@ -377,10 +378,14 @@ def _at_start_and_end(problem: FitProblem, values: Values, distribution: Any) ->
     """Return the value at the start and at the nearest member.
 
     For a family of numbers, one integral over a batch of the two takes half the time. Classes are not stacked: their
-    probabilities would be normalized again in another dtype.
+    probabilities would be normalized again in another dtype. A user's rule may not take batches.
     """
-    q, family, objective = problem.q, problem.family, problem.objective
-    if values and isinstance(problem.target, Distribution) and not (q.event_shape or is_categorical(q)):
+    q, family, objective, target = problem.q, problem.family, problem.objective, problem.target
+    is_integral = isinstance(target, Distribution) and not (q.event_shape or is_categorical(q))
+    if values and is_integral:
+        plan = plan_for(type(target), type(q))
+        is_integral = not plan.user_rules and plan.third_party is None
+    if values and is_integral:
         stacked = {name: torch.stack([leaf.value, values[name]]) for name, leaf in family.free.items()}
         with suppress(NoRuleError):
             both = objective.try_measure(family.build(stacked))

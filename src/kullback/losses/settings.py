@@ -113,7 +113,7 @@ def _checked_settings(call: str, *fields: Any) -> LossSettings:
     settings = LossSettings(*fields)
     kind = check_kind(call, settings.kind)
     numbers = ARGUMENTS.check(call, **settings._asdict())
-    return settings._replace(kind=kind, classes=numbers["classes"], ignore_index=numbers["ignore_index"])
+    return settings._replace(kind=kind, **numbers)
 
 
 class HeadSettings(NamedTuple):
