@@ -36,7 +36,7 @@ class MixtureDensity(Density):
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         def of_each(x: Tensor) -> Tensor:
-            return torch.stack([change(part) for part in x.unbind(-1)], -1) if x.ndim else x
+            return torch.stack(list(map(change, x.unbind(-1))), -1) if x.ndim else x
 
         return replace(self, log_weights=of_each(self.log_weights), part=self.part.mapped(of_each))
 
