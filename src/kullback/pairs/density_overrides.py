@@ -56,16 +56,19 @@ def forget_overrides() -> None:
     _OVERRIDING.clear()
 
 
-def _is_family(kind: type) -> bool:
-    return kind in FAMILIES or (is_of_torch(kind) and kind not in _BASES)
-
-
 def _overriding_class(kind: type, method: str) -> type | None:
     key = (kind, method)
     if key in _OVERRIDING:
         return _OVERRIDING[key]
     own = next((i for i, each in enumerate(kind.__mro__) if method in vars(each)), len(kind.__mro__))
-    before = next((i for i, each in enumerate(kind.__mro__) if _is_family(each)), 0)
+    before = next(
+        (
+            i
+            for i, each in enumerate(kind.__mro__)
+            if each in FAMILIES or (is_of_torch(each) and each not in _BASES)
+        ),
+        0,
+    )
     overriding = kind.__mro__[own] if own < before else None
     if (
         not torch.compiler.is_compiling()

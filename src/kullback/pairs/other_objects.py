@@ -55,10 +55,6 @@ def _of_scipy_family(x: Any, name: str) -> str:
     return f"scipy.stats.{x.name}({', '.join(settings)}){numbers}"
 
 
-def _of_scipy_vectors(x: Any, name: str) -> str:
-    return f"scipy.stats.{type(x).__name__.removesuffix('_gen')}(...) with its parameters"
-
-
 def _of_kernel_density(x: Any, name: str) -> str:
     if x.d > 1:
         parts = f"MultivariateNormal(torch.tensor({name}.dataset.T), torch.tensor({name}.covariance))"
@@ -111,7 +107,9 @@ def _of_kernel_density_of_sklearn(x: Any, name: str) -> str:
 _LINES: dict[tuple[str, str], Any] = {
     ("scipy", "gaussian_kde"): _of_kernel_density,
     ("scipy", "rv_generic"): _of_scipy_family,
-    ("scipy", "multi_rv_generic"): _of_scipy_vectors,
+    ("scipy", "multi_rv_generic"): lambda x, _: (
+        f"scipy.stats.{type(x).__name__.removesuffix('_gen')}(...) with its parameters"
+    ),
     ("sklearn", "BaseMixture"): _of_gaussian_mixture,
     ("sklearn", "KernelDensity"): _of_kernel_density_of_sklearn,
 }

@@ -6,18 +6,19 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributions import Gamma, LKJCholesky, Wishart
+from torch.distributions import LKJCholesky, Wishart
 
 from kullback.common.dtypes import upcast
 from kullback.common.special import bregman_by_quadrature, itakura_saito, polynomial, stirling_bregman
 from kullback.kernels.native.native_closed_forms import Form, Parameters, required_gradients
 from kullback.pairs.closed_forms.multivariate_normal import LARGE_MATRIX, form_of_normals
+from kullback.pairs.families.gamma import kernel_of_gammas
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family, ScipyForm
 from kullback.pairs.native_forms import divergence_of, is_ordinary_call
 from kullback.pairs.numerics.cholesky import factors_of, relative
 from kullback.pairs.numerics.parameters import matrix_of
-from kullback.pairs.registry import closed_form, native_form
+from kullback.pairs.registry import closed_form
 
 __all__: list[str] = []
 
@@ -69,7 +70,7 @@ def _by_kernels(p: Wishart, q: Wishart) -> Tensor | None:
     rate = a.detach()  # KL does not depend on the rate that both sides share
     near = divergence_of(form, (mean, of_p, mean, of_q))
     far = divergence_of(form, (mean, of_p, mean, of_q * _FOURFOLD[name_q]))
-    gammas = divergence_of(native_form(Gamma, Gamma), (a, rate, b, rate))
+    gammas = divergence_of(kernel_of_gammas(), (a, rate, b, rate))
     if near is None or far is None or gammas is None:
         return None
     less = n - m
@@ -98,7 +99,7 @@ def _by_scaled_normals(
     scale_p, scale_q = (x[..., None, None] for x in scales)
     rate_p, rate_q = (x.unsqueeze(-1).expand_as(a) for x in df)
     normals = divergence_of(form, (mean, of_p * scale_p, mean, of_q * scale_q))
-    gammas = divergence_of(native_form(Gamma, Gamma), (a, rate_p, b, rate_q))
+    gammas = divergence_of(kernel_of_gammas(), (a, rate_p, b, rate_q))
     if normals is None or gammas is None:
         return None
     size, growth = a.shape[-1], (m - n) / n

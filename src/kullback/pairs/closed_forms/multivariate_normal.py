@@ -7,6 +7,7 @@ full covariances of many dimensions.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,7 +23,7 @@ from torch.distributions import (
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect, can_inspect_all
 from kullback.common.special import bregman_by_quadrature, itakura_saito
-from kullback.kernels.native.native_closed_forms import Form, GradientFunction, Parameters
+from kullback.kernels.native.native_closed_forms import Form, Parameters
 from kullback.pairs.closed_forms.large_normals import (
     LARGE_MATRIX,
     LARGEST_ROOT,
@@ -227,18 +228,16 @@ def _square(p: FactorModel, q: FactorModel, t: Tensor) -> Tensor:
     return of_noise + 4 * across + 2 * of_factors
 
 
-def low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...] | None:
-    r"""Return the gradients of KL by the means, the factors and the variances of P and Q, times `grad`.
+def _low_rank_derivatives(parameters: Parameters) -> Parameters | None:
+    r"""Return the derivatives of KL by the means, the factors and the variances of P and Q.
 
     With the covariances L of P and K of Q, their difference C = L - K and s = K^-1 (m_p - m_q), the derivatives are
     s by m_p, K^-1 C L^-1 / 2 by L and -(K^-1 C K^-1 + s s^T) / 2 by K. C is computed from the differences of factors
     and of variances, which is accurate if P and Q are nearly equal. The result is None if the factors are so much
     larger than the deviations that formed covariances are more accurate.
     """
-    if not can_inspect(grad):
-        return None
-    ranks = [parameters[i].shape[-1] for i in (1, 4)]
-    mean_p, w_p, d_p, mean_q, w_q, d_q = map(upcast, parameters)
+    mean_p, w_p, d_p, mean_q, w_q, d_q = parameters
+    ranks = [w.shape[-1] for w in (w_p, w_q)]
     rank = max(ranks)
     w_p, w_q = (torch.nn.functional.pad(w, (0, rank - w.shape[-1])) for w in (w_p, w_q))
     p, q = _Precision.of(w_p, d_p), _Precision.of(w_q, d_q)
@@ -258,7 +257,7 @@ def low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Te
     )
     by_d_p = _sum_of_columns(x_q * y_p + y_q * x_p) + q.diagonal_of_product(noise, p)
     by_d_q = 2 * _sum_of_columns(x_q * y_q) + q.diagonal_of_product(noise, q) + step.squeeze(-1) ** 2
-    derivatives = (
+    return (
         step.squeeze(-1),
         by_w_p[..., : ranks[0]],
         by_d_p / 2,
@@ -266,7 +265,6 @@ def low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Te
         -(by_w_q + step @ (step.mT @ w_q))[..., : ranks[1]],
         -by_d_q / 2,
     )
-    return _times(derivatives, grad, parameters)
 
 
 class _Precision(NamedTuple):
@@ -311,11 +309,9 @@ class _Precision(NamedTuple):
         return weights * (scaled * (1 - explained) + _sum_of_columns((self.z @ both) * other.z))
 
 
-def low_rank_to_full_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...] | None:
-    """Return the gradients by the mean, factors and variances of P, and by the mean and the Cholesky factor of Q."""
-    if not can_inspect(grad):
-        return None
-    mean_p, w, d, mean_q, root = map(upcast, parameters)
+def _low_rank_to_full_derivatives(parameters: Parameters) -> Parameters | None:
+    """Return the derivatives by the mean, factors and variances of P, and by the mean and the Cholesky factor of Q."""
+    mean_p, w, d, mean_q, root = parameters
     root, p = root.tril(), _Precision.of(w, d)
     if p.loses_digits():
         return None
@@ -327,15 +323,12 @@ def low_rank_to_full_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> 
         of_factors @ of_factors.mT + of_noise @ of_noise.mT + of_means @ of_means.mT - identity_like(root)
     )
     by_d = ((back**2).sum(-2) - p.diagonal()) / 2
-    derivatives = step, back.mT @ of_factors - p.times_factors(), by_d, -step, -(back.mT @ change).tril()
-    return _times(derivatives, grad, parameters)
+    return step, back.mT @ of_factors - p.times_factors(), by_d, -step, -(back.mT @ change).tril()
 
 
-def full_to_low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor, ...] | None:
-    """Return the gradients by the mean and the Cholesky factor of P, and by the mean, factors and variances of Q."""
-    if not can_inspect(grad):
-        return None
-    mean_p, root, mean_q, w, d = map(upcast, parameters)
+def _full_to_low_rank_derivatives(parameters: Parameters) -> Parameters | None:
+    """Return the derivatives by the mean and the Cholesky factor of P, and by the mean, factors and variances of Q."""
+    mean_p, root, mean_q, w, d = parameters
     root, q = root.tril(), _Precision.of(w, d)
     if q.loses_digits():
         return None
@@ -344,8 +337,7 @@ def full_to_low_rank_gradients(parameters: tuple[Tensor, ...], grad: Tensor) -> 
     by_root = of_root.tril() - torch.diag_embed(1 / root.diagonal(dim1=-2, dim2=-1))
     by_w = of_factors - of_root @ (root.mT @ of_factors) - step @ (step.mT @ w)
     by_d = (q.diagonal() - (of_root**2).sum(-1) - step.squeeze(-1) ** 2) / 2
-    derivatives = step.squeeze(-1), by_root, -step.squeeze(-1), by_w, by_d
-    return _times(derivatives, grad, parameters)
+    return step.squeeze(-1), by_root, -step.squeeze(-1), by_w, by_d
 
 
 def _sum_of_columns(x: Tensor) -> Tensor:
@@ -353,19 +345,23 @@ def _sum_of_columns(x: Tensor) -> Tensor:
     return (x @ x.new_ones(x.shape[-1], 1)).squeeze(-1)
 
 
-def _times(
-    derivatives: tuple[Tensor, ...], grad: Tensor, parameters: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    """Return derivatives times the gradient of the values, in the dtypes of the parameters."""
-    return tuple(
-        (by * upcast(grad)[(..., *(None,) * (by.dim() - grad.dim()))]).to(x.dtype)
-        for by, x in zip(derivatives, parameters, strict=True)
-    )
+def _form_of_factors(derive: Callable[[Parameters], Parameters | None]) -> Form:
+    """Return the kernel of low-rank covariances, with the derivatives by its parameters from `derive`, in float64."""
+
+    def gradients(parameters: Parameters, grad: Tensor) -> Parameters | None:
+        derivatives = derive(tuple(map(upcast, parameters))) if can_inspect(grad) else None
+        if derivatives is None:
+            return None
+        return tuple(
+            (by * upcast(grad)[(..., *(None,) * (by.dim() - grad.dim()))]).to(x.dtype)
+            for by, x in zip(derivatives, parameters, strict=True)
+        )
+
+    return Form("closed_form_of_factors", (), divergence_of_factors, gradients)
 
 
-def _by_factors(gradients: GradientFunction) -> Shortcut:
+def _by_factors(form: Form) -> Shortcut:
     """Return a shortcut by the kernel of low-rank covariances. A full covariance has to be given by its root."""
-    form = Form("closed_form_of_factors", (), divergence_of_factors, gradients)
 
     def by_kernel(p: Any, q: Any) -> Tensor | None:
         is_full = isinstance(p, MultivariateNormal), isinstance(q, MultivariateNormal)
@@ -382,7 +378,7 @@ def _by_factors(gradients: GradientFunction) -> Shortcut:
 
 
 _READERS = reader_of("loc", "cov_factor", "cov_diag"), reader_of("loc", "scale_tril")
-_OF_FACTORS = Form("closed_form_of_factors", (), divergence_of_factors, low_rank_gradients)
+_OF_FACTORS = _form_of_factors(_low_rank_derivatives)
 
 
 def _error_of_diagonal(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
@@ -404,7 +400,7 @@ def _of_diagonal(p: Any, q: Any) -> Tensor | None:
     return None if value is None else value.to(dtype_of(p, q))
 
 
-@closed_form(LowRankMultivariateNormal, LowRankMultivariateNormal, native=_by_factors(low_rank_gradients))
+@closed_form(LowRankMultivariateNormal, LowRankMultivariateNormal, native=_by_factors(_OF_FACTORS))
 def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNormal) -> Tensor | None:
     """Return KL for covariances W W^T + D."""
     return divergence_of_factors((*factor_model_of(p), *factor_model_of(q)))
@@ -414,13 +410,13 @@ def kl_low_rank_low_rank(p: LowRankMultivariateNormal, q: LowRankMultivariateNor
     LowRankMultivariateNormal,
     MultivariateNormal,
     error=rounding_error,
-    native=_by_factors(low_rank_to_full_gradients),
+    native=_by_factors(_form_of_factors(_low_rank_to_full_derivatives)),
 )
 @closed_form(
     MultivariateNormal,
     LowRankMultivariateNormal,
     error=rounding_error,
-    native=_by_factors(full_to_low_rank_gradients),
+    native=_by_factors(_form_of_factors(_full_to_low_rank_derivatives)),
 )
 @closed_form(Independent, MultivariateNormal, error=rounding_error, native=large_divergence)
 @closed_form(MultivariateNormal, Independent, error=rounding_error, native=large_divergence)

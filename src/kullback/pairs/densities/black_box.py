@@ -80,14 +80,11 @@ def black_box(distribution: Distribution) -> BlackBoxDensity:
         inside = inside if high is None else inside & (draws <= high)
         distribution.log_prob(_inside(draws[0], low, high))  # raises for a class without log_prob
         t = Coordinate(low, high).of(draws).nan_to_num(posinf=700.0, neginf=-700.0)
-        quartiles = _quartiles(t) if bool(inside.all()) else _quartiles_of_some(t, inside)
+        whole = t.sort(0).values[[_DRAWS // 4, _DRAWS // 2, 3 * _DRAWS // 4]]
+        quartiles = whole if bool(inside.all()) else _quartiles_of_some(t, inside)
     first, middle, last = quartiles
     width = (last - first).clamp(min=1e-300) + 1e-12 * middle.abs()
     return BlackBoxDensity(distribution, Quartiles(first, middle, last, width))
-
-
-def _quartiles(t: Tensor) -> Tensor:
-    return t.sort(0).values[[_DRAWS // 4, _DRAWS // 2, 3 * _DRAWS // 4]]
 
 
 def _quartiles_of_some(t: Tensor, inside: Tensor) -> Tensor:

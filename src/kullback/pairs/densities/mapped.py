@@ -382,18 +382,10 @@ def _normal_quantile(log_mass: Tensor) -> Tensor:
 _FAR_OUT, _LEAST = 1e4, -1e150
 
 
-def _cauchy_log_mass(y: Tensor) -> Tensor:
-    return torch.log(torch.atan2(torch.ones_like(y), -y) / math.pi)
-
-
 def _cauchy_quantile(log_mass: Tensor) -> Tensor:
     tiny = log_mass < -30
     angle = math.pi * torch.exp(torch.where(tiny, -1.0, log_mass))
     return torch.where(tiny, -torch.exp(-log_mass.clamp(min=-690)) / math.pi, -1 / torch.tan(angle))
-
-
-def _laplace_log_mass(y: Tensor) -> Tensor:
-    return torch.where(y < 0, y - math.log(2), torch.log1p(-torch.exp(-y.clamp(min=0)) / 2))
 
 
 EXP = Increasing(
@@ -505,13 +497,13 @@ NORMAL = _distribution_function(
     _normal_log_mass, _normal_quantile, lambda y: -(y**2) / 2 - HALF_LOG_2PI, Growth(0, 2.0, 0.5, False)
 )
 LAPLACE = _distribution_function(
-    _laplace_log_mass,
+    lambda y: torch.where(y < 0, y - math.log(2), torch.log1p(-torch.exp(-y.clamp(min=0)) / 2)),
     lambda log_mass: log_mass + math.log(2),
     lambda y: -y.abs() - math.log(2),
     Growth(0, 1.0, 1.0, False),
 )
 CAUCHY = _distribution_function(
-    _cauchy_log_mass,
+    lambda y: torch.log(torch.atan2(torch.ones_like(y), -y) / math.pi),
     _cauchy_quantile,
     lambda y: -log_one_plus_square(y) - math.log(math.pi),
     Growth(1, 1.0, 1.0, False),

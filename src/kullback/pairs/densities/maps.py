@@ -314,7 +314,8 @@ def same_maps(a: Any, b: Any) -> bool:
     if type(a) is type(b) and isinstance(a, Transform) and inverted_by(a) is not None:
         return same_maps(inverted_by(a), inverted_by(b))
     if type(a) is type(b) and _is_compared_by_attributes(a):
-        return _same_attributes(a, b)
+        own, others = _attributes(a), _attributes(b)
+        return own.keys() == others.keys() and all(same_maps(x, others[name]) for name, x in own.items())
     return bool(a == b)
 
 
@@ -336,11 +337,6 @@ def _is_compared_by_attributes(a: object) -> bool:
     if not (isinstance(a, Transform) and is_of_torch(type(a))):
         return False
     return torch.compiler.is_compiling() or type(a).__eq__ is Transform.__eq__
-
-
-def _same_attributes(a: object, b: object) -> bool:
-    own, others = _attributes(a), _attributes(b)
-    return own.keys() == others.keys() and all(same_maps(x, others[name]) for name, x in own.items())
 
 
 def _attributes(thing: object) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from kullback.common.special import (
     within_floats,
 )
 from kullback.kernels.codes import ElementForm
+from kullback.kernels.native.native_closed_forms import Form
 from kullback.pairs.densities.density import (
     DelegatingDensity,
     Density,
@@ -53,7 +54,7 @@ from kullback.pairs.families.gumbel import gumbel_divergence, kl_to_gumbel
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import POSITIVE, Family, Means, Parameters, ScipyForm, match_of_mean
 from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments, positive
-from kullback.pairs.registry import closed_form
+from kullback.pairs.registry import closed_form, native_form
 from kullback.pairs.renyi import mixed, renyi_form
 
 
@@ -144,6 +145,11 @@ def kl_gamma_gamma(p: Gamma | InverseGamma | Exponential, q: Gamma | InverseGamm
     Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
     """
     return gamma_divergence(*shape_and_rate(p), *shape_and_rate(q))
+
+
+def kernel_of_gammas() -> Form:
+    """Return the kernel of KL between Gamma distributions."""
+    return native_form(Gamma, Gamma)
 
 
 def gamma_divergence(
