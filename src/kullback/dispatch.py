@@ -372,7 +372,8 @@ def _remembered_options(call: str, method: str, *numbers: Any) -> SolveOptions:
     return _checked_options(call, method, *numbers)
 
 
-# Functions import the estimators, only for draws: it takes as long as all other imports, and most calls have no draws.
+# The functions below import the estimators themselves, and only for draws. The import takes as long as all others
+# together, and most calls have no draws.
 
 
 def _check_estimator(call: str, method: object) -> None:

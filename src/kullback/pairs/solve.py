@@ -251,9 +251,7 @@ def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Esti
     if value is None:
         return None
     value = value.clamp(min=0) + 0.0  # turns -0 into 0
-    if not is_always_finite(
-        type(p), type(q)
-    ):  # P has mass where Q has none, or P's tail falls too slowly for Q
+    if not is_always_finite(type(p), type(q)):  # because of their supports or tails
         densities = densities_of(p, q)
         infinite = None if densities is None else is_infinite(*densities)
         value = value if infinite is None else torch.where(infinite, torch.inf, value)

@@ -26,18 +26,18 @@ from kullback.pairs.integration.gauss_kronrod import (
     panel_nodes,
     relative_errors,
 )
-from kullback.pairs.integration.line import Line, span
+from kullback.pairs.integration.line import UNDERFLOW, Line, span
 from kullback.pairs.integration.panels import Integral, Panels, Places, integrate
 from kullback.pairs.integration.piece_panels import either_matters, first_panels, runs_away
 from kullback.pairs.integration.pieces import Both, Needed, Piece, pieces_of
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
-# Below this logarithm a mass rounds to 0 or nearly to 0.
-_UNDERFLOW = -700.0
-# A node with e^-60 of a density's mass is negligible.
+# A node with e^-60 of a density's mass is negligible, because rounding is e^-37.
 _FEW = 60.0
-# The target error of derivatives near a narrow component, relative to the sum of their sizes, and the largest one.
+# Errors of the derivatives near a narrow component, relative to the sum of their absolute values: panels with less than
+# the first are enough, and a result with more than the second is refused.
+# benchmarks/panel_constants.py: no answer is wrong from 1e-13 to 1e-11 for the first.
 _AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
 # The relative error of a panel that contains the corner of |p - q|.
 # benchmarks/panel_constants.py: without it 6 % fewer points are needed, but both rules may miss a corner.
@@ -73,7 +73,7 @@ def _integral(
         # The nodes at which a mass has first or second derivatives that are not negligible.
         with torch.no_grad():
             needed_p, needed_q = (
-                finite & log.isfinite() & ((by != 0) | (log > _UNDERFLOW))
+                finite & log.isfinite() & ((by != 0) | (log > UNDERFLOW))
                 for by, log in zip(derivatives(*logs), logs, strict=True)
             )
         value = with_derivatives(value, derivatives, *log_masses(p, q, (needed_p, needed_q)))

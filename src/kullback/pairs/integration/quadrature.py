@@ -1,7 +1,7 @@
 """The Kullback-Leibler divergence of two densities on the line: adaptive quadrature over P's support, with an error.
 
 The nodes are constants, and one differentiable sum over them gives the value. So the gradient reaches every parameter,
-including the ends of the support. The ends of a Uniform have derivatives without an integral.
+including the ends of the support. The derivatives by the ends of a Uniform need no integral.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kullback.pairs.integration.kl_terms import KLColumns, KLTotals, kl_forms
 from kullback.pairs.integration.line import (
     NEGLIGIBLE,
     OUTERMOST,
+    UNDERFLOW,
     Line,
     first_edges,
     matters,
@@ -43,11 +44,9 @@ from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
 # benchmarks/panel_constants.py: 8 panels take 1 % more points, and 32 take 4 % more.
 _FIRST_PANELS = 16
-# The logarithm below which P's density is too small to have a derivative.
-_UNDERFLOW = -700.0
-# A log-density that is -inf next to values below this has overflowed; it does not mark the end of a support.
+# A log-density of -inf beside values below this is an overflow. It does not mark the end of a support.
 _OVERFLOW = -1e250
-# The smallest step inwards from an end at 0.
+# The smallest step inwards from an end at 0; its square is a float.
 _LEAST_DISTANCE = 1e-100
 
 
@@ -58,13 +57,13 @@ class _Pair(NamedTuple):
     q: Density
     line: Line
 
-    def log_densities(self, v: Tensor, alive: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of p dx/dv and q dx/dv; where `alive` is false, arbitrary finite numbers."""
-        at, log_jacobian = self.line.points(v if alive is None else torch.where(alive, v, 0))
+    def log_densities(self, v: Tensor, is_needed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the logarithms of p dx/dv and q dx/dv; arbitrary finite numbers where `is_needed` is false."""
+        at, log_jacobian = self.line.points(v if is_needed is None else torch.where(is_needed, v, 0))
         return self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
 
     def clean_log_densities(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return these logarithms, -inf at far points where log q overflows, and log dx/dv."""
+        """Return log dx/dv after the same logarithms, which are -inf at far points where log q overflows."""
         at, log_jacobian = self.line.points(v)
         log_p, log_q = self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
         log_p = torch.where(log_p.isnan(), -torch.inf, log_p)
@@ -111,7 +110,7 @@ def integrate_kl(
         of_p, of_q = fixed_p.coordinate(), fixed_q.coordinate()
         line = Line(of_p, center.expand(*batch_shape, 1), width.expand(*batch_shape, 1))
         pair = _Pair(fixed_p, fixed_q, line)
-        # Otherwise Q's mass on P's support is not 1, and depends on P's ends.
+        # Where the ends differ, Q's mass on P's support is not 1, and depends on P's ends.
         same_ends = _have_same_ends(of_p, of_q) & (not q_reaches_out)
         tails = slow_tails(fixed_p, fixed_q, line)
 
@@ -186,7 +185,7 @@ def _have_same_ends(first: Coordinate, second: Coordinate) -> Tensor:
 
 def _totals(columns: KLColumns, same_ends: Tensor) -> tuple[KLTotals, Tensor]:
     """Return the sums over all panels, and where they include Q's mass, because the nodes have all of it."""
-    beyond = (columns.mass_q.sum(-1) - 1).abs()  # Q's mass that the value of the whole form misses
+    beyond = (columns.mass_q.sum(-1) - 1).abs()  # the mass of Q that is not on the nodes
     is_whole = same_ends & (beyond < 1e-11)
     totals = columns.totals(is_whole)
     rounding = totals.rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
@@ -264,12 +263,12 @@ def _differentiable_sum(
     with torch.no_grad():
         log_p, log_q, _ = fixed.clean_log_densities(v.detach())
         counted = (weights.detach() > 0) & is_finite.unsqueeze(-1)
-        alive = (log_p > _UNDERFLOW) & counted
-        lone = (log_q > _UNDERFLOW) & counted & ~alive & whole  # Q's mass where P has none
-    log_p, log_q = pair.log_densities(v, alive)
+        is_needed = (log_p > UNDERFLOW) & counted
+        lone = (log_q > UNDERFLOW) & counted & ~is_needed & whole  # Q's mass where P has none
+    log_p, log_q = pair.log_densities(v, is_needed)
     f = torch.where(whole, *kl_forms(log_p, log_q))
-    mass = torch.where(alive, torch.exp(log_p) * weights, 0).sum(-1)
-    total = torch.where(alive, f * weights, 0).sum(-1) + mean * (1 - mass)
+    mass = torch.where(is_needed, torch.exp(log_p) * weights, 0).sum(-1)
+    total = torch.where(is_needed, f * weights, 0).sum(-1) + mean * (1 - mass)
     if bool(lone.any()):
         _, log_q = pair.log_densities(v, lone)
         total = total + torch.where(lone, torch.exp(log_q) * weights, 0).sum(-1)
