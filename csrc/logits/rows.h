@@ -237,13 +237,14 @@ static int64_t top_of(const Real* e, int64_t n) {
 // Returns the sums of one side over the classes of a call; the derivatives are multiplied by `factor`.
 template <class Real>
 static PartSums sums_of_part(const Real* derivatives, const Real* e, int64_t n, Real scale, double factor) {
+  const Real limit = scale > Real(0.5) ? Real(1) : kInf<Real>;  // the class with more than half of the mass has e^0
   double others = 0, top = 0, mass = 0;
 #pragma omp simd reduction(+ : others, top, mass)
   for (int64_t i = 0; i < n; ++i) {
-    const bool is_below = e[i] < 1;
-    others += is_below ? derivatives[i] : Real(0);
-    top += is_below ? Real(0) : derivatives[i];
-    mass += is_below ? e[i] : Real(0);
+    const bool is_other = e[i] < limit;
+    others += is_other ? derivatives[i] : Real(0);
+    top += is_other ? Real(0) : derivatives[i];
+    mass += is_other ? e[i] : Real(0);
   }
   return {factor * others, factor * top, scale * mass};
 }

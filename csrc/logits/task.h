@@ -17,8 +17,8 @@ struct Power {
   double weight, order, exponent;
 };
 
-// Sums over classes of one side: of the derivatives by the log-probabilities of all classes below the peak and of the
-// classes at the peak, and of the probabilities of the classes below the peak.
+// Sums over classes of one side: `top` is the derivative by the log-probability of the class with more than half of the
+// mass, or 0 if there is none; `others` and `mass` are the sums of the other classes' derivatives and probabilities.
 struct PartSums {
   double others, top, mass;
 };

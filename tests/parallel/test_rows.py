@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,7 @@ from kullback import KL, Jeffreys, JensenShannon, Renyi, ReverseKL, SquaredHelli
 from kullback.errors import ArgumentValueError
 from kullback.functional import SampledTail, distillation_loss, linear_distillation_loss
 from kullback.nn import DistillationLoss
-from kullback.parallel import native_shards
+from kullback.parallel import rows as sharded_rows
 from tests.parallel.losses import (
     CLASSES,
     KINDS,
@@ -218,19 +219,34 @@ FAR["far sampled tail"] = (
     Loss(on_grid(2.0**27, 0.0)[0], sampled_loss(KL()).teacher, {"reduction": "none"}, ragged),
     Loss(on_grid(0.0, 0.0)[0], sampled_loss(KL()).teacher, {"reduction": "none"}, ragged),
 )
-MIXED = Loss(*rows(torch.float32), {"kind": JensenShannon(0.3), "reduction": "none"}, even)
 
 
-def some_without_kernels(place: Rank) -> dict[str, torch.Tensor]:
+def tied() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows whose two classes with the most mass, the first and the last, are on different ranks."""
+    sides = rows(torch.float32)
+    for side in sides:
+        side[:, [0, -1]] = 12.0
+    return sides
+
+
+MIXED = {
+    name: Loss(*sides, {"kind": JensenShannon(0.3), "reduction": "none"}, even)
+    for name, sides in (("mixed", rows(torch.float32)), ("mixed ties", tied()))
+}
+
+
+def some_without_kernels(place: Rank, name: str) -> dict[str, torch.Tensor]:
     """Every second rank has no native kernels."""
-    serves = native_shards.serves
-    with mock.patch.object(native_shards, "serves", lambda *given: place.rank % 2 == 0 and serves(*given)):
-        return MIXED.sharded(place)
+    serves = sharded_rows.kernels_serve
+    with mock.patch.object(
+        sharded_rows, "kernels_serve", lambda *given: place.rank % 2 == 0 and serves(*given)
+    ):
+        return MIXED[name].sharded(place)
 
 
 CASES: dict[str, Any] = {name: loss.sharded for name, loss in {**LOSSES, **LOW}.items()}
 CASES |= {name: far.sharded for name, (far, _) in FAR.items()}
-CASES["mixed"] = some_without_kernels
+CASES |= {name: partial(some_without_kernels, name=name) for name in MIXED}
 EACH_SIZE = pytest.mark.parametrize("size", SIZES)
 
 
@@ -265,9 +281,9 @@ def test_logits_far_from_0_keep_their_digits_at_any_temperature(results, name, s
 
 
 @pytest.mark.parametrize("size", SIZES[1:])  # one rank alone takes the kernels of whole rows
-@pytest.mark.parametrize("name", [*LOW, "mixed"])
+@pytest.mark.parametrize("name", [*LOW, *MIXED])
 def test_low_precision_is_float64_rounded(results, name, size):
-    for what, wanted in LOW.get(name, MIXED).whole(torch.float64).items():
+    for what, wanted in {**LOW, **MIXED}[name].whole(torch.float64).items():
         got = joined(results[name, size], what)
         unit = torch.finfo(
             got.dtype

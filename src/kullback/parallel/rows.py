@@ -1,7 +1,7 @@
 """Divergences of rows of logits whose classes are sharded over the ranks of a group, and their gradients.
 
 Each rank computes the masses of its own classes. The ranks exchange a few numbers per row. The arithmetic is in float64
-(float32 on devices without float64) over blocks of rows, by the native kernels if they support them, else in torch.
+(float32 on devices without float64), by the native kernels if they support the rows, else in torch over blocks of rows.
 """
 
 from __future__ import annotations
@@ -14,17 +14,28 @@ import torch
 from torch import Tensor
 
 from kullback.common.dtypes import upcast
-from kullback.generators import Divergence, FinitePair
+from kullback.generators import Divergence, FinitePair, TotalVariation
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
+from kullback.kernels.native import native_rows
 from kullback.kernels.overlap import may_overlap_itself
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
 from kullback.kernels.row_operation import Evaluation, Gradients, RowOperation, Wanted, Weights, overwritten
-from kullback.parallel import native_shards
 from kullback.parallel.collectives import Ranks, check_first_derivative
-from kullback.parallel.combine import CombineRule, Merged, first_rank, rule_of
-from kullback.parallel.native_shards import Normalizer
+from kullback.parallel.combine import CombineRule, DerivativeSums, Merged, first_rank, rule_of
 from kullback.parallel.sharded_labels import LabelSums, MixedLabels, logits_at, places_of
+
+
+class Normalizer(NamedTuple):
+    """Normalizers of a side's rows over all ranks. The log of a row's sum is peak / temperature + log(total)."""
+
+    peak: Tensor
+    total: Tensor
+    owner: Tensor  # the rank that has the first class with the most mass
+
+    def block(self, rows: slice) -> Normalizer:
+        """Return the normalizers of some rows."""
+        return Normalizer(*(x[rows] for x in self))
 
 
 class SweepResults(NamedTuple):
@@ -95,16 +106,15 @@ class ShardedRows(RowOperation):
             places = places_of(labels.classes, self.start, q.shape[-1]).unsqueeze(-1)
             sums += [log_sums(q, 1.0, places), logits_at(q, places)]
         gathered = self.ranks.gather(torch.cat(sums, -1))
-        rank = self.ranks.rank
         of_p, of_q = (
-            merged_log_sums(numbers, rank, self.temperature)
-            for numbers in (gathered[..., :2], gathered[..., 2:4])
+            merged_log_sums(numbers, self.temperature) for numbers in (gathered[..., :2], gathered[..., 2:4])
         )
         mixed = None if labels is None else self._mixed_labels(labels, gathered[..., 4:], q.shape[-1])
         rule = self._rule()
-        if native_shards.serves(rule.kind, p, q):
-            own = native_shards.OwnClasses(rule.kind, p, q, (of_p, of_q), self.temperature)
-            local = own.local_numbers(needed)
+        if kernels_serve(rule.kind, p, q):
+            rows = RowDivergence(rule.kind, self.temperature)
+            values, *by_side = native_rows.values_of_part(rows, p, q, _whole_rows((of_p, of_q), (None, None)))
+            local = torch.cat([values, *(x for x, need in zip(by_side, needed, strict=True) if need)], -1)
         else:
             parts: list[Tensor] = []
             for block in row_blocks(p):
@@ -131,15 +141,13 @@ class ShardedRows(RowOperation):
         ]
         if not any(wanted):
             return results
-        if native_shards.serves(rule.kind, p, q):
-            own = native_shards.OwnClasses(rule.kind, p, q, (state.p, state.q), self.temperature)
-            own.add_gradients(state.merged, weights, results, state.labels)
+        if kernels_serve(rule.kind, p, q):
+            self._write_native_gradients(p, q, state, weights, results)
             return results
         for block in row_blocks(p):
             pair, tops = self._pair(p, q, state, block, wanted)
             merged = state.merged.block(block)
             derivatives = rule.derivatives(pair, merged)
-            factors = None if weights is None else weights[block].unsqueeze(-1)
             for result, by, mass, top, sums, labeled in zip(
                 results, derivatives, (pair.p, pair.q), tops, merged.sums, (None, q[block]), strict=True
             ):
@@ -150,14 +158,32 @@ class ShardedRows(RowOperation):
                     gradient = torch.where(top, at_top, by - mass * total) / self.temperature
                     if state.labels is not None:
                         gradient = state.labels.gradient(block, gradient, labeled)
-                    if factors is not None:  # a row of weight 0 gives 0, even if it contains inf or NaN
-                        gradient = torch.where(factors == 0, 0, factors * gradient)
-                    result[block] = gradient.to(result.dtype)
+                    result[block] = _weighted(gradient, weights, block).to(result.dtype)
         return results
+
+    def _write_native_gradients(
+        self, p: Tensor, q: Tensor, state: SweepResults, weights: Weights, results: list[Tensor | None]
+    ) -> None:
+        rows = RowDivergence(self._rule().kind, self.temperature)
+        whole = _whole_rows((state.p, state.q), state.merged.sums)
+        if state.labels is None:
+            native_rows.gradients_of_part(rows, p, q, whole, weights, results)
+            return
+        for block in row_blocks(p):  # the gradients of the cross-entropies are added before rounding
+            logits = p[block], q[block]
+            parts = [
+                None if x is None else torch.empty_like(y, dtype=torch.float64)
+                for x, y in zip(results, logits, strict=True)
+            ]
+            native_rows.gradients_of_part(rows, *logits, whole[block], None, parts)
+            for result, part, labeled in zip(results, parts, (None, logits[1]), strict=True):
+                if result is not None and part is not None:
+                    gradient = state.labels.gradient(block, part, labeled)
+                    result[block] = _weighted(gradient, weights, block).to(result.dtype)
 
     def _mixed_labels(self, labels: HardLabels, gathered: Tensor, own: int) -> MixedLabels:
         """Merge all ranks' numbers for the labels; `own` is the number of classes of this rank."""
-        others = merged_log_sums(gathered[..., :2], self.ranks.rank, 1.0)
+        others = merged_log_sums(gathered[..., :2], 1.0)
         # A class that no rank has gives NaN, because its sum, 0, would look like a logit.
         exists = (labels.classes >= 0) & (labels.classes < self.classes)
         logits = torch.where(exists, gathered[..., 2].sum(0), torch.nan)
@@ -213,8 +239,8 @@ def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None)
     return results
 
 
-def merged_log_sums(gathered: Tensor, rank: int, temperature: float) -> Normalizer:
-    """Merge the results of `log_sums` on all ranks, shape (ranks, rows, 2); `rank` is this rank."""
+def merged_log_sums(gathered: Tensor, temperature: float) -> Normalizer:
+    """Merge the results of `log_sums` on all ranks, shape (ranks, rows, 2)."""
     peaks, sums = gathered[..., 0], gathered[..., 1]
     largest = peaks.amax(0)
     peak = _subtractable(largest)
@@ -222,7 +248,38 @@ def merged_log_sums(gathered: Tensor, rank: int, temperature: float) -> Normaliz
         peaks == -torch.inf, 0, sums * torch.exp((_subtractable(peaks) - peak) / temperature)
     )
     total = shares.sum(0)
-    return Normalizer(peak, total, first_rank(peaks, largest), shares[rank] / total)
+    return Normalizer(peak, total, first_rank(peaks, largest))
+
+
+def kernels_serve(kind: Divergence, p: Tensor, q: Tensor) -> bool:
+    """Return whether the native kernels support a rank's part of the rows.
+
+    Float64 logits need the reference to keep all digits of the class with the most mass. So does total variation,
+    where rounding may change the sign of q - p in that class.
+    """
+    return (
+        kind.additive
+        and type(kind) is not TotalVariation
+        and torch.float64 not in (p.dtype, q.dtype)
+        and native_rows.serves(kind, p, q)
+    )
+
+
+def _whole_rows(normalizers: Sequence[Normalizer], sums: Sequence[DerivativeSums | None]) -> Tensor:
+    """Return the numbers of `WholeRow` (csrc/logits/task.h) for each row; sums that are not known are 0."""
+    zeros = torch.zeros_like(normalizers[0].peak)
+    columns: list[Tensor] = []
+    for norm, of_side in zip(normalizers, sums, strict=True):
+        columns += [norm.peak, norm.total, *(of_side or (zeros, zeros, zeros))]
+    return torch.stack(columns, -1)
+
+
+def _weighted(gradient: Tensor, weights: Weights, rows: slice) -> Tensor:
+    """Multiply rows by their weights; a row of weight 0 gives 0, even if it contains inf or NaN."""
+    if weights is None:
+        return gradient
+    factors = weights[rows].unsqueeze(-1)
+    return torch.where(factors == 0, 0, factors * gradient)
 
 
 def _subtractable(peak: Tensor) -> Tensor:

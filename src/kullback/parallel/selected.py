@@ -67,7 +67,7 @@ class ShardedClasses(RowOperation):
         # A class that no rank has gives NaN, because its sum, 0, would look like a logit.
         values = torch.where(indices < classes, ranks.sum(values), torch.nan)
         gathered = ranks.gather(torch.cat(sums, -1))
-        rest = merged_log_sums(gathered[..., :2], ranks.rank, selected.temperature)
+        rest = merged_log_sums(gathered[..., :2], selected.temperature)
         k = places.shape[-1]
         kept = torch.where(selected.indices < 0, -torch.inf, values[:, :k])
         # The peak of an empty set of classes is stored as 0, which need not be near the logits.
@@ -78,7 +78,7 @@ class ShardedClasses(RowOperation):
         columns = [(kept - origin) / selected.temperature, log_rest]
         if label_places is None:
             return torch.cat(columns, -1), origin
-        others = merged_log_sums(gathered[..., 2:], ranks.rank, 1.0)
+        others = merged_log_sums(gathered[..., 2:], 1.0)
         of_labels = LabelSums.of(others.peak, others.total, values[:, k])
         columns.append(of_labels.cross_entropies().unsqueeze(-1))
         return torch.cat(columns, -1), torch.cat([origin, torch.stack(of_labels, -1)], -1)

@@ -93,7 +93,7 @@ def weighted_total(
 
 
 def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sums of the terms over some classes of the rows, and the numbers of `PartSums` of each side.
+    """Return columns: the sums of the terms over some classes of the rows, and the numbers of `PartSums` of each side.
 
     `whole` has the ten numbers of `WholeRow` (csrc/logits/task.h) in each row, whose `PartSums` are not read here.
     """
@@ -102,7 +102,7 @@ def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> 
     _run(rows, p, q, None, 1.0, values, None, None, None, whole=whole, sums=sums)
     sides = sums[:, :3], sums[:, 3:]
     is_swapped = cast(Arguments, arguments_of(rows.kind)).swapped
-    return values, sides[is_swapped], sides[not is_swapped]
+    return values.unsqueeze(-1), sides[is_swapped], sides[not is_swapped]
 
 
 def gradients_of_part(
