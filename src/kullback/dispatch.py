@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Never, cast
@@ -21,7 +20,12 @@ from kullback.operands import Operand, comparable, nats_per_unit, no_common_rule
 from kullback.pairs import METHODS, SolveOptions
 from kullback.pairs.closed_forms.shortcuts import fused_divergence, fused_divergence_of_logits
 from kullback.pairs.distribution_checks import check_domains
-from kullback.pairs.solve import estimate as estimate_pair, estimate_by_rules, estimate_exchanged
+from kullback.pairs.solve import (
+    estimate as estimate_pair,
+    estimate_by_rules,
+    estimate_exchanged,
+    with_numbers,
+)
 from kullback.pairs.solve_options import OPTIONS
 from kullback.representations import Counts, Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
@@ -105,7 +109,7 @@ def kl_divergence(
         On Information and Sufficiency (Kullback and Leibler, 1951)
     """
     options = _options("kl_divergence", method, rtol, atol, max_evaluations, draws, generator)
-    solve = estimate_pair
+    unit = 1.0 if base is None else nats_per_unit("kl_divergence", _KL, base)
     if method == "auto":
         # A fast path: for a small batch, the other steps would take longer than the divergence.
         if type(p) is type(q) and type(p) in _OF_CLASSES:
@@ -113,10 +117,12 @@ def kl_divergence(
         else:
             value = fused_divergence(p, q)
         if value is not None:
-            return value if base is None else value / nats_per_unit("kl_divergence", _KL, base)
-        solve = estimate_by_rules
-    answer = _answer("kl_divergence", p, q, _KL, base, options, solve=solve)
-    return answer.value if answer.n is None else _value_with_warnings(answer)
+            return value if base is None else value / unit
+    p, q = operands("kl_divergence", p, q)
+    if method == "auto" and isinstance(p, Distribution) and isinstance(q, Distribution):
+        value = estimate_by_rules("kl_divergence", p, q, options).value
+        return value if base is None else value / unit
+    return _value_with_warnings(_answer("kl_divergence", p, q, _KL, unit, options))
 
 
 def divergence(
@@ -171,7 +177,9 @@ def divergence(
     """
     kind = as_divergence("divergence", kind)
     options = _options("divergence", method, rtol, atol, max_evaluations, draws, generator)
-    return _value_with_warnings(_answer("divergence", p, q, kind, base, options))
+    unit = nats_per_unit("divergence", kind, base)
+    p, q = operands("divergence", p, q)
+    return _value_with_warnings(_answer("divergence", p, q, kind, unit, options))
 
 
 def estimate(
@@ -305,12 +313,11 @@ def _estimate(
     options = options._replace(confidence=confidence, wants_error=True)
     kind = as_divergence(call, kind)
     p, q = operands(call, p, q)
-    answer = _answer(call, p, q, kind, base, options, exact=True)
-    answer = replace(answer, kind=kind.name, base=base)
+    unit = nats_per_unit(call, kind, base)
+    answer = replace(_answer(call, p, q, kind, unit, options, exact=True), kind=kind.name, base=base)
     if not (isinstance(p, Representation) and isinstance(q, Representation) and answer.n is None):
         return answer
     p, q = comparable(call, p, q)
-    unit = nats_per_unit(call, kind, base)
     with torch.no_grad():
         answer = replace(answer, error=rounding_error(kind, p, q, answer.value) / unit)
     if not (isinstance(p, Counts) or isinstance(q, Counts)):
@@ -321,7 +328,8 @@ def _estimate(
     counted = with_interval(p, q, kind, in_nats, confidence)
     if counted.n is None:
         return replace(answer, notes=counted.notes)
-    return replace(_in_units(counted, unit), value=answer.value, confidence=float(confidence))
+    counted = with_numbers(counted, lambda x: x / unit)
+    return replace(counted, value=answer.value, confidence=float(confidence))
 
 
 _ESTIMATE = Arguments("kl_estimate", "estimate", confidence=CONFIDENCE)
@@ -364,7 +372,8 @@ def _remembered_options(call: str, method: str, *numbers: Any) -> SolveOptions:
     return _checked_options(call, method, *numbers)
 
 
-# Functions import the estimators, only for draws: it takes as long as all other imports, and most calls have no draws.
+# The functions below import the estimators themselves, and only for draws. The import takes as long as all others
+# together, and most calls have no draws.
 
 
 def _check_estimator(call: str, method: object) -> None:
@@ -386,17 +395,15 @@ def _answer(
     p: object,
     q: object,
     kind: Divergence,
-    base: float | None,
+    unit: float,
     options: SolveOptions,
     *,
     exact: bool = False,
-    solve: Callable[..., Estimate] = estimate_pair,
 ) -> Estimate:
-    unit = 1.0 if base is None else nats_per_unit(call, kind, base)
-    p, q = operands(call, p, q)
+    """Return the divergence of two operands in a unit of so many nats."""
     method, are_counts = options.method, isinstance(p, Counts) and isinstance(q, Counts)
     if isinstance(p, Distribution) and isinstance(q, Distribution):
-        answer = between_distributions(call, p, q, kind, options, solve)
+        answer = between_distributions(call, p, q, kind, options)
     elif (
         isinstance(p, Samples) or isinstance(q, Samples) or (are_counts and method not in (*METHODS, _PLUGIN))
     ):
@@ -417,22 +424,7 @@ def _answer(
     else:
         wanted, instead = "'auto' or 'summation', which sum over classes", "method='summation'"
         raise no_rule(call, "method", wanted=wanted, got=repr(method), instead=instead)
-    return answer if unit == 1 else _in_units(answer, unit)
-
-
-def _in_units(answer: Estimate, unit: float) -> Estimate:
-    """Convert an estimate from nats to another unit; `unit` is the number of nats in it."""
-
-    def converted(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x / unit
-
-    return replace(
-        answer,
-        value=answer.value / unit,
-        error=converted(answer.error),
-        standard_error=converted(answer.standard_error),
-        interval=None if answer.interval is None else (answer.interval[0] / unit, answer.interval[1] / unit),
-    )
+    return answer if unit == 1 else with_numbers(answer, lambda x: x / unit)
 
 
 def _value_with_warnings(answer: Estimate) -> Tensor:
@@ -451,12 +443,9 @@ def between_distributions(
     q: Distribution,
     kind: Divergence,
     options: SolveOptions,
-    solve: Callable[..., Estimate] = estimate_pair,
 ) -> Estimate:
-    """Return the divergence of two torch distributions, with its method and error; `solve` computes KL."""
+    """Return the divergence of two torch distributions, with its method and error."""
     kind = kind if isinstance(kind, KL) else kind.simplest()
-    if isinstance(kind, KL):
-        return solve(call, p, q, options)
     if isinstance(kind, ReverseKL | Jeffreys):  # before P and Q change places
         check_domains(call, p, q)
     if isinstance(kind, ReverseKL):

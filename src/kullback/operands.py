@@ -96,9 +96,13 @@ def _not_a_distribution(call: str, argument: str, x: object) -> ArgumentTypeErro
 
 
 _BASE = Arguments(
+    "kl_divergence",
     "divergence",
     "estimate",
     "kl_estimate",
+    "entropy",
+    "cross_entropy",
+    "mutual_information",
     base=Number(
         above=1,
         below=math.inf,

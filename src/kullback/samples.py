@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import FLAG, Arguments, refuse_both
+from kullback.common.constraints import FLAG, Arguments, Whole, refuse_both
 from kullback.common.inputs import array_of, as_tensor, can_inspect, first_of, is_fake
 from kullback.common.labels import is_missing
 from kullback.errors import ArgumentTypeError, ArgumentValueError, invalid_type, invalid_value
@@ -16,7 +16,7 @@ from kullback.errors import ArgumentTypeError, ArgumentValueError, invalid_type,
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-_ARGUMENTS = Arguments("Samples", independent=FLAG, validate=FLAG)
+_ARGUMENTS = Arguments("Samples", dim=Whole(least=-2, most=1, example=-1), independent=FLAG, validate=FLAG)
 
 
 class Samples:
@@ -64,7 +64,7 @@ class Samples:
         independent: bool = False,
         validate: bool = True,
     ) -> None:
-        _ARGUMENTS.check(independent=independent, validate=validate)
+        dim = _ARGUMENTS.check(dim=dim, independent=independent, validate=validate)["dim"]
         refuse_both("Samples", independent, cluster)
         self.columns, self.labels, values = None, None, x
         if not (isinstance(x, Tensor) and weights is cluster is None):  # such draws have nothing to read
@@ -114,8 +114,10 @@ def _check_indices(x: object, **others: object) -> None:
     """Refuse Series of pandas whose index differs: their rows are in another order, or are other rows."""
     index = None if isinstance(x, Tensor) else getattr(x, "index", None)
     for name, other in others.items():
-        its = None if isinstance(other, Tensor) else getattr(other, "index", None)
-        if not (hasattr(index, "equals") and hasattr(its, "equals")) or cast("Any", index).equals(its):
+        index_of_other = None if isinstance(other, Tensor) else getattr(other, "index", None)
+        if not (hasattr(index, "equals") and hasattr(index_of_other, "equals")) or cast("Any", index).equals(
+            index_of_other
+        ):
             continue
         raise invalid_value(
             "Samples",

@@ -34,19 +34,32 @@ from kullback.functional import (
     SampledTail,
     TopK,
     distillation_loss,
+    kl_div,
     kl_from_log_probs,
     kl_surrogate,
     linear_distillation_loss,
+    top_k_divergence,
+    top_k_divergence_bounds,
 )
 from kullback.integrations.batch_loss import BatchLoss
 from kullback.integrations.stored_teachers import StoredTeacherCollator
 from kullback.integrations.trl import generalized_jsd_loss
-from kullback.io import ReferenceWriter, Windows, open_rows, paired_blocks, write_llama_base
+from kullback.io import (
+    ReferenceWriter,
+    Windows,
+    open_rows,
+    paired_blocks,
+    read_clusters,
+    read_labels,
+    read_tokens,
+    write_llama_base,
+)
 from kullback.io.top_k import open_top_k, paired_top_k_blocks
 from kullback.metrics import KLDivergence, PolicyKL
 from kullback.models import compare_models, open_model, record_reference
 from kullback.nn import (
     DistillationLoss,
+    KLDivLoss,
     KLRegularizer,
     LinearDistillationLoss,
     active_units,
@@ -106,6 +119,13 @@ TOKENS = torch.arange(8).repeat(64) % 3
 RESPONSE = {"logprobs": [[[-0.1], [-0.2], [-0.3]]], "logprob_token_ids": [[[4], [9], [2]]]}
 
 
+def write_lines(path: Path, count: object) -> Path:
+    """Write as many zeros as the argument `rows` asks for, one on each line."""
+    lines = int(count) if isinstance(count, int | np.integer | torch.Tensor) and 0 < count < 10_000 else 2
+    path.write_text("0\n" * lines)
+    return path
+
+
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Callable[..., object]]:
     folder = tmp_path_factory.mktemp("constraints")
@@ -156,6 +176,27 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Callable[...
         "ReferenceWriter": writer,
         "write_llama_base": llama_base,
         "diagnose": lambda **given: kullback.diagnose(NUMBERS, NUMBERS.softmax(-1), **given),
+        "entropy": lambda **given: kullback.entropy(P, **given),
+        "cross_entropy": lambda **given: kullback.cross_entropy(P, Q, **given),
+        "mutual_information": lambda **given: kullback.mutual_information(
+            kullback.Counts([[3, 1], [1, 3]], dim=(-2, -1)), **given
+        ),
+        "kl_div": lambda **given: kl_div(NUMBERS, P_ROWS, **({"reduction": "sum"} | given)),
+        "KLDivLoss": KLDivLoss,
+        "top_k_divergence": lambda **given: top_k_divergence(
+            "kl", TopK(LABELS[:, None], -torch.ones(2, 1), tail="renormalize"), NUMBERS, **given
+        ),
+        "top_k_divergence_bounds": lambda **given: top_k_divergence_bounds(
+            *(2 * [TopK(LABELS[:, None], -torch.ones(2, 1))]), "kl", **given
+        ),
+        "register_estimator": lambda **given: estimators.register_estimator("never applied", **given),
+        "read_labels": lambda **given: read_labels(
+            write_lines(folder / "labels.txt", given.get("rows")), **given
+        ),
+        "read_clusters": lambda **given: read_clusters(
+            write_lines(folder / "clusters.txt", given.get("rows")), **given
+        ),
+        "read_tokens": lambda **given: read_tokens(write_lines(folder / "tokens.txt", 3), **given),
         "Logits": lambda **given: kullback.Logits(NUMBERS, **given),
         "LogProbs": lambda **given: kullback.LogProbs(NUMBERS.log_softmax(-1), **given),
         "Probs": lambda **given: kullback.Probs(NUMBERS.softmax(-1), **given),

@@ -53,6 +53,8 @@ from kullback import KL, Counts, Logits, Probs, Samples, divergence, fit
 from kullback.errors import ArgumentValueError
 from kullback.fitting import choose_method, default_start
 from kullback.fitting.exact_fit import nearest
+from kullback.pairs.clone import unvalidated, upcast_copy
+from tests.test_dispatch import calls_of
 
 mpmath.mp.dps = 30
 
@@ -405,3 +407,48 @@ def test_clusters_enter_the_standard_error() -> None:
     once = fit(Normal, to=Samples(x))
     repeated = fit(Normal, to=Samples(np.repeat(x, 5), cluster=np.repeat(np.arange(60), 5)))
     assert float(repeated.standard_error) == pytest.approx(float(once.standard_error), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_start_and_the_end_have_their_own_values(dtype: torch.dtype) -> None:
+    """Both come from one integral; each is right, also where one is infinite, and after rounding to float32."""
+    modes = torch.tensor([-2.0, 2.0], dtype=dtype)
+    mixture = MixtureSameFamily(Categorical(torch.tensor([0.25, 0.75])), Normal(modes, 1.0))
+    for name, q, to in (
+        ("near", Normal(torch.zeros((), dtype=dtype), 1.0), mixture),
+        ("far away", Normal(torch.tensor(40.0, dtype=dtype), 0.25), mixture),
+        ("a batch", Normal(torch.tensor([[0.0], [3.0]], dtype=dtype), 1.0), mixture.expand((2,))),
+        ("infinite", Uniform(torch.tensor(0.4, dtype=dtype), torch.tensor(0.6, dtype=dtype)), Beta(2.0, 3.0)),
+        ("one end fixed", Gamma(torch.tensor(2.0, dtype=dtype), 1.0), Weibull(1.0, torch.tensor([4.0, 8.0]))),
+    ):
+        fitted = fit(q, to=to, fixed=("rate",) if name == "one end fixed" else ())
+        for value, error, member in (
+            (fitted.before, fitted.before_error, q),
+            (fitted.value, fitted.error, fitted.distribution),
+        ):
+            assert error is not None
+            truth = divergence_by_gauss(to, member)
+            assert value.shape == torch.broadcast_shapes(q.batch_shape, to.batch_shape), name
+            near = (value == truth) | ((value - truth).abs() <= error + 1e-9 * (1 + truth.abs()))
+            assert bool(near.all()), (name, value, truth, error)
+
+
+def divergence_by_gauss(p: Any, q: Any) -> Tensor:
+    """Return KL(P || Q) of each element by Gauss's rule on 40 panels."""
+    p, q = (unvalidated(upcast_copy(d)) for d in (p, q))
+    low, high = (
+        (0.0, 1.0) if isinstance(p, Beta) else (0.0, 12.0) if isinstance(p, Weibull) else (-14.0, 14.0)
+    )
+    nodes, weights = (torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(60))
+    edges = torch.linspace(low, high, 41, dtype=torch.float64)
+    half = (edges[1:] - edges[:-1])[:, None] / 2
+    x, w = ((edges[:-1, None] + half * (1 + nodes)).flatten(), (half * weights).flatten())
+    x = x.reshape(-1, *[1] * len(torch.broadcast_shapes(p.batch_shape, q.batch_shape)))
+    log_p = p.log_prob(x)
+    terms = torch.exp(log_p) * (log_p - q.log_prob(x))
+    return torch.tensordot(w, terms, 1)
+
+
+def test_a_fit_takes_few_calls() -> None:
+    mixture = MixtureSameFamily(Categorical(torch.tensor([0.3, 0.7])), Normal(torch.tensor([-2.0, 2.0]), 1.0))
+    assert len(calls_of(lambda: fit(Normal(0.0, 1.0), to=mixture))) <= 600

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, cast
 
 import torch
 
+from kullback.common.constraints import FLAG, Arguments
 from kullback.errors import RegistrationError, explain, safe_repr
 from kullback.estimators.draws import Draws
 from kullback.estimators.evidence import Evidence, estimate_of, interval_from
@@ -31,6 +32,9 @@ class _Parts(NamedTuple):
     evidence: Callable[..., Evidence]
     checks: Callable[[str, Any, Any], tuple[Any, Any]]
     method: str
+
+
+_ARGUMENTS = Arguments("register_estimator", categories=FLAG)
 
 
 def register_estimator(
@@ -64,6 +68,7 @@ def register_estimator(
         >>> kl_estimate(Samples(x), Samples(2 * y), method="means").method
         'means'
     """
+    _ARGUMENTS.check(categories=categories)
 
     def register(function: Callable[..., Evidence]) -> Any:
         return enlist(from_draws(function, method=name), categories=categories)

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -36,11 +36,17 @@ from kullback.fitting.exact_fit import nearest
 from kullback.fitting.fit_result import Fit, FitError
 from kullback.fitting.method_answer import FitProblem, FitSettings, MethodAnswer, as_answer, minimized
 from kullback.fitting.modules import fit_module
-from kullback.fitting.objective import DivergenceObjective, ElboObjective, LikelihoodObjective, Objective
+from kullback.fitting.objective import (
+    DivergenceObjective,
+    ElboObjective,
+    LikelihoodObjective,
+    Objective,
+    is_categorical,
+)
 from kullback.fitting.optimize import Minimum, lower_of
 from kullback.fitting.starts import other_starts
 from kullback.fitting.stochastic import fit_by_draws
-from kullback.fitting.unconstrained import read_family
+from kullback.fitting.unconstrained import Values, read_family
 from kullback.generators import KL, Divergence, ReverseKL, as_divergence
 from kullback.pairs.clone import upcast_copy, with_ordinary_tensors, with_tensors, without_empty_wrapper
 from kullback.pairs.scipy_adapter import is_frozen, to_torch
@@ -49,7 +55,8 @@ from kullback.representations import Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-# A start near a component is left out if its value exceeds the lowest end by more than this, relative to 1 + its size.
+# Another start is left out if its value is above the lowest value so far by more than this times 1 + the lowest value.
+# Each start costs a whole minimization. `tests/fitting/test_quasi_newton.py` has mixtures whose minima this must find.
 _FAR_ABOVE = 0.1
 METHODS = ("auto", "moment_matching", "maximum_likelihood", "em", "quasi_newton", "stochastic")
 
@@ -79,8 +86,7 @@ def fit(
         q: the family with its start: a torch distribution such as ``Normal(0.0, 1.0)``, a mixture, a transformed
             distribution (with free tensors where its transforms require a gradient), `Logits`, `LogProbs` or `Probs`.
             Or a class such as ``Normal``, which starts at the smallest KL(to || q). Or an ``nn.Module`` whose forward
-            takes no
-            arguments and returns the distribution: its parameters are changed in place.
+            takes no arguments and returns the distribution: its parameters are changed in place.
         to: the target: a distribution of torch or a frozen one of SciPy; `Samples`; `Probs`, `Logits`, `LogProbs` or
             `Counts`; or a function from points to the logarithm of a density, up to a constant factor.
         kind: the divergence, or its name. By default `KL()`. A log-density allows only `ReverseKL()`, its default.
@@ -160,7 +166,7 @@ def fit(
 
 @contextmanager
 def _of_its_own_arguments() -> Generator[None]:
-    """Raise errors about P and Q, which are `to` and `q`, as errors about these arguments."""
+    """Rename the arguments P and Q in errors: `fit` calls them `to` and `q`."""
     own = {"p": "to", "p, q": "q, to", "p, q, kind": "q, to, kind"}
     try:
         yield
@@ -307,34 +313,25 @@ def _objective(target: Any, kind: Divergence) -> Objective:
 
 
 def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
-    """Return the fit; `is_nearest` is that of `start_of`, and None if the formula has not been tried."""
+    """Return the answer of the first method that serves.
+
+    `is_nearest` is the second result of `start_of`; None if the formula has not been tried.
+    """
     q, target, settings = problem.q, problem.target, problem.settings
     method, is_kl = settings.method, isinstance(problem.kind, KL)
     count = None if settings.starts is None else settings.starts - 1
     starts = itertools.islice(other_starts(problem), count)
     by_formula = "maximum_likelihood" if isinstance(target, Samples) else "moment_matching"
+    result = None
     if is_kl and method in ("auto", by_formula):
-        is_tried = is_nearest is not None
-        distribution, is_finite = (
-            (q, is_nearest) if is_tried else nearest(q, target, problem.family, problem.fixed)
-        )
-        # Without finite means, the other methods find the optimum or report that there is none.
-        others = method == "auto" and isinstance(target, Distribution)
-        if is_finite or not (distribution is None or others):
-            return _by_formula(problem, distribution if is_finite else None, by_formula)
-    if method in ("auto", "em") and is_kl and isinstance(q, MixtureSameFamily):
+        result = _by_formula(problem, is_nearest, by_formula)
+    if result is None and is_kl and method in ("auto", "em") and isinstance(q, MixtureSameFamily):
         result = _by_em(problem)
-        if result is not None:
-            return result
-    if method in ("auto", "quasi_newton"):
-        try:
-            before = problem.objective.measure(q)
-        except NoRuleError:
-            if method != "auto":
-                raise
-            before = None
-        if before is not None:
-            return _from_the_best(problem, before, starts)
+    if result is not None:
+        return result
+    before = problem.objective.measure_for(method, q)
+    if before is not None:
+        return _from_the_best(problem, before, starts)
     if method in ("auto", "stochastic"):
         return _by_draws(problem, starts)
     raise NoRuleError(
@@ -348,11 +345,17 @@ def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
     )
 
 
-def _by_formula(problem: FitProblem, distribution: Any, method: str) -> MethodAnswer:
-    q, objective, generator = problem.q, problem.objective, problem.settings.generator
-    before = objective.measure_or_draw(q, generator)
-    if distribution is None:
-        _check_finite(before.value, q, objective)
+def _by_formula(problem: FitProblem, is_nearest: bool | None, method: str) -> MethodAnswer | None:
+    """Return the nearest member by its formula; None if there is no formula, or if another method may find more."""
+    q, target, generator = problem.q, problem.target, problem.settings.generator
+    values: Values | None = {}  # the start itself
+    if is_nearest is None:
+        values, is_nearest = nearest(q, target, problem.family, problem.fixed)
+    # Without finite means, the other methods find the optimum or report that there is none.
+    if values is None or not (is_nearest or isinstance(target, Samples) or problem.settings.method != "auto"):
+        return None
+    if not is_nearest:
+        _check_finite(problem.objective.measure_or_draw(q, generator).value, q, problem.objective)
         raise invalid_value(
             "fit",
             "q, to",
@@ -360,15 +363,35 @@ def _by_formula(problem: FitProblem, distribution: Any, method: str) -> MethodAn
             got=f"one whose nearest {type(q).__name__} has an infinite or degenerate parameter, as for equal draws",
             instead="a target with some spread, or fixed= for the parameter that has none",
         )
-    after = before
-    if distribution is not q:
-        after = objective.measure_or_draw(upcast_copy(distribution), generator)
+    distribution = problem.family.finished(values) if values else q
+    before, after = _at_start_and_end(problem, values, distribution)
     zero = torch.zeros_like(after.value)
     history = torch.stack([before.value, after.value])
     done = torch.ones_like(zero, dtype=torch.bool)
     drawn = "The parameters are exact. The value has no exact rule, so it is a mean over draws."
     notes = (drawn,) if after.method == "monte_carlo" else ()
     return MethodAnswer(distribution, q, before, after, method, done, zero.long(), history, zero, zero, notes)
+
+
+def _at_start_and_end(problem: FitProblem, values: Values, distribution: Any) -> tuple[Estimate, Estimate]:
+    """Return the value at the start and at the nearest member.
+
+    For a family of numbers, one integral over a batch of the two takes half the time. Classes are not stacked: their
+    probabilities would be normalized again in another dtype.
+    """
+    q, family, objective = problem.q, problem.family, problem.objective
+    if values and isinstance(problem.target, Distribution) and not (q.event_shape or is_categorical(q)):
+        stacked = {name: torch.stack([leaf.value, values[name]]) for name, leaf in family.free.items()}
+        with suppress(NoRuleError):
+            both = objective.try_measure(family.build(stacked))
+            errors = (None, None) if both.error is None else both.error
+            return replace(both, value=both.value[0], error=errors[0]), replace(
+                both, value=both.value[1], error=errors[1]
+            )
+    before = objective.measure_or_draw(q, problem.settings.generator)
+    if not values:
+        return before, before
+    return before, objective.measure_or_draw(upcast_copy(distribution), problem.settings.generator)
 
 
 def _by_em(problem: FitProblem) -> MethodAnswer | None:
@@ -378,7 +401,8 @@ def _by_em(problem: FitProblem) -> MethodAnswer | None:
         return None
     before = problem.objective.try_measure(problem.q)
     end = _ended(problem, before, _minimized(problem, problem.family.start(start.values)))
-    constant = end.history[0] - start.history[-1]  # the entropy of the target, where there is one
+    # EM lowers the negative log-likelihood, which exceeds the divergence by the entropy of a target with a density.
+    constant = end.history[0] - start.history[-1]
     history = torch.cat([torch.stack(start.history[:-1]) + constant, end.history])
     steps = end.iterations + len(start.history) - 1
     return end._replace(method="em", history=history, iterations=steps)
@@ -440,24 +464,19 @@ def _check_finite(value: Tensor, q: Any, objective: Objective) -> None:
 
 def _finish(result: MethodAnswer, kind: Divergence, objective: Objective, to: Any, began: float) -> Fit:
     _check_finite(result.after.value, result.distribution, objective)
+    parts = result._asdict()
+    before, after, history = parts.pop("before"), parts.pop("after"), parts.pop("history")
     fitted = Fit(
-        distribution=result.distribution,
-        value=result.after.value.detach(),
-        error=None if result.after.error is None else result.after.error.detach(),
-        before=result.before.value.detach(),
-        before_error=None if result.before.error is None else result.before.error.detach(),
-        method=result.method,
-        converged=result.converged,
-        iterations=result.iterations,
-        history=result.history.detach(),
-        above=result.above,
-        gradient_norm=result.gradient_norm,
+        **parts,
+        value=after.value.detach(),
+        error=None if after.error is None else after.error.detach(),
+        before=before.value.detach(),
+        before_error=None if before.error is None else before.error.detach(),
+        history=history.detach(),
         kind=kind,
         quantity=objective.quantity,
-        standard_error=result.after.standard_error,
-        notes=result.notes,
+        standard_error=after.standard_error,
         seconds=time.perf_counter() - began,
-        start=result.start,
         to=to,
     )
     if not bool(fitted.converged.all()):

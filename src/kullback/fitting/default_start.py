@@ -11,7 +11,6 @@ from torch.distributions import Distribution, constraints
 from kullback.errors import invalid_type, invalid_value
 from kullback.fitting.exact_fit import nearest
 from kullback.fitting.unconstrained import read_family
-from kullback.pairs.clone import upcast_copy
 from kullback.pairs.family import FAMILIES
 from kullback.samples import Samples
 
@@ -32,9 +31,10 @@ def start_of(family: Any, to: Any) -> tuple[Distribution, bool | None]:
         )
     start = _standard(family, to)
     if isinstance(to, Distribution | Samples):
-        member, is_inside = nearest(start, to, read_family(start, frozenset()), frozenset())
-        if member is not None:
-            return (upcast_copy(member), True) if is_inside else (start, False)
+        family = read_family(start, frozenset())
+        values, is_inside = nearest(start, to, family, frozenset())
+        if values is not None:
+            return (family.finished(values), True) if is_inside else (start, False)
     return start, None
 
 

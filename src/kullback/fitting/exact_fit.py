@@ -1,10 +1,17 @@
-"""The nearest member of an exponential family in closed form: of numbers, classes, vectors and matrices."""
+r"""The nearest member of an exponential family in closed form: of numbers, classes, vectors and matrices.
+
+The nearest member in KL(P || Q) has statistics with the same means as under P:
+:math:`KL(P \| Q_\eta) = -H(P) + A(\eta) - \eta \cdot E_P[T] + \dots` is convex in the natural parameters, and its
+derivative :math:`E_{Q_\eta}[T] - E_P[T]` is 0 there.
+
+Information Theory and Statistics (Kullback, 1959), chapter 3; Estimating a Dirichlet distribution (Minka, 2000)
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,26 +33,23 @@ from kullback.common.dtypes import tensor_of, upcast
 from kullback.common.roots import bisect
 from kullback.common.special import digamma, safe_log
 from kullback.estimators.draws import shares_of
-from kullback.fitting.moments import matched
-from kullback.fitting.targets import DrawsTarget, MeanTarget, target_of
+from kullback.fitting.targets import DrawsTarget, FitTarget, MeanTarget, target_of
 from kullback.fitting.unconstrained import Family
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.families.beta import dirichlet_from_mean_logs
-from kullback.pairs.family import family_of
+from kullback.pairs.family import FAMILIES, Parameters, family_of
 from kullback.pairs.numerics.parameters import categorical_of, given_logits
 from kullback.samples import Samples
-
-Parameters = dict[str, Tensor]
 
 
 def nearest(
     q: Distribution, to: Distribution | Samples, family: Family, fixed: frozenset[str]
-) -> tuple[Any, bool]:
-    """Return the member of q's family with the smallest KL(to || q), and whether its parameters are in their ranges.
+) -> tuple[Parameters | None, bool]:
+    """Return the free parameters with the smallest KL(to || q), and whether they are in their ranges.
 
-    The member is None if there is no formula.
+    They are in float64, rounded to the dtype of the start; None if there is no formula.
 
     Arguments:
         q: the start, of the batch's shape, in float64.
@@ -56,22 +60,18 @@ def nearest(
     parameters = _parameters(q, to, fixed)
     if parameters is None or not family.free.keys() <= parameters.keys():
         return None, False
-    values: Parameters = {}
-    for name, leaf in family.free.items():
-        values[name] = parameters[name].expand(leaf.value.shape)
     record = family_of(type(q))
     ends = () if record is None else record.support
-    values = {
-        name: _outwards(x, 2 * ends.index(name) - 1, family.dtype) if name in ends else x
-        for name, x in values.items()
-    }
-    return family.finished(values), isinstance(q, Categorical | OneHotCategorical) or family.are_inside(
-        values
-    )
+    values: Parameters = {}
+    for name, leaf in family.free.items():
+        x = parameters[name].expand(leaf.value.shape)
+        x = _outwards(x, 2 * ends.index(name) - 1, family.dtype) if name in ends else x
+        values[name] = upcast(x.to(family.dtype))
+    return values, isinstance(q, Categorical | OneHotCategorical) or family.are_inside(values)
 
 
 def _outwards(x: Tensor, side: int, dtype: torch.dtype) -> Tensor:
-    """Round the lower (-1) or upper end of a support away from it, so that the target stays inside."""
+    """Round an end of a support, the lower (-1) or the upper (1), outwards, so that the target stays inside."""
     rounded = x.to(dtype)
     further = torch.nextafter(rounded, torch.full_like(rounded, side * torch.inf))
     return torch.where(side * (rounded.to(x.dtype) - x) < 0, further, rounded).to(x.dtype)
@@ -97,7 +97,7 @@ def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> 
         for name in q.arg_constraints
         if name != "logits"
     }
-    parameters = matched(type(q), target, start, fixed)
+    parameters = _matched(type(q), target, start, fixed)
     if parameters is None:
         return None
     if "logits" in parameters and not given_logits(q):
@@ -106,6 +106,17 @@ def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> 
         probs = parameters["probs"]
         return {"logits": torch.log(probs) - torch.log1p(-probs)}
     return parameters
+
+
+def _matched(
+    family: type[Distribution], target: MeanTarget, start: Parameters, fixed: frozenset[str]
+) -> Parameters | None:
+    """Return the parameters with which the statistics of a family of numbers have the target's means."""
+    record = FAMILIES.get(family)
+    if record is None or record.match is None or (target.has_integers and not record.has_integers):
+        return None
+    with torch.no_grad():
+        return record.match(cast("FitTarget", target), start, fixed)
 
 
 def normalized_weights(draws: Samples) -> Tensor:
@@ -165,9 +176,9 @@ def _probabilities(d: Distribution) -> Tensor | None:
 
 def _mean_of_components(of: Callable[[Distribution], Tensor | None], d: Distribution) -> Tensor | None:
     """Return the weighted mean of a vector of each component of a mixture; None for other distributions."""
-    if not isinstance(d, MixtureSameFamily) or (each := of(d.component_distribution)) is None:
+    if not isinstance(d, MixtureSameFamily) or (vectors := of(d.component_distribution)) is None:
         return None
-    return (torch.exp(log_weights_of(d)).unsqueeze(-1) * each).sum(-2)
+    return (torch.exp(log_weights_of(d)).unsqueeze(-1) * vectors).sum(-2)
 
 
 def _as_given(q: Any, probs: Tensor) -> Parameters:
@@ -216,16 +227,17 @@ def _own_mean_and_covariance(to: Distribution) -> tuple[Tensor, Tensor] | None:
     elif isinstance(to, LowRankMultivariateNormal):
         moments = upcast(to.loc), upcast(to.covariance_matrix)
     elif isinstance(to, MixtureSameFamily):
-        each = _own_mean_and_covariance(to.component_distribution)
-        if each is not None:
+        of_parts = _own_mean_and_covariance(to.component_distribution)
+        if of_parts is not None:
+            means, covariances = of_parts
             weights = torch.exp(log_weights_of(to)).unsqueeze(-1)
-            mean = (weights * each[0]).sum(-2)
-            d = each[0] - mean.unsqueeze(-2)
-            second = each[1] + d.unsqueeze(-1) * d.unsqueeze(-2)
+            mean = (weights * means).sum(-2)
+            d = means - mean.unsqueeze(-2)
+            second = covariances + d.unsqueeze(-1) * d.unsqueeze(-2)
             moments = mean, (weights.unsqueeze(-1) * second).sum(-3)
     elif isinstance(to, Independent) and len(to.event_shape) == to.reinterpreted_batch_ndims == 1:
         target = target_of(to)
-        of_each = None if target is None else matched(Normal, target, {}, frozenset())
+        of_each = None if target is None else _matched(Normal, target, {}, frozenset())
         if of_each is not None:
             moments = of_each["loc"], torch.diag_embed(of_each["scale"] ** 2)
     return moments
@@ -303,10 +315,13 @@ def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
         df, root, d = upcast(to.df), upcast(to.scale_tril), to.event_shape[-1]
         of_df = _digamma(df / 2, d) + d * math.log(2)
         return df[..., None, None] * (root @ root.mT), of_df + _log_det(root)
-    if not isinstance(to, MixtureSameFamily) or (each := _matrix_means(to.component_distribution)) is None:
+    if (
+        not isinstance(to, MixtureSameFamily)
+        or (of_parts := _matrix_means(to.component_distribution)) is None
+    ):
         return None
-    weights = torch.exp(log_weights_of(to))
-    return (weights[..., None, None] * each[0]).sum(-3), (weights * each[1]).sum(-1)
+    (matrices, log_dets), weights = of_parts, torch.exp(log_weights_of(to))
+    return (weights[..., None, None] * matrices).sum(-3), (weights * log_dets).sum(-1)
 
 
 # The formula of each family that is not one of numbers.

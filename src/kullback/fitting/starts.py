@@ -16,9 +16,10 @@ from kullback.fitting.method_answer import FitProblem
 from kullback.fitting.unconstrained import Family, Values, read_family
 from kullback.pairs.sampling.generator import DrawsFrom
 
-# The largest number of components that are starts.
+# The largest number of components near which a fit starts; each start costs a whole minimization.
 _MOST_COMPONENTS = 8
-# The number of draws of components without moments, and the interquartile range of a normal distribution.
+# The number of draws that give the quartiles of components without moments, an odd number so that the median is a draw;
+# and the interquartile range of the standard normal distribution.
 _DRAWS, _RANGE_OF_QUARTILES = 1001, 1.349
 
 
@@ -81,11 +82,11 @@ def _values(problem: FitProblem, near: Any) -> Values | None:
     """Return the parameters of the member nearest to a distribution, or q's with its mean and deviation."""
     q, family, fixed = problem.q, problem.family, problem.fixed
     try:
-        member, _ = nearest(q, near.expand(q.batch_shape), family, fixed)
+        values, _ = nearest(q, near.expand(q.batch_shape), family, fixed)
     except (ValueError, NotImplementedError):
-        member = None
-    if member is not None:
-        return {name: leaf.value for name, leaf in read_family(member, fixed).free.items()}
+        values = None
+    if values is not None:
+        return values
     moments: dict[str, Tensor] = {"loc": near.mean, "scale": near.variance.sqrt()}
     if "loc" not in family.free or any(
         leaf.value.shape != torch.broadcast_shapes(leaf.value.shape, moments[name].shape)

@@ -1,4 +1,7 @@
-"""Means under the target: by quadrature for a density, by a weighted average for draws, by parts for mixtures."""
+"""Means under the target: by quadrature for a density, by a weighted average for draws, by parts for mixtures.
+
+The formulas of the families read them as `kullback.pairs.family.Means`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, MixtureSameFamily
 
 from kullback.common.dtypes import upcast
+from kullback.common.roots import bisect
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import Density, Points, density_of
 from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.family import Means
 from kullback.pairs.integration.gauss_kronrod import (
     LINE,
     SAFETY,
@@ -26,15 +31,17 @@ from kullback.pairs.integration.gauss_kronrod import (
 from kullback.pairs.integration.line import Line, first_edges, matters, scan_points, span
 from kullback.pairs.integration.panels import Panels, integrate
 
-# The relative error of quadrature, and the largest number of nodes of an element of the batch.
+# The relative error of quadrature, near float64's rounding because means enter differences; and the largest number of
+# nodes for an element of the batch. The number of first panels is that of `kullback.pairs.integration.quadrature`, from
+# `benchmarks/panel_constants.py`.
 _RTOL, _MOST_NODES = 1e-14, 6_000
 _FIRST_PANELS = 16
-# The number of elements of a batch that are integrated at once.
+# The number of elements that are integrated at once, which bounds the memory: a node takes eight bytes for each.
 _BLOCK = 2048
-# The largest mass that may be missing from the nodes, for densities in float32.
+# The largest mass that the nodes may miss. Parameters in float32 give densities whose mass is off by about 1e-7.
 _MASS_ERROR = 1e-6
 
-# The logarithms of masses that underflow in float64, and of masses near them.
+# Below the first, e^x underflows in float64. A point with a log-density below the second is far out in the tail.
 _UNDERFLOW, _FAR_OUT = -745.0, -600.0
 
 # A statistic of points, whose parameters have one dimension more than the batch.
@@ -45,13 +52,14 @@ class MeanTarget(ABC):
     """A distribution of numbers with a mean, one for each element of the batch."""
 
     shape: torch.Size
+    has_integers: bool = False
 
     @abstractmethod
     def mean(self) -> Tensor:
         """Return E[x], to full precision also far from 0."""
 
 
-class FitTarget(MeanTarget):
+class FitTarget(MeanTarget, Means):
     """A target that also has the means of functions."""
 
     @abstractmethod
@@ -64,9 +72,56 @@ class FitTarget(MeanTarget):
             corner: the place of a corner or jump of the statistic, of the batch's shape.
         """
 
+    def mean_log(self) -> Tensor:
+        return self.mean_of(_log_x)
+
+    def deviation(self, about: Tensor, *, of_log: bool = False) -> Tensor:
+        of = _log_x if of_log else _x
+        return self.mean_of(lambda at, center: (of(at) - center) ** 2, about).sqrt()
+
+    def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
+        return None
+
+    @abstractmethod
+    def median(self) -> Tensor:
+        """Return a median."""
+
+    def extreme(self, side: int) -> Tensor | None:
+        return None
+
+
+def _x(at: Points) -> Tensor:
+    return at.x
+
+
+def _log_x(at: Points) -> Tensor:
+    return at.log_above(0.0)
+
+
+class ContinuousTarget(FitTarget):
+    """A target with a density."""
+
+    @abstractmethod
+    def place(self) -> tuple[Tensor, Tensor]:
+        """Return a point inside the support, and a width."""
+
+    def median(self) -> Tensor:
+        center, width = self.place()
+        low, high = center - width, center + width
+
+        def above(m: Tensor) -> Tensor:
+            return self.mean_of(lambda at, m: torch.sign(m - at.x), m, corner=m)
+
+        for _ in range(1000):
+            short, long = above(low) > 0, above(high) < 0
+            if not bool((short | long).any()):
+                break
+            low, high = torch.where(short, 2 * low - high, low), torch.where(long, 2 * high - low, high)
+        return bisect(above, low, high, steps=60)
+
 
 @dataclass(frozen=True)
-class DensityTarget(FitTarget):
+class DensityTarget(ContinuousTarget):
     """A density on the line."""
 
     density: Density
@@ -76,8 +131,10 @@ class DensityTarget(FitTarget):
         about = self._center()
         return about + self.mean_of(lambda at, about: at.x - about, about)
 
-    def mean_and_deviation(self) -> tuple[Tensor, Tensor]:
+    def mean_and_deviation(self) -> tuple[Tensor, Tensor] | None:
         """Return the mean and the standard deviation, from one integral unless the variance cancels in it."""
+        if not self.shape.numel():
+            return None
         about = self._center()
         first, second = self.mean_of(
             lambda at, about: torch.stack([at.x - about, (at.x - about) ** 2]), about
@@ -87,6 +144,15 @@ class DensityTarget(FitTarget):
             variance = self.mean_of(lambda at, mean: (at.x - mean) ** 2, mean)
         return mean, variance.sqrt()
 
+    def extreme(self, side: int) -> Tensor | None:
+        end = self.density.low() if side < 0 else self.density.high()
+        return None if end is None else end.expand(self.shape)
+
+    def place(self) -> tuple[Tensor, Tensor]:
+        center, width = (x.expand(self.shape) for x in self.density.center_and_width())
+        ends = self.density.coordinate().points(torch.stack([center - width, center, center + width])).x
+        return ends[1], (ends[2] - ends[0]).abs()
+
     def _center(self) -> Tensor:
         center = self.density.center_and_width()[0].expand(self.shape)
         return self.density.coordinate().points(center).x
@@ -94,18 +160,18 @@ class DensityTarget(FitTarget):
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
         if not self.shape.numel():
             return torch.zeros(self.shape, dtype=torch.float64, device="cpu")
-        given = [*parameters, *([] if corner is None else [corner])]
+        columns = [*parameters, *([] if corner is None else [corner])]
         if not self.density.is_splittable():
             p = self.density.mapped(lambda x: x.unsqueeze(-1))
-            columns = [x.unsqueeze(-1) for x in given]
+            columns = [x.unsqueeze(-1) for x in columns]
             return _integrated(p, statistic, self.shape, columns, corner is not None)
         p = self.density.mapped(lambda x: x.expand(self.shape).reshape(-1, 1))
-        given = [x.expand(self.shape).reshape(-1, 1) for x in given]
+        columns = [x.expand(self.shape).reshape(-1, 1) for x in columns]
         parts: list[Tensor] = []
         for start in range(0, self.shape.numel(), _BLOCK):
             block = slice(start, start + _BLOCK)
             part = p if self.shape.numel() <= _BLOCK else p.mapped(lambda x, block=block: x[block])
-            own = [x[block] for x in given]
+            own = [x[block] for x in columns]
             shape = torch.Size([min(_BLOCK, self.shape.numel() - start)])
             parts.append(_integrated(part, statistic, shape, own, corner is not None))
         values = torch.cat(parts, -1)
@@ -118,6 +184,7 @@ class IntegerTarget(MeanTarget):
 
     distribution: Distribution
     shape: torch.Size
+    has_integers: bool = True
 
     def mean(self) -> Tensor:
         return _mean_of_integers(self.distribution).expand(self.shape)
@@ -144,7 +211,7 @@ class DrawsTarget(FitTarget):
     def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.draws.shape[1:]
 
-    def weights_beside(self, values: Tensor) -> Tensor:
+    def _weights_beside(self, values: Tensor) -> Tensor:
         """Return the weights with as many dimensions as values at the draws."""
         return self.weights.reshape(*self.weights.shape, *[1] * (values.ndim - self.weights.ndim))
 
@@ -154,15 +221,27 @@ class DrawsTarget(FitTarget):
 
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
         values = statistic(Points(self.draws), *parameters)
-        weights = self.weights_beside(values)
+        weights = self._weights_beside(values)
         return torch.where(weights > 0, weights * values, 0).sum(0)
+
+    def median(self) -> Tensor:
+        order = self.draws.sort(0)
+        weights = self._weights_beside(self.draws).expand_as(self.draws)
+        total = weights.gather(0, order.indices).cumsum(0)
+        lower = (total >= 0.5 - 1e-12).to(torch.uint8).argmax(0, keepdim=True)
+        upper = (total > 0.5 + 1e-12).to(torch.uint8).argmax(0, keepdim=True)
+        return ((order.values.gather(0, lower) + order.values.gather(0, upper)) / 2).squeeze(0)
+
+    def extreme(self, side: int) -> Tensor | None:
+        weights = self._weights_beside(self.draws)
+        return side * torch.where(weights > 0, side * self.draws, -torch.inf).amax(0)
 
 
 @dataclass(frozen=True)
-class MixedTarget(FitTarget):
+class MixedTarget(ContinuousTarget):
     """A mixture of products: the mean of one dimension is the weighted mean of the components' means.
 
-    The components are the dimension of `inner` before the last one.
+    In the shape of `inner`, the components are the dimension before the last.
     """
 
     inner: MeanTarget
@@ -172,14 +251,22 @@ class MixedTarget(FitTarget):
     def shape(self) -> torch.Size:  # pyright: ignore[reportIncompatibleVariableOverride]
         return torch.Size([*self.inner.shape[:-2], self.inner.shape[-1]])
 
+    @property
+    def has_integers(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.inner.has_integers
+
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
-        given = [x.unsqueeze(-2).expand(self.inner.shape) for x in parameters]
+        of_parts = [x.unsqueeze(-2).expand(self.inner.shape) for x in parameters]
         at = None if corner is None else corner.unsqueeze(-2).expand(self.inner.shape)
-        each = cast("FitTarget", self.inner).mean_of(statistic, *given, corner=at)
-        return (self.weights.unsqueeze(-1) * each).sum(-2)
+        means = cast("FitTarget", self.inner).mean_of(statistic, *of_parts, corner=at)
+        return (self.weights.unsqueeze(-1) * means).sum(-2)
 
     def mean(self) -> Tensor:
         return (self.weights.unsqueeze(-1) * self.inner.mean()).sum(-2)
+
+    def place(self) -> tuple[Tensor, Tensor]:
+        centers, widths = cast("ContinuousTarget", self.inner).place()
+        return centers.mean(-2), widths.amax(-2) + centers.amax(-2) - centers.amin(-2)
 
 
 def target_of(d: Distribution) -> MeanTarget | None:

@@ -37,9 +37,9 @@ _OF_SCALE_TRIL = (MultivariateNormal, Wishart)
 
 
 class Leaf(NamedTuple):
-    """A parameter: its value in float64, of shape batch + its own, and its constraint.
+    """A parameter: its value in float64, of the batch's shape followed by its own, and its constraint.
 
-    An end of a Uniform is beyond the other one, by a positive width.
+    An end of a `Uniform` is measured from the other end, which `beyond` names: upwards if `sign` is 1, else downwards.
     """
 
     value: Tensor
@@ -104,13 +104,12 @@ class Family:
         return self.make({**{name: leaf.value for name, leaf in self.constant.items()}, **values})
 
     def are_inside(self, values: Values) -> bool:
-        """Return whether free parameters, in the dtype of the start, are numbers inside their ranges."""
-        rounded = {name: upcast(x.to(self.dtype)) for name, x in values.items()}
+        """Return whether free parameters are numbers inside their ranges."""
         for name, leaf in self.free.items():
-            x = rounded[name]
+            x = values[name]
             if leaf.beyond is not None:
-                x = leaf.sign * (x - self._other_end(leaf.beyond, rounded))
-            if not bool(rounded[name].isfinite().all()) or not bool(leaf.constraint.check(x).all()):
+                x = leaf.sign * (x - self._other_end(leaf.beyond, values))
+            if not bool(values[name].isfinite().all()) or not bool(leaf.constraint.check(x).all()):
                 return False
         return True
 

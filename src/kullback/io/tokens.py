@@ -8,11 +8,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
+from kullback.common.constraints import Arguments, Whole
 from kullback.io.source_files import FileReference
 
 WANTED = (
     "a JSON list of tokens, a tokenizer.json of Hugging Face, or text with one token on each line, in UTF-8"
 )
+
+
+_ARGUMENTS = Arguments("read_tokens", classes=Whole(least=1, example=32_000, optional=True))
 
 
 def read_tokens(
@@ -39,6 +43,7 @@ def read_tokens(
         >>> read_tokens(path)
         ['a', ' the', '\n']
     """
+    classes = _ARGUMENTS.check(classes=classes)["classes"]
     ref = FileReference(Path(path), name)
     with ref.open() as file, ref.decoding("a file of tokens"):
         raw = file.read()

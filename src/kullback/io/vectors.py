@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.constraints import Arguments, Whole
 from kullback.common.optional import load
 from kullback.common.words import NO_LABEL
 from kullback.errors import FileError
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 
 VECTOR_EXTENSIONS = {**EXTENSIONS, ".txt": "txt"}
+
+
+_ROWS = Whole(least=1, example=1000, optional=True)
+_LABELS = Arguments("read_labels", rows=_ROWS, classes=Whole(least=1, example=10, optional=True))
+_CLUSTERS = Arguments("read_clusters", rows=_ROWS)
 
 
 def read_labels(
@@ -66,6 +72,7 @@ def read_labels(
         >>> kullback.io.read_labels(path)
         tensor([   4,    0, -100])
     """
+    rows, classes = _LABELS.check(rows=rows, classes=classes).values()
     ref = FileReference(Path(path), name, key_name)
     wanted = "whole numbers, the index of the true class in each row"
     kinds = "iu" if class_names is None else "iuU"
@@ -126,6 +133,7 @@ def read_clusters(
         >>> kullback.io.read_clusters(path)
         tensor([1, 1, 0])
     """
+    rows = _CLUSTERS.check(rows=rows)["rows"]
     ref = FileReference(Path(path), name, key_name)
     wanted = "integers or text, the cluster of each row"
     values = _read_vector(ref, key, rows, "iuU", wanted, "write the ids as int64 or as text", exact=True)

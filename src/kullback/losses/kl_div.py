@@ -8,11 +8,21 @@ from torch import Tensor
 from torch._C import _is_tracing  # pyright: ignore[reportPrivateUsage]
 from torch.overrides import handle_torch_function, has_torch_function
 
+from kullback.common.constraints import Arguments, OfType
 from kullback.common.inputs import check_dense, recordable, tensor_remedy
-from kullback.errors import IncompatibleTensorError, explain, invalid_type, safe_repr
+from kullback.errors import IncompatibleTensorError, explain, invalid_type
 from kullback.kernels import kl_div_terms
 from kullback.kernels.native import terms
 from kullback.losses.reduction import Reduction, reduce_terms, torch_reduction
+
+_ARGUMENTS = Arguments(
+    "kl_div",
+    log_target=OfType(
+        (bool,),
+        wanted="True if target holds log-probabilities, False if it holds probabilities",
+        instead="kl_div(input, target.log(), log_target=True) or kl_div(input, target)",
+    ),
+)
 
 _INPUT_REMEDY = "kl_div(logits.log_softmax(dim=-1), target)"
 _TARGET_REMEDY = (
@@ -100,10 +110,7 @@ def kl_div(
         return _native(input, target, torch_reduction(reduction, None, None), log_target)
     _check_tensor("input", input, instead=_INPUT_REMEDY)
     _check_tensor("target", target, instead=_TARGET_REMEDY)
-    if not isinstance(log_target, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        wanted = "True if target holds log-probabilities, False if it holds probabilities"
-        instead = "kl_div(input, target.log(), log_target=True) or kl_div(input, target)"
-        raise invalid_type("kl_div", "log_target", wanted=wanted, got=safe_repr(log_target), instead=instead)
+    _ARGUMENTS.check(log_target=log_target)
     batch_size = input.size(0) if input.dim() else 1
     dtype = _result_dtype(input, target)
     if input.is_nested != target.is_nested:

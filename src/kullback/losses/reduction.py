@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from kullback.common.constraints import OneOf
+from kullback.common.constraints import Arguments, OneOf
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +17,9 @@ REDUCTION = OneOf(
     REDUCTIONS,
     example="batchmean",
     instead="{call}(..., reduction='batchmean') for the mean divergence of the rows",
+)
+ARGUMENTS = Arguments(
+    "kl_div", "KLDivLoss", "diagnose", "kl_from_log_probs", "kl_surrogate", reduction=REDUCTION
 )
 
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from kullback.common.constraints import Arguments, Whole
+from kullback.common.constraints import Arguments, OfType, Whole
 from kullback.common.dtypes import upcast
 from kullback.common.inputs import can_inspect, check_dense, first_of, first_value, is_integer
-from kullback.errors import invalid_type, invalid_value, safe_repr
+from kullback.errors import invalid_type, invalid_value
 from kullback.generators import KL, Divergence, FinitePair
 from kullback.kernels.row_operation import transformable
 from kullback.losses.teachers import (
@@ -346,7 +346,18 @@ def _check_form(teacher: SampledTail) -> None:
             )
 
 
-_DRAWING = Arguments("SampledTail.draw", k=Whole(least=1, example=32), draws=Whole(least=0, example=32))
+_GENERATOR = OfType(
+    (torch.Generator,),
+    wanted="a torch.Generator on the CPU, or None",
+    instead="generator=torch.Generator().manual_seed(0)",
+    optional=True,
+)
+_DRAWING = Arguments(
+    "SampledTail.draw",
+    k=Whole(least=1, example=32),
+    draws=Whole(least=0, example=32),
+    generator=_GENERATOR,
+)
 
 
 def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generator | None) -> tuple[int, int]:
@@ -354,17 +365,9 @@ def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generato
     call = "SampledTail.draw"
     check_logits(call, "logits", logits)
     check_any_class(call, "logits", logits.shape[-1])
-    k, draws = _DRAWING.check(k=k, draws=draws).values()
-    if generator is not None and not (
-        isinstance(generator, torch.Generator) and generator.device.type == "cpu"
-    ):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise invalid_type(
-            call,
-            "generator",
-            wanted="a torch.Generator on the CPU, or None",
-            got=safe_repr(generator),
-            instead="generator=torch.Generator().manual_seed(0)",
-        )
+    k, draws, _ = _DRAWING.check(k=k, draws=draws, generator=generator).values()
+    if generator is not None and generator.device.type != "cpu":
+        raise _GENERATOR.refusal(call, "generator", generator)
     if not can_inspect(logits):
         wanted = "a tensor with values, outside torch.compile and torch.func"
         got = f"one on {logits.device}" if logits.is_meta else "another"

@@ -69,6 +69,9 @@ ARGUMENTS = Arguments(
     ),
     ignore_index=Whole(least=-(2**63), wanted="an integer of 64 bits", example=-100, strict=True),
 )
+# Of the functions that take only some of these.
+_TEMPERATURE = Arguments("top_k_divergence", temperature=ARGUMENTS.constraints["temperature"])
+_CLASSES = Arguments("top_k_divergence_bounds", classes=ARGUMENTS.constraints["classes"])
 HEAD_ARGUMENTS = Arguments(
     "linear_distillation_loss",
     "LinearDistillationLoss",

@@ -313,7 +313,7 @@ def partial_divergence(
     """Return the divergence of each position from a teacher, which has to be an instance of `wanted`."""
     kind = check_kind(call, kind)
     check_result_dtype(call, dtype)
-    ARGUMENTS.check(call, temperature=temperature)
+    temperature = ARGUMENTS.check(call, temperature=temperature)["temperature"]
     if not isinstance(teacher, wanted):
         name, got = wanted.__name__, type(teacher).__name__
         instead = f"teacher={name}({'indices, log_probs' if name == 'TopK' else '...'})"

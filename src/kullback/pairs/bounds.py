@@ -23,8 +23,9 @@ from kullback.pairs.solve import estimate
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import check_comparable
 
+# The number of steps of the upper bound. Each step lowers it, and it is valid after any number of steps.
 _ITERATIONS = 100
-# The powers t of the integrals of f^t g. Each power gives a bound, and the best bound is used.
+# The powers t of the integrals of f^t g. Each power gives a valid bound, and the best one is used.
 _POWERS = (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 2.0)
 
 

@@ -1,4 +1,4 @@
-"""The rule that serves each ordered pair of torch's classes, selected like in `solve` but without a computation.
+"""The rule that serves each ordered pair of torch's classes, selected as `solve` selects it, but without a computation.
 
 If the rule depends on the parameters, the entry is the rule for typical parameters.
 """

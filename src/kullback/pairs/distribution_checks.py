@@ -19,18 +19,17 @@ from kullback.errors import Name, P, Q, invalid_value, no_rule
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.image import Ends, ends_after
 from kullback.pairs.densities.maps import inverted_by, parts_of_maps
+from kullback.pairs.family import support_of
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
 
-# How far outside the domain of a map rounding may move the end of a support, relative to the end of the domain.
+# Rounding may move the end of a support out of the domain of a map by this much, relative to the end of the domain:
+# a few times the rounding of float32, in which users compute ends.
 _ROUNDING = 1e-6
 # Parameters that have to be finite and, except for the location, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")
 _OF_TRIALS = ("total_count", "probs")
 _LARGEST_PROBABILITY = 1 + 1e-6  # above 1 by rounding
-
-# The distribution that has a parameter, the parameter's name, and the parameter.
-_Parameter = tuple[Distribution, str, Tensor]
 
 
 def check_domains(call: str, p: Distribution, q: Distribution) -> None:
@@ -53,7 +52,7 @@ def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
     """Check all transforms in a distribution, and return the ends of its support; None if they are not known."""
     d = _unwrapped(d)
     if not isinstance(d, TransformedDistribution):
-        return _ends_of(_support_of(d))
+        return _ends_of(support_of(d))
     ends = _checked_ends(call, argument, d.base_dist)
     for step in parts_of_maps(d.transforms):
         domain = _ends_of(step.domain)
@@ -76,13 +75,6 @@ def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
             )
         ends = ends_after(ends, step)
     return ends
-
-
-def _support_of(d: Distribution) -> object:
-    try:
-        return d.support
-    except NotImplementedError:
-        return None
 
 
 def _ends_of(constraint: object) -> Ends | None:
@@ -114,9 +106,8 @@ def _interval(ends: Ends) -> str:
 
 def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
     """Raise if a sum or an integral cannot read the values of the parameters, or if a parameter is invalid."""
-    sides = ("p", _parameters(p)), ("q", _parameters(q))
-    parameters = [x for _, side in sides for _, _, x in side]
-    are_readable = can_inspect_all(parameters)
+    parameters = _parameters(p, q)
+    are_readable = can_inspect_all([x for *_, x in parameters])
     if is_traced():
         raise no_rule(
             call,
@@ -125,7 +116,7 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
             got=f"{names_of(type(p), type(q))} inside of torch.func.linearize or make_fx",
             instead=("torch.func.jvp, or ", *_call_of(call), " outside of the traced function"),
         )
-    if not are_readable and any(not can_inspect(x) and is_batched(x) for x in parameters):
+    if not are_readable and any(not can_inspect(x) and is_batched(x) for *_, x in parameters):
         raise no_rule(
             call,
             "p, q",
@@ -133,31 +124,29 @@ def check_integrable(call: str, p: Distribution, q: Distribution) -> None:
             got=f"{names_of(type(p), type(q))} inside of torch.func.vmap",
             instead=(*_call_of(call), " without vmap for distributions with a batch shape"),
         )
-    for argument, side in sides:
-        for owner, name, x in side:
-            if name not in (*_NUMBERS, *_OF_TRIALS) or not (are_readable or can_inspect(x)):
-                continue
-            is_wrong, allowed = x.isinf(), "a finite"
-            if name in _OF_TRIALS:
-                is_wrong = is_wrong | (x < 0) | ((x > _LARGEST_PROBABILITY) & (name == "probs"))
-                allowed = "a finite and non-negative" if name == "total_count" else "numbers from 0 to 1 as"
-            allows = _range_of(owner, name)
-            if name in _NUMBERS and name != "loc" and allows is not constraints.real:
-                is_wrong = is_wrong | (x < 0 if allows is constraints.nonnegative else x <= 0)
-                allowed = "a finite and positive"
-            if bool(is_wrong.any()):
-                index = tuple(int(i) for i in is_wrong.nonzero()[0])
-                at = f" at {list(index)}" if index else ""
-                raise invalid_value(
-                    call,
-                    argument,
-                    wanted=f"{allowed} {name} in {type(owner).__name__}",
-                    got=f"{float(x[index].detach())}{at}",
-                    instead=(
-                        *(P, " and ", Q, " without these elements of the batch"),
-                        ", or a small positive number in place of 0" if name in _NUMBERS else "",
-                    ),
-                )
+    for argument, owner, name, x in parameters:
+        if name not in (*_NUMBERS, *_OF_TRIALS) or not (are_readable or can_inspect(x)):
+            continue
+        is_wrong, allowed = x.isinf(), "a finite"
+        if name in _OF_TRIALS:
+            is_wrong = is_wrong | (x < 0) | ((x > _LARGEST_PROBABILITY) & (name == "probs"))
+            allowed = "a finite and non-negative" if name == "total_count" else "numbers from 0 to 1 as"
+        if name in _NUMBERS and name != "loc" and (allows := _range_of(owner, name)) is not constraints.real:
+            is_wrong = is_wrong | (x < 0 if allows is constraints.nonnegative else x <= 0)
+            allowed = "a finite and positive"
+        if bool(is_wrong.any()):
+            index = tuple(int(i) for i in is_wrong.nonzero()[0])
+            at = f" at {list(index)}" if index else ""
+            raise invalid_value(
+                call,
+                argument,
+                wanted=f"{allowed} {name} in {type(owner).__name__}",
+                got=f"{float(x[index].detach())}{at}",
+                instead=(
+                    *(P, " and ", Q, " without these elements of the batch"),
+                    ", or a small positive number in place of 0" if name in _NUMBERS else "",
+                ),
+            )
 
 
 def _range_of(owner: Distribution, name: str) -> object:
@@ -172,11 +161,12 @@ def _call_of(call: str) -> tuple[str, ...]:
     return Name(call), "(", P, ", ", Q, ")"
 
 
-def _parameters(d: Distribution) -> list[_Parameter]:
-    """Return the parameters with their owners and names, also from the distributions inside."""
-    parameters: list[_Parameter] = []
-    for part in parts_of(d):
-        for name, x in vars(part).items():
-            if isinstance(x, Tensor) and x.is_floating_point():
-                parameters.append((part, name, x))
+def _parameters(p: Distribution, q: Distribution) -> list[tuple[str, Distribution, str, Tensor]]:
+    """Return each parameter after the name of its side, the distribution on this side that has it, and its name."""
+    parameters: list[tuple[str, Distribution, str, Tensor]] = []
+    for argument, d in (("p", p), ("q", q)):
+        for part in parts_of(d):
+            for name, x in vars(part).items():
+                if isinstance(x, Tensor) and x.is_floating_point():
+                    parameters.append((argument, part, name, x))
     return parameters

@@ -1,14 +1,14 @@
 """A family of distributions: one record with the facts that the rules need, and the table of all records.
 
-Every consumer reads a record: the closed forms from moments, the test for an infinite divergence, the conversion from
-SciPy, the change of units, the compiled kernels and `fit`. So none of them needs a table of types of its own.
+The closed forms from moments, the test for an infinite divergence, the conversion from SciPy, the change of units, the
+compiled kernels and `fit` all read the records. So none of them needs a table of types of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
@@ -98,7 +98,8 @@ class Family:
             logits or probs.
         density: a class of `Density` whose fields are the parameters, or the function that returns the density of a
             distribution. Support and tails decide where a divergence is +inf.
-        support: the ends of the support: numbers, names of parameters, or None for another end.
+        support: the ends of the support: numbers, names of parameters, or None for another end. A class of `Density`
+            has them, so they stand here only beside a function.
         is_full: whether P has mass in its whole support for all parameters. A name is a parameter that may be 0, where
             P is the point 0.
         tensors: attributes with the same numbers as `parameters` that are faster to read; or, for `CHOICE`, as given.
@@ -107,7 +108,7 @@ class Family:
         from_log_moments: returns KL from the `LogMoments` of P and a member Q.
         image: returns the member that is the image of another one under x -> loc + scale x.
         cdf: returns the elementary steps of the distribution function of a member, for maps by it.
-        curve: the `SymmetricCurve` of the distribution function of the standard member.
+        curve: the distribution function of the standard member, an `Increasing` of `densities/mapped.py`.
         scipy: the distributions of SciPy that are members.
         match: returns the parameters of the member with the smallest KL from a target, from its `Means`, the parameters
             of the start and the names of fixed ones; None without a formula.
@@ -129,6 +130,12 @@ class Family:
     scipy: Sequence[ScipyForm] = ()
     match: MatchRule | None = None
     start: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        density: Any = self.density
+        if isinstance(density, type) and self.support == (None, None):
+            names = dict(zip((x.name for x in fields(density)), self.parameters.split(), strict=False))
+            object.__setattr__(self, "support", tuple(names.get(end, end) for end in density.support))
 
     @property
     def has_integers(self) -> bool | None:
@@ -164,3 +171,10 @@ def match_of_mean(name: str, of_mean: Callable[[Tensor, Parameters], Tensor]) ->
 def family_of(kind: type) -> Family | None:
     """Return the record of the nearest class that has one: of the type itself, or of one of its bases."""
     return next((FAMILIES[each] for each in kind.__mro__ if each in FAMILIES), None)
+
+
+def support_of(d: Distribution) -> Any:
+    """Return the constraint of the values of a distribution; None if its class has none."""
+    with suppress(NotImplementedError, AttributeError):
+        return d.support
+    return None

@@ -180,7 +180,7 @@ def _is_served(type_p: type, type_q: type) -> bool:
 
 
 def _has_rule(types: TypePair) -> bool:
-    kinds = [next((kind for kind in each.__mro__ if kind in families()), None) for each in types]
+    kinds = [next((kind for kind in own.__mro__ if kind in families()), None) for own in types]
     if None in kinds:
         return False
     p, q = (families()[kind] for kind in kinds if kind is not None)

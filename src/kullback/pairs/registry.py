@@ -364,19 +364,10 @@ def _check_unserved(type_p: type, type_q: type) -> None:
                 instead="@register_kl with a subclass of your own, or keep the existing rule",
             )
         )
-    _refuse_ambiguity(type_p, type_q)
-
-
-def _refuse_ambiguity(type_p: type, type_q: type) -> None:
-    """Raise if some types would match both this pair and a registered pair, and neither pair is more specific."""
-    for known_p, known_q in user_pairs():
-        first, second = _narrower(type_p, known_p), _narrower(type_q, known_q)
-        if (
-            first is None
-            or second is None
-            or (first, second) in _RULES["user"]
-            or (first, second) == (type_p, type_q)
-        ):
+    for other_p, other_q in rules:
+        # Two types that match both pairs; neither pair is more specific for them.
+        first, second = _narrower(type_p, other_p), _narrower(type_q, other_q)
+        if first is None or second is None or (first, second) in {*rules, (type_p, type_q)}:
             continue
         raise RegistrationError(
             explain(
@@ -384,7 +375,7 @@ def _refuse_ambiguity(type_p: type, type_q: type) -> None:
                 "type_p, type_q",
                 wanted="a pair that keeps one most specific rule for every two types",
                 got=f"{names_of(type_p, type_q)}, which is not more specific for {names_of(first, second)} than the "
-                f"rule for {names_of(known_p, known_q)}",
+                f"rule for {names_of(other_p, other_q)}",
                 instead=f"@register_kl({first.__name__}, {second.__name__}) first, then this one",
             )
         )

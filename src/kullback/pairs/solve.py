@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -70,12 +71,16 @@ _KL = KL()
 
 
 class Pair(NamedTuple):
-    """P and Q of a call, the plan of their types, and their parameters; the list is empty while compiling."""
+    """P and Q of a call, the plan of their types, and the dtype of their parameters.
+
+    The list of the parameters is empty while compiling, and where the kernels have computed the divergence.
+    """
 
     call: str
     p: Distribution
     q: Distribution
     plan: Plan
+    dtype: torch.dtype
     parameters: list[Tensor]
 
     def names(self) -> str:
@@ -95,11 +100,12 @@ def estimate(
         options: method, tolerances and the generator for random draws.
         kind: the divergence.
     """
-    form = plan_for(type(p), type(q)).closed_form if isinstance(kind, KL) else None
+    plan = plan_for(type(p), type(q))
+    form = plan.closed_form if isinstance(kind, KL) else None
     if form is not None and options.method in ("auto", form.method):
         value = fused_divergence(p, q)
         if value is not None:
-            return _of_form(form, _pair(call, p, q), value, options)
+            return _of_form(form, Pair(call, p, q, plan, dtype_of(p, q), []), value, options)
     return estimate_by_rules(call, p, q, options, kind)
 
 
@@ -107,7 +113,8 @@ def estimate_by_rules(
     call: str, p: Distribution, q: Distribution, options: SolveOptions, kind: Divergence = _KL
 ) -> Estimate:
     """Return a divergence as `estimate`, of a pair that the kernels have declined."""
-    pair = _pair(call, p, q)
+    parameters = [] if torch.compiler.is_compiling() else parameters_of(p, q)
+    pair = Pair(call, p, q, plan_for(type(p), type(q)), dtype_of(p, q), parameters)
     if pair.plan.is_plain:
         has_own_density = "log_prob" in vars(p) or "log_prob" in vars(q)
     else:
@@ -117,17 +124,13 @@ def estimate_by_rules(
             continue
         result = step.rule(pair, kind, options)
         if result is not None:
-            is_exact = result.error is None or result.method not in ("summation", "quadrature")
-            # A whole graph has only sums over classes, which are exact: it refuses integrals and series.
-            if is_exact or (torch.compiler.is_compiling() and is_whole_graph()):
+            if result.error is None or result.method not in ("summation", "quadrature"):
                 return result
-            return outside_of_graphs(_checked)(pair, result, kind, options)
+            if not torch.compiler.is_compiling():
+                return _checked(pair, result, kind, options)
+            # A whole graph has only sums over classes, which are exact: it refuses integrals and series.
+            return result if is_whole_graph() else outside_of_graphs(_checked)(pair, result, kind, options)
     raise unserved(call, p, q, kind, options)
-
-
-def _pair(call: str, p: Distribution, q: Distribution) -> Pair:
-    parameters = [] if torch.compiler.is_compiling() else parameters_of(p, q)
-    return Pair(call, p, q, plan_for(type(p), type(q)), parameters)
 
 
 def estimate_exchanged(call: str, p: Distribution, q: Distribution, options: SolveOptions) -> Estimate:
@@ -150,23 +153,14 @@ def _by_mask(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | 
     p, q = pair.p, pair.q
     if not (_is_masked(p) or _is_masked(q)):
         return None
-    kept: Any = True
+    counted: Any = True
     bases: list[Any] = []
     for d in (p, q):
         mask: Any = vars(d)["_mask"] if _is_masked(d) else True
-        kept = kept & mask
+        counted = counted & mask
         bases.append(vars(d)["base_dist"] if _is_masked(d) else d)
     result = estimate(pair.call, bases[0], bases[1], options, kind)
-
-    def masked(x: Tensor | None) -> Tensor | None:
-        return None if x is None else torch.where(torch.as_tensor(kept, device=x.device), x, 0)
-
-    return replace(
-        result,
-        value=torch.where(kept, result.value, 0),
-        error=masked(result.error),
-        standard_error=masked(result.standard_error),
-    )
+    return with_numbers(result, lambda x: torch.where(torch.as_tensor(counted, device=x.device), x, 0))
 
 
 def _is_masked(d: Distribution) -> bool:
@@ -225,29 +219,42 @@ def _by_nan(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | N
     shape = batch_shape_of(p, q)
     is_nan = is_nan.expand(shape)
     if bool(is_nan.all()):
-        value = torch.full(shape, math.nan, dtype=dtype_of(p, q), device=is_nan.device)
+        value = torch.full(shape, math.nan, dtype=pair.dtype, device=is_nan.device)
         method = "closed_form" if options.method == "auto" else options.method
         errors = (None, value) if method == "monte_carlo" else (value, None)
         return Estimate(value, errors[0], method, standard_error=errors[1])
     result = estimate(pair.call, *_with_elements_replaced(p, q, is_nan), options, kind)
-    value, *errors = (
-        None if x is None else torch.where(is_nan, math.nan, x)
-        for x in (result.value, result.error, result.standard_error)
+    return with_numbers(result, lambda x: torch.where(is_nan, math.nan, x))
+
+
+def with_numbers(result: Estimate, change: Callable[[Tensor], Tensor]) -> Estimate:
+    """Return an estimate with `change` applied to its value, its error, its standard error and its interval."""
+    value, error, standard_error, *interval = (
+        None if x is None else change(x)
+        for x in (result.value, result.error, result.standard_error, *(result.interval or ()))
     )
-    return replace(result, value=value, error=errors[0], standard_error=errors[1])
+    return replace(
+        result,
+        value=value,
+        error=error,
+        standard_error=standard_error,
+        interval=tuple(interval) or None,
+    )
 
 
 def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
     form = cast("ClosedForm", pair.plan.closed_form)
     if options.method not in ("auto", form.method):
         return None
-    p, q = in_common_unit(pair.p, pair.q)
+    p, q = in_common_unit(pair.p, pair.q, pair.dtype)
     value = form.function(p, q)
     if value is None:
         return None
     value = value.clamp(min=0) + 0.0  # turns -0 into 0
-    if not is_always_finite(type(p), type(q)):
-        value = _with_infinities(p, q, value)
+    if not is_always_finite(type(p), type(q)):  # because of their supports or tails
+        densities = densities_of(p, q)
+        infinite = None if densities is None else is_infinite(*densities)
+        value = value if infinite is None else torch.where(infinite, torch.inf, value)
     value = _without_overflow(form, p, q, value)
     return None if value is None else _of_form(form, pair._replace(p=p, q=q), value, options)
 
@@ -260,13 +267,6 @@ def _of_form(form: ClosedForm, pair: Pair, value: Tensor, options: SolveOptions)
         error = rounding_error(form, p, q, fixed) if form.error is None else form.error(p, q, fixed)
         error = torch.where(fixed.isinf(), 0, error)
     return _finished(pair, value, error, form.method)
-
-
-def _with_infinities(p: Distribution, q: Distribution, value: Tensor) -> Tensor:
-    """Set +inf where P has mass but Q has none, or where P's tail falls too slowly for Q."""
-    densities = densities_of(p, q)
-    infinite = None if densities is None else is_infinite(*densities)
-    return value if infinite is None else torch.where(infinite, torch.inf, value)
 
 
 def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value: Tensor) -> Tensor | None:
@@ -355,12 +355,12 @@ def _by_renyi(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate |
     result = _renyi(pair.call, p, q, alpha, rest, options)
     if result is None:
         return None
-    value, error, method = result
+    value, error = result.value, result.error
     if power is not None:
         value, error = _power_of_renyi(value, error, alpha, rest, power[1])
     elif is_small:
         value, error = value * (rest / alpha), None if error is None else error * (rest / alpha)
-    return _finished(pair, value, error, method)
+    return _finished(pair, value, error, result.method)
 
 
 def _power_of_renyi(
@@ -377,31 +377,30 @@ def _power_of_renyi(
 
 def _renyi(
     call: str, p: Distribution, q: Distribution, alpha: float, rest: float, options: SolveOptions
-) -> tuple[Tensor, Tensor | None, str] | None:
-    """Return Renyi's divergence of order alpha = 1 - rest, its error if requested, and its method.
+) -> Estimate | None:
+    """Return Renyi's divergence of order alpha = 1 - rest; None if it has no formula.
 
     The divergence of `Independent` distributions is the sum over their dimensions.
     """
     if not (isinstance(p, Independent) and isinstance(q, Independent)):
-        result = renyi_in_closed_form(*in_common_unit(p, q), alpha, rest, wants_error=options.wants_error)
-        return None if result is None else (*result, "closed_form")
+        result = renyi_in_closed_form(
+            *in_common_unit(p, q, dtype_of(p, q)), alpha, rest, wants_error=options.wants_error
+        )
+        return None if result is None else Estimate(*result, "closed_form")
     dimensions = p.reinterpreted_batch_ndims
     if dimensions != q.reinterpreted_batch_ndims:
         return None
     bases = upcast_copy(p.base_dist), upcast_copy(q.base_dist)
-    each = _renyi(call, *bases, alpha, rest, options)
-    if each is None:
+    summand = _renyi(call, *bases, alpha, rest, options)
+    if summand is None:
         try:
-            other = estimate(call, *bases, options, Renyi(alpha).simplest())
+            summand = estimate(call, *bases, options, Renyi(alpha).simplest())
         except NoRuleError:  # its message would name an order and a pair that the user did not pass
             return None
-        error = torch.full_like(other.value, math.inf) if other.error is None else other.error
-        each = other.value, error, other.method
+        if summand.error is None:
+            summand = replace(summand, error=torch.full_like(summand.value, math.inf))
     shape = batch_shape_of(*bases)
-    value, error = sum_of_dimensions(each[0].expand(shape), dimensions), each[1]
-    if error is not None:
-        error = sum_of_dimensions(error.expand(shape), dimensions)
-    return value, error, each[2]
+    return with_numbers(summand, lambda x: sum_of_dimensions(x.expand(shape), dimensions))
 
 
 # ---- Both.
@@ -429,10 +428,27 @@ def _by_identity(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimat
 
 
 def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    if not torch.compiler.is_compiling():
-        return _of_densities(pair, kind, options)
-    _leave_graph(pair, "an integral or a sum, which chooses its nodes from the values of the parameters")
-    return outside_of_graphs(_of_densities)(pair, kind, options)
+    """Sum or integrate two univariate densities."""
+    if torch.compiler.is_compiling():
+        _leave_graph(pair, "an integral or a sum, which chooses its nodes from the values of the parameters")
+        return outside_of_graphs(_by_densities)(pair, kind, options)
+    from kullback.pairs.integration.mass import check_masses
+    from kullback.pairs.univariate import divergence_of_densities, method_for  # not for closed forms
+
+    if not pair.p.event_shape:
+        check_integrable(pair.call, pair.p, pair.q)
+    p, q = in_common_unit(pair.p, pair.q, pair.dtype)
+    densities = densities_of(p, q)
+    if densities is None:
+        return None
+    method = method_for(*densities, kind)
+    if method is None or options.method not in ("auto", method):
+        return None
+    check_masses(pair.call, (p, q), densities)
+    shape = batch_shape_of(p, q)
+    value, error = divergence_of_densities(*densities, kind, shape, options)
+    value = value.clamp(min=0) if isinstance(kind, KL) else value
+    return _finished(pair._replace(p=p, q=q), value, error, method)
 
 
 def _leave_graph(pair: Pair, description: str) -> None:
@@ -443,34 +459,11 @@ def _leave_graph(pair: Pair, description: str) -> None:
     )
 
 
-def _of_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    from kullback.pairs.integration.mass import check_mass
-    from kullback.pairs.univariate import divergence_of_densities, method_for  # not for closed forms
-
-    if not pair.p.event_shape:
-        check_integrable(pair.call, pair.p, pair.q)
-    p, q = in_common_unit(pair.p, pair.q)
-    densities = densities_of(p, q)
-    if densities is None:
-        return None
-    method = method_for(*densities, kind)
-    if method is None or options.method not in ("auto", method):
-        return None
-    check_mass(pair.call, "p", p, densities[0])
-    check_mass(pair.call, "q", q, densities[1])
-    shape = batch_shape_of(p, q)
-    value, error = divergence_of_densities(*densities, kind, shape, options)
-    value = value.clamp(min=0) if isinstance(kind, KL) else value
-    return _finished(pair._replace(p=p, q=q), value, error, method)
-
-
 def _by_draws(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
+    """Estimate the divergence from random draws."""
     if torch.compiler.is_compiling():
         _leave_graph(pair, "a mean over draws, which checks the values of its terms")
-    return outside_of_graphs(_of_draws)(pair, kind, options)
-
-
-def _of_draws(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
+        return outside_of_graphs(_by_draws)(pair, kind, options)
     check_integrable(pair.call, pair.p, pair.q)
     return from_draws.estimate(pair.call, pair.p, pair.q, options, kind)
 
@@ -512,7 +505,7 @@ set_order(
 def _finished(pair: Pair, value: Tensor, error: Tensor | None, method: str) -> Estimate:
     """Round to the dtype of the parameters, and expand to the batch shape."""
     p, q = pair.p, pair.q
-    dtype, shape = dtype_of(p, q), batch_shape_of(p, q)
+    dtype, shape = pair.dtype, batch_shape_of(p, q)
     if error is not None:
         size = torch.where(value.isinf(), 0, value.detach().abs())
         rounding = 0 if dtype == torch.float64 else torch.finfo(dtype).eps * size

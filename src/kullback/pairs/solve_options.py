@@ -15,7 +15,8 @@ FEWEST_DRAWS = 4
 MASS_ERROR = 1e-10
 """The required error of the mass of a density, for any value: nodes that miss mass may miss the value."""
 
-# The target and the required errors of sums and integrals, relative and absolute, for every kind of divergence.
+# The relative and absolute errors of sums and integrals: those they aim at, and those a result may have by default. The
+# docstring of `kl_divergence` promises the first, and tests/pairs/test_sweep.py checks the second.
 _AIM = (1e-10, 1e-15)
 _REQUIRED = (1e-6, 1e-9)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,21 +30,26 @@ from kullback.pairs.integration.quadrature import integrate_kl
 from kullback.pairs.integration.shared_ends import LEAST_VALUE, shared_ends
 from kullback.pairs.integration.summation import sum_terms
 from kullback.pairs.numerics.parameters import is_tracked
-from kullback.pairs.solve_options import MASS_ERROR, SolveOptions
+from kullback.pairs.solve_options import MASS_ERROR, SolveOptions, Tolerance
 from kullback.pairs.support import is_divergence_infinite
 
 # The first number of nodes of an element; an element that needs more gets the maximum.
+# benchmarks/panel_constants.py: 600 takes 50 % more points, and 2,400 saves 4 %, but one hard element
+# gives all of its batch as many.
 _FIRST_EVALUATIONS = 1200
-# The number of elements of a batch that are computed again, alone, if they did not reach their tolerance.
+# The largest number of elements of a batch that are computed again alone if they missed their tolerance. Each takes as
+# long as a call of its own, so a batch of hopeless elements ends after 16.
 _ALONE = 16
 # The number of elements of a batch that are summed or integrated at once. Each has hundreds of nodes, and larger
-# temporaries slow the computation down.
+# temporaries slow the computation down. benchmarks/panel_constants.py: 2,048 pairs take 1.3 s in blocks of 64, 1.5 s in
+# blocks of 512, and 2.2 s at once.
 _BLOCK = 512
-# Sizes of the logarithm of the sum in Renyi's divergence. Above the first, a result that is not exact enough is
-# computed again from the logarithms of the terms. Above the second, every sum over integers is computed so, because the
-# rounding of the logarithms counts. Above the third, every integral is, because the terms overflow.
+# Absolute values of the logarithm of the sum in Renyi's divergence. Above the first, a result that is not exact enough
+# is computed again from the logarithms of the terms. Above the second, every sum over integers is computed so, because
+# the rounding of the logarithms counts. Above the third, every integral is, because the terms overflow.
+# tests/pairs/integration/test_renyi_far_apart.py covers sums and integrals of such pairs.
 _FAR_APART, _OF_SUMS, _OVERFLOW = 0.5, 3.0, 300.0
-# The largest number of times that the scale of the sum is estimated.
+# The largest number of times that the scale of the sum is estimated again, after nodes missed the peak of the terms.
 _SCALINGS = 3
 
 
@@ -53,6 +60,29 @@ def method_for(p: Density, q: Density, kind: Divergence) -> str | None:
     return "summation" if p.integer else "quadrature"
 
 
+class _Pair(NamedTuple):
+    """Two densities whose parameters broadcast to a shape, their divergence, and the options."""
+
+    p: Density
+    q: Density
+    shape: torch.Size
+    kind: Divergence
+    options: SolveOptions
+    splits: bool
+    """Whether the batch may be cut into parts."""
+    has_derivatives: bool
+    """Whether a parameter may need a derivative, also by forward mode or torch.func."""
+
+    def mapped(self, change: Callable[[Tensor], Tensor], shape: torch.Size) -> _Pair:
+        """Return the densities with `change` applied to every parameter, which then broadcast to `shape`."""
+        return self._replace(p=self.p.mapped(change), q=self.q.mapped(change), shape=shape)
+
+    def elements(self, index: Tensor) -> _Pair:
+        """Return some elements of a batch that is the first dimension of the parameters, by indices or by a mask."""
+        size = int(index.sum()) if index.dtype == torch.bool else len(index)
+        return self.mapped(lambda x: x[index], torch.Size([size]))
+
+
 def divergence_of_densities(
     p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions
 ) -> tuple[Tensor, Tensor]:
@@ -60,128 +90,121 @@ def divergence_of_densities(
 
     Values that are certainly infinite are not computed; they have no error and no gradient.
     """
-    value, error, unintegrated = _finite_elements(p, q, kind, shape, options)
+    splits = p.is_splittable() and q.is_splittable()
+    tensors = [*p.tensors(), *q.tensors()]
+    # A distribution that is known only by its density may have parameters that are not listed.
+    has_derivatives = (
+        not splits
+        or any(map(attrgetter("requires_grad"), tensors))
+        or (bool(tensors) and is_tracked(tensors[0]))
+    )
+    pair = _Pair(p, q, shape, kind, options, splits, has_derivatives)
+    infinite = is_divergence_infinite(p, q, growth_of(kind))
+    value, error, unintegrated = _chosen(infinite, pair, _endless, _finite)
     # The terms of mass that is not on the nodes may be as large as the others.
     is_incomplete = (unintegrated > 10 * MASS_ERROR) & value.isfinite()
     error = error + torch.where(is_incomplete, unintegrated * (1 + value.detach().abs()), 0)
     return value, torch.where(error.isnan(), torch.inf, error)
 
 
-def _finite_elements(
-    p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions
-) -> Integral:
-    infinite = is_divergence_infinite(p, q, growth_of(kind))
-
-    def endless(p: Density, q: Density, shape: torch.Size) -> Integral:
-        zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
-        return Integral(torch.full_like(zero, torch.inf), zero, zero)
-
-    in_absolute_numbers = partial(_in_blocks, kind=kind, options=options)
-    by_components = partial(_by_components, kind=kind, options=options)
-
-    def finite(p: Density, q: Density, shape: torch.Size) -> Integral:
-        is_kl = isinstance(kind, KL)
-        if (is_kl and not isinstance(p, MixtureDensity)) or not (p.is_splittable() and q.is_splittable()):
-            return in_absolute_numbers(p, q, shape)
-        of_p = is_far_and_narrow(p)
-        if is_kl:
-            of_p = of_p if lives_everywhere(q) else None
-            return _chosen(of_p, by_components, in_absolute_numbers, p, q, shape)
-        of_q = is_far_and_narrow(q)
-        narrow = of_p if of_q is None else of_q if of_p is None else of_p | of_q
-        return _chosen(narrow, in_absolute_numbers, in_absolute_numbers, p, q, shape)
-
-    return _chosen(infinite, endless, finite, p, q, shape)
+def _endless(pair: _Pair) -> Integral:
+    zero = torch.zeros(pair.shape, dtype=torch.float64, device="cpu")
+    return Integral(torch.full_like(zero, torch.inf), zero, zero)
 
 
-# Computes the divergences of two densities whose parameters broadcast to a shape.
-_Way = Callable[[Density, Density, torch.Size], Integral]
+def _finite(pair: _Pair) -> Integral:
+    """Return the divergences, which are not infinite by the supports or the tails."""
+    p, q, is_kl = pair.p, pair.q, isinstance(pair.kind, KL)
+    if (is_kl and not isinstance(p, MixtureDensity)) or not pair.splits:
+        return _in_blocks(pair)
+    of_p = is_far_and_narrow(p)
+    if is_kl:
+        return _chosen(of_p if lives_everywhere(q) else None, pair, _by_components, _in_blocks)
+    of_q = is_far_and_narrow(q)
+    narrow = of_p if of_q is None else of_q if of_p is None else of_p | of_q
+    return _chosen(narrow, pair, _in_blocks, _in_blocks)
 
 
 def _chosen(
-    chosen: Tensor | None, one: _Way, other: _Way, p: Density, q: Density, shape: torch.Size
+    chosen: Tensor | None,
+    pair: _Pair,
+    one: Callable[[_Pair], Integral],
+    other: Callable[[_Pair], Integral],
 ) -> Integral:
     """Compute the chosen elements of a batch in one way and the others in the other."""
     if chosen is None or not bool(chosen.any()):
-        return other(p, q, shape)
-    chosen = chosen.expand(shape)
+        return other(pair)
+    chosen = chosen.expand(pair.shape)
     if bool(chosen.all()):
-        return one(p, q, shape)
-    if not (p.is_splittable() and q.is_splittable()):
-        both = zip(one(p, q, shape), other(p, q, shape), strict=True)
-        return Integral(*(torch.where(chosen, x, y) for x, y in both))
-    parts: list[Integral] = []
-    for where, way in ((chosen, one), (~chosen, other)):
-        pair = [density.mapped(lambda x, where=where: x.expand(shape)[where]) for density in (p, q)]
-        parts.append(way(pair[0], pair[1], torch.Size([int(where.sum())])))
-    zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
+        return one(pair)
+    if not pair.splits:
+        return Integral(*(torch.where(chosen, x, y) for x, y in zip(one(pair), other(pair), strict=True)))
+    parts = (
+        way(pair.mapped(lambda x, where=where: x.expand(pair.shape)[where], torch.Size([int(where.sum())])))
+        for where, way in ((chosen, one), (~chosen, other))
+    )
+    return _joined(chosen, *parts)
+
+
+def _joined(chosen: Tensor, one: Integral, other: Integral) -> Integral:
+    """Return the integrals of the chosen elements of a batch and of the others, in their places."""
+    zero = torch.zeros(chosen.shape, dtype=torch.float64, device="cpu")
     return Integral(
-        *(zero.masked_scatter(chosen, x).masked_scatter(~chosen, y) for x, y in zip(*parts, strict=True))
+        *(zero.masked_scatter(chosen, x).masked_scatter(~chosen, y) for x, y in zip(one, other, strict=True))
     )
 
 
-def _by_components(
-    p: Density, q: Density, shape: torch.Size, kind: Divergence, options: SolveOptions
-) -> Integral:
+def _by_components(pair: _Pair) -> Integral:
     """Return KL(P || Q) as sum_k w_k (KL(P_k || Q) - KL(P_k || P)), each in the unit of the component."""
-    weights, part, whole, q = components_in_own_scale(p, q)
-    weights = weights.expand([*shape, -1])
-    both = (_in_blocks(part, d, weights.shape, kind, options) for d in (q, whole))
+    weights, part, whole, q = components_in_own_scale(pair.p, pair.q)
+    weights = weights.expand([*pair.shape, -1])
+    both = (_in_blocks(pair._replace(p=part, q=d, shape=weights.shape)) for d in (q, whole))
     (to_q, *errors_q), (to_p, *errors_p) = both
     errors = (weights.detach() * (x + y) for x, y in zip(errors_q, errors_p, strict=True))
     return Integral((weights * (to_q - to_p)).sum(-1), *(x.sum(-1) for x in errors))
 
 
-def _in_blocks(
-    p: Density, q: Density, shape: torch.Size, kind: Divergence, options: SolveOptions
-) -> Integral:
+def _in_blocks(pair: _Pair) -> Integral:
     """Sum or integrate block by block over the batch."""
-    if shape.numel() == 0:
+    shape, is_kl, count = pair.shape, isinstance(pair.kind, KL), pair.shape.numel()
+    if count == 0:
         return Integral(*(torch.zeros(shape, dtype=torch.float64, device="cpu"),) * 3)
-    is_kl = isinstance(kind, KL)
-    if not (p.is_splittable() and q.is_splittable()):
-        p, q = (density.mapped(lambda x: x.unsqueeze(-1)) for density in (p, q))
-        p, q = in_own_scale(p, q, of_p=is_kl)
-        return _compute(p, q, kind, shape, options)
-
-    def in_column(x: Tensor) -> Tensor:
-        return x.expand(shape).reshape(-1, 1)
-
-    p, q = in_own_scale(p.mapped(in_column), q.mapped(in_column), of_p=is_kl)
-    if shape.numel() == 1:
-        return Integral(*[x.reshape(shape) for x in _in_rounds(p, q, kind, 1, options)])
+    if not pair.splits:
+        pair = pair.mapped(lambda x: x.unsqueeze(-1), shape)
+    elif count == 1:  # every parameter is one number
+        pair = pair.mapped(partial(torch.reshape, shape=(1, 1)), torch.Size([1]))
+    else:
+        pair = pair.mapped(lambda x: x.expand(shape).reshape(-1, 1), torch.Size([count]))
+    p, q = in_own_scale(pair.p, pair.q, of_p=is_kl)
+    pair = pair._replace(p=p, q=q)
+    if not pair.splits:
+        return _computed(pair)
+    if count == 1:
+        value, error, unintegrated = _in_rounds(pair)
+        return Integral(value.reshape(shape), error.reshape(shape), unintegrated.reshape(shape))
     parts: list[Integral] = []
-    with progress_bar("pairs", show=shape.numel() > _BLOCK) as update:
+    with progress_bar("pairs", show=count > _BLOCK) as update:
         # Mixtures have as many numbers each as components.
-        numbers = max(shape.numel(), *map(torch.numel, (*p.tensors(), *q.tensors())))
-        size = max(1, _BLOCK * shape.numel() // numbers)
-        for start in range(0, shape.numel(), size):
-            block = torch.arange(start, min(start + size, shape.numel()), device="cpu")
-            is_whole = len(block) == shape.numel()
-            part_p, part_q = (p, q) if is_whole else (_elements(p, block), _elements(q, block))
-            parts.append(_in_rounds(part_p, part_q, kind, len(block), options))
+        numbers = max(count, *map(torch.numel, (*p.tensors(), *q.tensors())))
+        size = max(1, _BLOCK * count // numbers)
+        for start in range(0, count, size):
+            block = torch.arange(start, min(start + size, count), device="cpu")
+            parts.append(_in_rounds(pair if len(block) == count else pair.elements(block)))
             if update:
-                update(start + len(block), shape.numel())
+                update(start + len(block), count)
     return Integral(*[torch.cat(column).reshape(shape) for column in zip(*parts, strict=True)])
 
 
-def _elements(density: Density, elements: Tensor) -> Density:
-    return density.mapped(lambda x: x[elements])
-
-
-def _in_rounds(p: Density, q: Density, kind: Divergence, size: int, options: SolveOptions) -> Integral:
+def _in_rounds(pair: _Pair) -> Integral:
     """Give all elements few nodes, and the maximum to elements that need more; a few elements are repeated alone."""
-
-    def computed(elements: Tensor, options: SolveOptions) -> Integral:
-        return _compute(_elements(p, elements), _elements(q, elements), kind, elements.shape, options)
-
+    options, size = pair.options, pair.shape.numel()
     few = options._replace(max_evaluations=min(_FIRST_EVALUATIONS, options.max_evaluations))
-    result = _compute(p, q, kind, torch.Size([size]), few)
+    result = _computed(pair._replace(options=few))
     rounds = [(torch.arange(size, device="cpu"), few, result.value)]
     last_round = torch.zeros(size, dtype=torch.long, device="cpu")
 
     def replaced(elements: Tensor) -> Integral:
-        more = computed(elements, options)
+        more = _computed(pair.elements(elements))
         last_round[elements] = len(rounds)
         rounds.append((elements, options, more.value))
         return Integral(*(x.index_copy(0, elements, y) for x, y in zip(result, more, strict=True)))
@@ -191,101 +214,86 @@ def _in_rounds(p: Density, q: Density, kind: Divergence, size: int, options: Sol
     if short.numel() and options.max_evaluations > _FIRST_EVALUATIONS:
         result = replaced(short)
         if size > 1:  # an element does not fail because others of its batch need panels
-            refused = (
-                ~options.is_accepted(result.value.detach(), result.error) & result.value.detach().isfinite()
-            )
+            value = result.value.detach()
+            refused = ~options.is_accepted(value, result.error) & value.isfinite()
             for index in refused.nonzero().flatten()[:_ALONE].tolist():
                 result = replaced(torch.tensor([index], device="cpu"))
-    is_infinite = result.value.detach().isinf()
+    value = result.value.detach()
+    is_infinite = value.isinf()
     if not is_tracked(result.value) or (len(rounds) == 1 and not bool(is_infinite.any())):
         return result
     # Each round is repeated with the finite elements that no later round replaced. The derivatives of the others may be
     # NaN, which times 0 is NaN.
-    value = result.value.detach()
     for number, (elements, limits, values) in enumerate(rounds):
         own = elements[(last_round[elements] == number) & ~is_infinite[elements]]
         if own.numel():
             is_whole = own.numel() == elements.numel()
-            value = value.index_copy(0, own, values if is_whole else computed(own, limits).value)
+            value = value.index_copy(
+                0, own, values if is_whole else _computed(pair.elements(own)._replace(options=limits)).value
+            )
     return result._replace(value=value)
 
 
-def _compute(p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions) -> Integral:
-    result = _of_terms(p, q, DivergenceTerms(kind), shape, options)
-    order = order_of(kind) if isinstance(kind, Renyi) else None
+def _computed(pair: _Pair) -> Integral:
+    """Sum or integrate the terms; a sum of powers that is far from 1 is computed from the logarithms of its terms."""
+    result, options = _of_terms(pair), pair.options
+    order = order_of(pair.kind) if isinstance(pair.kind, Renyi) else None
     if order is None or order in (0.0, 1.0):
         return result
     exponent = (order - 1) * result.value.detach()
     short = ~options.is_accepted(result.value.detach(), result.error) & (exponent.abs() > _FAR_APART)
-    far = exponent.isfinite() & (short | (exponent.abs() > (_OF_SUMS if p.integer else _OVERFLOW)))
+    far = exponent.isfinite() & (short | (exponent.abs() > (_OF_SUMS if pair.p.integer else _OVERFLOW)))
     if not bool(far.any()):
         return result
 
-    def in_logarithms(p: Density, q: Density, shape: torch.Size, scale: Tensor) -> Integral:
-        result = _of_terms(p, q, DivergenceTerms(kind, log_scale=scale), shape, options)
+    def in_logarithms(pair: _Pair, scale: Tensor) -> Integral:
+        result = _of_terms(pair, scale)
         for _ in range(_SCALINGS):  # nodes that miss the peak give a wrong scale
             exponent = (order - 1) * result.value.detach()
             if not bool(((exponent - scale).abs() > 1).any()):
                 break
             scale = torch.where(exponent.isfinite(), exponent, scale)
-            result = _of_terms(p, q, DivergenceTerms(kind, log_scale=scale), shape, options)
+            result = _of_terms(pair, scale)
         return result
 
     scale = torch.where(far, exponent, 0)
     if bool(far.all()):
-        return in_logarithms(p, q, shape, scale)
-    if not (p.is_splittable() and q.is_splittable()):
-        both = zip(in_logarithms(p, q, shape, scale), result, strict=True)
+        return in_logarithms(pair, scale)
+    if not pair.splits:
+        both = zip(in_logarithms(pair, scale), result, strict=True)
         return Integral(*(torch.where(far, x, y) for x, y in both))
-    parts: list[Integral] = []
-    for elements, is_far in ((far.nonzero().squeeze(-1), True), ((~far).nonzero().squeeze(-1), False)):
-        pair, size = (_elements(p, elements), _elements(q, elements)), elements.shape
-        parts.append(
-            in_logarithms(*pair, size, scale[elements])
-            if is_far
-            else _of_terms(*pair, DivergenceTerms(kind), size, options)
-        )
-    zero = torch.zeros(shape, dtype=torch.float64, device="cpu")
-    return Integral(
-        *(zero.masked_scatter(far, x).masked_scatter(~far, y) for x, y in zip(*parts, strict=True))
-    )
+    return _joined(far, in_logarithms(pair.elements(far), scale[far]), _of_terms(pair.elements(~far)))
 
 
-def _of_terms(
-    p: Density, q: Density, terms: DivergenceTerms, shape: torch.Size, options: SolveOptions
-) -> Integral:
-    kind, target = terms.kind, options.target()
-    with torch.set_grad_enabled(torch.is_grad_enabled() and _needs_gradient(p, q)):
-        if p.integer and isinstance(kind, KL):  # small sums of few terms are as exact as large ones
+def _of_terms(pair: _Pair, log_scale: Tensor | None = None) -> Integral:
+    """Sum or integrate the terms, divided by e^log_scale; see `DivergenceTerms`."""
+    p, q, shape, kind, options = pair[:5]
+    terms, target = DivergenceTerms(kind, log_scale=log_scale), options.target()
+    with torch.set_grad_enabled(torch.is_grad_enabled() and pair.has_derivatives):
+        if not p.integer:
+            result = _on_line(pair, p, q, terms, target)
+        elif isinstance(kind, KL):  # small sums of few terms are as exact as large ones
             return sum_terms(p, q, shape, target._replace(atol=options.atol))
-        if p.integer:
+        else:
             return sum_divergence(p, q, terms, shape, target)
-
-        def integral(p: Density, q: Density, terms: DivergenceTerms) -> Integral:
-            if isinstance(kind, KL) and (q.is_splittable() or is_far_and_narrow(p) is None):
-                return integrate_kl(p, q, shape, target, q_reaches_out=terms.beyond is not None)
-            # The place of a corner of the terms, as in total variation, has no exact derivative in a share.
-            is_whole = is_far_and_narrow(p) is is_far_and_narrow(q) is None or growth_of(kind).corners
-            shares = None if is_whole else shares_in_own_scale
-            return integrate_divergence(p, q, terms, shape, target, shares)
-
-        result = integral(p, q, terms)
         ends = shared_ends(p, q, kind) if torch.is_grad_enabled() else None
         if ends is None:
             return result
-        value, moving = (
-            result.value.detach(),
-            integral(ends.p, ends.q, ends.terms._replace(log_scale=terms.log_scale)).value,
-        )
+        moving = _on_line(pair, ends.p, ends.q, ends.terms._replace(log_scale=log_scale), target).value
+        value = result.value.detach()
         changes = ends.elements.squeeze(-1) & (value > LEAST_VALUE) & value.isfinite() & moving.isfinite()
         return result._replace(
             value=torch.where(changes.expand(shape), value + (moving - moving.detach()), result.value)
         )
 
 
-def _needs_gradient(p: Density, q: Density) -> bool:
-    """Return whether a parameter may require a gradient, as in a distribution that is known only by its density."""
-    tensors = [*p.tensors(), *q.tensors()]
-    if True in [x.requires_grad for x in tensors] or (tensors and is_tracked(tensors[0])):
-        return True
-    return not (p.is_splittable() and q.is_splittable())
+def _on_line(pair: _Pair, p: Density, q: Density, terms: DivergenceTerms, target: Tolerance) -> Integral:
+    """Integrate the terms of P and Q, or of densities with the same values and other derivatives."""
+    if isinstance(pair.kind, KL) and (pair.splits or is_far_and_narrow(p) is None):
+        reaches_out = terms.beyond is not None
+        return integrate_kl(
+            p, q, pair.shape, target, q_reaches_out=reaches_out, has_derivatives=pair.has_derivatives
+        )
+    # The place of a corner of the terms, as in total variation, has no exact derivative in a share.
+    is_whole = is_far_and_narrow(p) is is_far_and_narrow(q) is None or growth_of(pair.kind).corners
+    return integrate_divergence(p, q, terms, pair.shape, target, None if is_whole else shares_in_own_scale)

@@ -58,7 +58,7 @@ from kullback import (
 from kullback.errors import ConvergenceError
 from kullback.generators.growth import growth_of
 from kullback.pairs import univariate
-from kullback.pairs.densities.density import Density, density_of
+from kullback.pairs.densities.density import density_of
 from kullback.pairs.integration.panels import Integral
 from kullback.pairs.solve_options import SolveOptions
 from kullback.pairs.support import is_divergence_infinite
@@ -357,14 +357,12 @@ def test_gradients_of_a_batch_whose_supports_have_different_ends(case: str, kind
 
 def test_derivatives_come_from_the_attempt_that_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first attempt at one element fails with an infinite derivative; a later attempt replaces it."""
-    compute = univariate._compute
+    compute = univariate._of_terms
     fails = torch.tensor([False, True, False])
 
-    def with_a_failure(
-        p: Density, q: Density, kind: Divergence, shape: torch.Size, options: SolveOptions
-    ) -> Integral:
-        result = compute(p, q, kind, shape, options)
-        if shape.numel() < 3 or options.max_evaluations == SolveOptions().max_evaluations:
+    def with_a_failure(pair: univariate._Pair) -> Integral:
+        result = compute(pair)
+        if pair.shape.numel() < 3 or pair.options.max_evaluations == SolveOptions().max_evaluations:
             return result
         root = torch.sqrt(result.value - result.value.detach())
         value = torch.where(fails, result.value + root, result.value)
@@ -376,7 +374,7 @@ def test_derivatives_come_from_the_attempt_that_answered(monkeypatch: pytest.Mon
 
     rows = 0.2, 0.5, 1.5
     alone = torch.cat([gradient(batch(x)) for x in rows])
-    monkeypatch.setattr(univariate, "_compute", with_a_failure)
+    monkeypatch.setattr(univariate, "_of_terms", with_a_failure)
     torch.testing.assert_close(gradient(batch(*rows)), alone, rtol=1e-9, atol=0)
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from kullback.common.inputs import whole_from
-from kullback.errors import P, Q, invalid_value, safe_repr
+from kullback.common.constraints import FLAG, Arguments, Whole
+from kullback.errors import P, Q, invalid_value
 from kullback.estimators.dimension import too_few_dimensions
 from kullback.estimators.draws import Array, Draws, affordable_draws
 from kullback.estimators.evidence import (
@@ -76,6 +76,17 @@ class _Value:
     chance: float  # one standard error of the two together
     smoothing: float
     mix: Array  # the weight of each number of neighbors
+
+
+_ARGUMENTS = Arguments(
+    "nearest_neighbors",
+    k=Whole(least=1, example=4, instead="k=None for a choice by the number of draws", optional=True),
+    most=Whole(
+        least=_PILOT_DRAWS, example=1000, instead="most=None for a number that takes seconds", optional=True
+    ),
+    whiten=FLAG,
+    extrapolate=FLAG,
+)
 
 
 @from_draws
@@ -145,6 +156,7 @@ def nearest_neighbors(
         Divergence Estimation for Multidimensional Densities Via k-Nearest-Neighbor Distances (Wang, Kulkarni and
         Verdu, 2009); Ensemble Estimators for Multivariate Entropy Estimation (Sricharan, Wei and Hero, 2013)
     """
+    k, most, *_ = _ARGUMENTS.check(k=k, most=most, whiten=whiten, extrapolate=extrapolate).values()
     check_points(p, q)
     n, device = (p.number, q.number), p.device if p.device.type == "cuda" else torch.device("cpu")
     p, q, proportions = as_log_ratios(p, q)
@@ -211,15 +223,7 @@ def _thinned(
 ) -> tuple[Draws, Draws]:
     """Return at most `most` draws of each side, chosen at random and kept in their order, and add a note if some go."""
     seed, d = seed_of(generator), p.x.shape[1]
-    number = affordable_draws(d) or len(p) + len(q) if most is None else whole_from(most)
-    if number is None or (most is not None and number < _PILOT_DRAWS):
-        raise invalid_value(
-            "nearest_neighbors",
-            "most",
-            wanted=f"a whole number of draws, {_PILOT_DRAWS} or more",
-            got=safe_repr(most),
-            instead="most=None for a number that takes seconds",
-        )
+    number = most or affordable_draws(d) or len(p) + len(q)
     if max(len(p), len(q)) <= number:
         return p, q
     rng = np.random.default_rng(seed)
@@ -238,16 +242,15 @@ def _numbers(p: Draws, q: Draws, k: int | None, *, extrapolate: bool) -> tuple[i
     if k is None:
         usual, share = (48, 6) if p.x.shape[1] == 1 else (5 if most > _MANY else 16, 20)
         k = min(usual, max(most // share, 4), most)
-    number = whole_from(k)
-    if number is None or not 1 <= number <= most:
+    if k > most:
         raise invalid_value(
             "nearest_neighbors",
             "k",
             wanted=(f"1 to {most} neighbors for {len(p)} draws of ", P, f" and {len(q)} of ", Q),
-            got=safe_repr(k),
+            got=str(k),
             instead="k=None for a choice by the number of draws",
         )
-    return (max(number // 4, 1), number) if extrapolate and number > 1 else (number,)
+    return (max(k // 4, 1), k) if extrapolate and k > 1 else (k,)
 
 
 def _searched(
@@ -269,7 +272,7 @@ def _searched(
     whitening_p, whitening_q = _whitenings(p_points, q_points, p, q, whiten=whiten, pilot=pilot)
     at_p, at_q, draws_q = whitening_p(p_points), whitening_q(p_points), whitening_q(q_points)
     radii = np.sqrt(np.square(at_q).sum(1)), np.sqrt(np.square(draws_q).sum(1))
-    wide = (_wide(each, p, q) for each in (ks, fewer) if each)
+    wide = (_wide(numbers, p, q) for numbers in (ks, fewer) if numbers)
     numbers = tuple(sorted({*ks, *fewer, *(k for k in wide if k is not None)}))
     every_own = search_space(
         at_p, at_p, numbers, own=True, weights=p.weights, query_weights=p.weights, device=device
@@ -315,7 +318,7 @@ def _terms(
     log_ratio += smoothing + (math.log(len(q) / (len(p) - 1)) + stretch)
     used = len(ks)
     smoothing = np.broadcast_to(smoothing, log_ratio.shape)[:used]
-    in_p, in_q = ([each.occurrence for each in side[:used]] for side in nearest)
+    in_p, in_q = ([nearest_k.occurrence for nearest_k in side[:used]] for side in nearest)
     wide = log_ratio[used] if len(log_ratio) > used else None
     return _NeighborTerms(ks, log_ratio[:used], smoothing, in_p, in_q, radii, wide)
 
@@ -323,8 +326,8 @@ def _terms(
 def _wide(ks: tuple[int, ...], p: Draws, q: Draws) -> int | None:
     """Return a third number of neighbors, four times the largest; None if it is not needed or draws are few."""
     wide, d = 4 * ks[-1], p.x.shape[1]
-    usable = len(ks) > 1 and _FEWEST_DIMENSIONS_WIDE <= d <= _MOST_DIMENSIONS
-    return wide if usable and wide <= min(len(p) - 1, len(q)) else None
+    is_needed = len(ks) > 1 and _FEWEST_DIMENSIONS_WIDE <= d <= _MOST_DIMENSIONS
+    return wide if is_needed and wide <= min(len(p) - 1, len(q)) else None
 
 
 def _flat(p: tuple[Array, Array], q: tuple[Array, Array], k: int) -> str:

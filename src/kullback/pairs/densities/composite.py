@@ -36,7 +36,7 @@ class MixtureDensity(Density):
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
         def of_each(x: Tensor) -> Tensor:
-            return torch.stack([change(part) for part in x.unbind(-1)], -1) if x.ndim else x
+            return torch.stack(list(map(change, x.unbind(-1))), -1) if x.ndim else x
 
         return replace(self, log_weights=of_each(self.log_weights), part=self.part.mapped(of_each))
 
@@ -60,7 +60,7 @@ class MixtureDensity(Density):
         return (low, high) if pieces is None else (low.flatten(-2), high.flatten(-2))
 
     def _of_used(self, x: Tensor, otherwise: float) -> Tensor:
-        """Replace the components without weight."""
+        """Return x with `otherwise` for the components of weight 0."""
         return torch.where(self.log_weights == -torch.inf, otherwise, x)
 
     def log_density(self, at: Points) -> Tensor:

@@ -1,7 +1,8 @@
-"""Univariate densities for the generic rules: their supports, log-densities and tails.
+"""`Density`, the base class of all densities of numbers, and `density_of`, which returns the density of a distribution.
 
 A density is evaluated at `Points`, which also contain the logarithms of the distances from the ends of P's support.
-These are necessary near a singular end: most of the mass of Beta(0.01, 0.01) is closer to 1 than float64 can resolve.
+Near an end where a density is infinite, x alone does not suffice: most of the mass of Beta(0.01, 0.01) is closer to 0
+or 1 than float64 numbers near 1 are to each other.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.nn.functional import logsigmoid
 
 from kullback.common.dtypes import tensor_of
 from kullback.pairs.density_overrides import overrides_density
+from kullback.pairs.family import POSITIVE, REAL, UNIT, End
 
 
 def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
@@ -29,7 +31,7 @@ def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
 
 
 def log_sum(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(e^a + e^b); where a is -inf this is b, in value and derivative."""
+    """Return log(e^a + e^b). Where a is -inf, the value and the derivative are those of b."""
     alone = a == -torch.inf
     return torch.where(alone, b, _log_add_exp(torch.where(alone, b, a), b))
 
@@ -43,7 +45,7 @@ def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
 
 
 def breakpoints_around(center: Tensor, width: Tensor, bend: Tensor, steps: Tensor) -> list[Tensor]:
-    """Return the breakpoints of a density that may be wide in its coordinate, but bends within a few units."""
+    """Return the points `steps` widths from the center, and more around the place where a wide density bends."""
     marks = [center + steps * width]
     return [*marks, bend + steps * width.clamp(max=24.0) / 2] if bool((width > 6).any()) else marks
 
@@ -141,7 +143,7 @@ class Coordinate:
 
     @staticmethod
     def _width(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return high - low, and where high is infinite; None if it is finite for the whole batch."""
+        """Return high - low, and a mask of infinite high; the mask is None if high is finite for the whole batch."""
         open_end = high.isinf()
         if not bool(open_end.any()):
             return high - low, None
@@ -151,10 +153,10 @@ class Coordinate:
 class Tail(NamedTuple):
     """How -log of the mass beyond u grows at an end, where u is |x| at infinity and 1 / distance at a finite end.
 
-    It grows as coefficient y^power, where y is the logarithm of u, taken `level` times: u at level 0, log u at level 1,
-    e^u at level -1. Tails u^-a have level 1, and tails e^(-a u) have level 0. A map of x such as exp adds
-    the same number to all levels, so the comparison of two tails does not depend on the variable. Unknown fields are
-    NaN.
+    It grows as coefficient y^power, where y is the logarithm of u taken `level` times: u at level 0, log u at level 1,
+    log log u at level 2, and e^u at level -1. Tails u^-a have level 1, and tails e^(-a u) have level 0. A map of x such
+    as exp adds the same number to all levels, so the comparison of two tails does not depend on the variable. Unknown
+    fields are NaN.
     """
 
     level: Tensor | float = math.nan
@@ -185,9 +187,21 @@ class Density(ABC):
     """A univariate density with its parameters, which are float64 tensors that broadcast."""
 
     integer: ClassVar[bool] = False
+    support: ClassVar[tuple[End, End]] = REAL
+    """The ends of the support: numbers or names of parameters, or None for an end that `low` or `high` computes."""
+    has_equal_tails: ClassVar[bool]
+    """Whether the support is the whole line and one formula gives both tails."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "support" not in vars(cls):
+            low, high = cls.support
+            cls.support = None if "low" in vars(cls) else low, None if "high" in vars(cls) else high
+        is_line = cls.support == REAL and cls.pieces is Density.pieces
+        cls.has_equal_tails = is_line and cls.lower_tail is cls.upper_tail
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
-        """Return the density with `change` applied to every parameter, for example to its shape."""
+        """Return the density after applying `change`, for example a new shape, to every parameter."""
         parameters = dict(vars(self))
         for name, x in parameters.items():
             if isinstance(x, Tensor):
@@ -204,7 +218,7 @@ class Density(ABC):
         return tensors
 
     def detached(self) -> Density:
-        """Return the density with the same values, without derivatives by the parameters, forward or backward."""
+        """Return the same density without derivatives by its parameters, in forward and backward mode."""
         parameters = dict(vars(self))
         for name, x in parameters.items():
             if isinstance(x, Tensor):
@@ -222,11 +236,17 @@ class Density(ABC):
 
     def low(self) -> Tensor | None:
         """Return the lower end of the support, None for -inf."""
-        return None
+        end = self.support[0]
+        if isinstance(end, str):
+            return getattr(self, end)
+        return None if end in (None, -math.inf) else torch.full((), end, dtype=torch.float64, device="cpu")
 
     def high(self) -> Tensor | None:
         """Return the upper end of the support, None for +inf."""
-        return None
+        end = self.support[1]
+        if isinstance(end, str):
+            return getattr(self, end)
+        return None if end in (None, math.inf) else torch.full((), end, dtype=torch.float64, device="cpu")
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """Return the ends of the support, infinite where it has none."""
@@ -290,13 +310,51 @@ class PositiveAtEnds(Density):
 class HalfLineDensity(PositiveAtEnds):
     """A density on the positive numbers."""
 
+    support: ClassVar[tuple[End, End]] = POSITIVE
+
+
+class UnitDensity(PositiveAtEnds):
+    """A density on [0, 1]."""
+
+    support: ClassVar[tuple[End, End]] = UNIT
+
+
+class DelegatingDensity(Density):
+    """A density that answers as another one, `part`, to the questions that a subclass does not answer itself."""
+
+    part: Density
+
     def low(self) -> Tensor | None:
-        return torch.zeros((), dtype=torch.float64, device="cpu")
+        return self.part.low()
+
+    def high(self) -> Tensor | None:
+        return self.part.high()
+
+    def log_density(self, at: Points) -> Tensor:
+        return self.part.log_density(at)
+
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        return self.part.center_and_width()
+
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        return self.part.breakpoints(steps)
+
+    def nonsmooth_points(self) -> list[Tensor]:
+        return self.part.nonsmooth_points()
+
+    def tail_factor(self) -> Tensor | float:
+        return self.part.tail_factor()
+
+    def lower_tail(self) -> Tail:
+        return self.part.lower_tail()
+
+    def upper_tail(self) -> Tail:
+        return self.part.upper_tail()
 
 
 # Returns the density of a distribution, or None if it is not known.
 DensityReader = Callable[..., "Density | None"]
-# By class; a class of a package that kullback does not import stands by its module and name.
+# The readers by class. The key is a string, module and name, for a class of a package that kullback does not import.
 _READERS: dict[type | str, DensityReader] = {}
 DensityReaderT = TypeVar("DensityReaderT", bound=DensityReader)
 

@@ -1,7 +1,7 @@
 """Densities on the integers, extended to the reals between them.
 
-The probabilities use the saddle-point form: small differences from Stirling's formula and deviances replace the large
-logarithms of factorials.
+The logarithms of factorials are large and cancel. The saddle-point form of the probabilities replaces them by deviances
+and by the small errors of Stirling's formula.
 
 Fast and Accurate Computation of Binomial Probabilities (Loader, 2000)
 """
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kullback.common.special import HALF_LOG_2PI, polynomial
 from kullback.pairs.densities.density import Coordinate, Density, Points
+from kullback.pairs.family import POSITIVE, End
 
 # log(x!) - (x + 1/2) log x + x - log(2 pi) / 2 = 1 / 12 x - 1 / 360 x^3 + ...
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
@@ -56,8 +57,7 @@ class IntegerDensity(Density):
     smooth: ClassVar[bool] = True
     """Whether the probabilities are a smooth function of x; otherwise every term has to be summed."""
 
-    def low(self) -> Tensor | None:
-        return torch.zeros((), dtype=torch.float64, device="cpu")
+    support: ClassVar[tuple[End, End]] = POSITIVE
 
     def coordinate(self) -> Coordinate:
         return Coordinate(None, None)

@@ -1,16 +1,15 @@
 """The densities of increasing functions of a variable: exp, sigmoid, softplus, distribution functions, and inverses.
 
-Each function has a density of its own, in logarithms of the distances from both ends. A composition such as
-log(e^y - 1) would overflow where the function itself does not.
+Each function is a record, `Increasing`, in logarithms of the distances from both ends. Written as a composition of
+elementary functions, log(e^y - 1) would overflow where its value is moderate.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from kullback.common.special import HALF_LOG_2PI
 from kullback.pairs.densities.density import Coordinate, Density, Points, Tail
 from kullback.pairs.densities.location_scale import log_one_plus_square
 
+# Beyond this logarithm, a sum of it and a number of size 1 has lost all but two digits of the number.
 _FARTHEST = 1e14
 
 
@@ -60,26 +60,61 @@ class Growth(NamedTuple):
         return Tail(torch.where(level >= 1, level - 1 + self.level, torch.nan), power, changed)
 
 
-_OF_EXP = Growth(0)
-_NO_CHANGE = Growth(1)
+Function = Callable[[Tensor], Tensor]
 
 
-class _MappedDensity(Density):
+class Increasing(NamedTuple):
+    """An increasing function x = f(y), and its inverse.
+
+    The functions in a pair are for the lower and the upper end.
+
+    Attributes:
+        image: f.
+        inverse: the inverse of f.
+        slope: the derivative of f, at y.
+        inverse_slope: the derivative of the inverse, at x.
+        log_slope: the logarithm of the derivative of f, at y.
+        preimage: y, from the points x and their distances from the ends of the image of the line.
+        from_infinity: the logarithms of the distances of x from the images of -inf and +inf, at y.
+        after: the logarithm of the distance of x from the image of an end, from the logarithm of the distance of y from
+            the end, the end and y.
+        before: the inverse of `after`: the logarithm of the distance of y from an end, from the logarithm of the
+            distance of x from its image, the end, its image and y.
+        limits: the images of -inf and of +inf; None is infinite.
+        growths: how the function grows towards its infinite ends.
+        keeps_coordinate: whether y is the coordinate of x, as y is the logarithm of e^y.
+    """
+
+    image: Function
+    inverse: Function
+    slope: Function
+    inverse_slope: Function
+    log_slope: Function
+    preimage: Callable[[Points], Tensor]
+    from_infinity: Callable[[Tensor], tuple[Tensor, Tensor]]
+    after: tuple[Callable[[Tensor, Tensor, Tensor], Tensor], ...] = ()
+    before: tuple[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], ...] = ()
+    limits: tuple[float | None, float | None] = (0.0, None)
+    growths: tuple[Growth, Growth] = (Growth(0), Growth(0))
+    keeps_coordinate: bool = True
+
+
+@dataclass(frozen=True)
+class MappedDensity(Density):
     """The density of an increasing function of a variable, whose support may be smaller than the function's domain."""
 
     part: Density
-    # How the function grows towards its infinite ends.
-    _growths: ClassVar[tuple[Growth, Growth]] = (_OF_EXP, _OF_EXP)
-    # The images of -inf and of +inf; None is infinite.
-    _images_of_infinity: ClassVar[tuple[float | None, float | None]] = (0.0, None)
+    function: Increasing
 
     def low(self) -> Tensor | None:
-        end = self._part_end(0)
-        return self._image_of_infinity(0) if end is None else self._image(end)
+        return self._end(0)
 
     def high(self) -> Tensor | None:
-        end = self._part_end(1)
-        return self._image_of_infinity(1) if end is None else self._image(end)
+        return self._end(1)
+
+    def _end(self, side: int) -> Tensor | None:
+        end = self._part_end(side)
+        return self._image_of_infinity(side) if end is None else self._image(end)
 
     def pieces(self) -> tuple[Tensor, Tensor] | None:
         pieces = self.part.pieces()
@@ -90,16 +125,16 @@ class _MappedDensity(Density):
         return self.part.high() if side else self.part.low()
 
     def _tail_end(self, side: int) -> Tensor | None:
-        """Return the same; infinite for the elements of a batch that it is None for."""
+        """Return the same end, but infinite for the elements of a batch whose image is the image of infinity."""
         return self._part_end(side)
 
     def _image_of_infinity(self, side: int) -> Tensor | None:
-        x = self._images_of_infinity[side]
+        x = self.function.limits[side]
         return None if x is None else torch.full((), x, dtype=torch.float64, device="cpu")
 
     def log_density(self, at: Points) -> Tensor:
-        inner = self._inverse(at)
-        log_derivative = self._log_derivative(inner, at)
+        inner = self._before(at)
+        log_derivative = self._log_slope(inner, at)
         # Farther out, the density of x and dx nearly cancel, and rounding destroys their product. The mass there
         # counts as 0. The logarithm stays finite, so that a density which has mass there is not infinitely far.
         is_kept = log_derivative.detach().abs() < _FARTHEST
@@ -130,14 +165,14 @@ class _MappedDensity(Density):
         own = Coordinate(self.low(), self.high())
         log_above, log_below = self._log_distances(at)
         if own.low is None and own.high is None:
-            return self._image(at.x)
+            return self._image_of(at)
         if own.low is None or own.high is None:
             return -log_below if own.low is None else log_above
         return torch.where(own.high.isinf(), log_above, log_above - log_below)
 
     def _keeps_coordinate(self) -> bool:
         """Return whether the image has the coordinate of the part, whose support is the whole line."""
-        return self.part.low() is None and self.part.high() is None
+        return self.function.keeps_coordinate and self.part.low() is None and self.part.high() is None
 
     def lower_tail(self) -> Tail:
         return self._tail(self.part.lower_tail(), 0)
@@ -147,7 +182,7 @@ class _MappedDensity(Density):
 
     def _beyond(self, tail: Tail, side: int) -> Tail:
         """Return the tail at the image of infinity from the part's tail."""
-        return self._growths[side].after(tail)
+        return self.function.growths[side].after(tail)
 
     def _tail(self, tail: Tail, side: int) -> Tail:
         """Return the tail at the image of an end from the part's tail."""
@@ -155,70 +190,68 @@ class _MappedDensity(Density):
         if end is None:
             return beyond
         endless = end.isinf()
-        at_end = tail.in_unit(self._derivative_at(torch.where(endless, 1.0, end)))
+        at_end = tail.in_unit(self._slope(torch.where(endless, 1.0, end)))
         both = zip(at_end, beyond, strict=True)
         return Tail(*(torch.where(endless, tensor_of(y, torch.float64), x) for x, y in both))
 
-    # A subclass defines its function by the methods below.
-
-    @abstractmethod
     def _image(self, y: Tensor) -> Tensor:
-        """Return the function of y."""
+        return self.function.image(y)
 
-    @abstractmethod
-    def _derivative_at(self, end: Tensor) -> Tensor:
-        """Return the derivative of the function at an end of the part's support."""
+    def _image_of(self, inner: Points) -> Tensor:
+        return self._image(inner.x)
 
-    @abstractmethod
-    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
-        """Return the logarithm of the derivative, from the points and their images."""
+    def _slope(self, end: Tensor) -> Tensor:
+        return self.function.slope(end)
 
-    @abstractmethod
-    def _inverse(self, at: Points) -> Points:
-        """Return the preimages of points, in the part's support."""
+    def _log_slope(self, inner: Points, at: Points) -> Tensor:
+        return self.function.log_slope(inner.x)
 
-    @abstractmethod
+    def _preimage(self, at: Points) -> Tensor:
+        return self.function.preimage(at)
+
+    def _before(self, at: Points) -> Points:
+        """Return the points before the function, in the part's support."""
+        y, ends = self._preimage(at), (self.part.low(), self.part.high())
+        logs: list[Tensor | None] = [None, None]
+        for side, end in enumerate(ends):
+            if end is not None:
+                image = self._image(end)
+                logs[side] = self.function.before[side](_log_distance(at, side, image), end, image, y)
+        return Points(y, ends[0], logs[0], ends[1], logs[1])
+
     def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
         """Return the logarithms of the distances of the images from the lower and the upper end."""
+        logs = list(self.function.from_infinity(inner.x))
+        for side, (end, log_distance) in enumerate((inner[1:3], inner[3:5])):
+            if end is not None and log_distance is not None:
+                logs[side] = self.function.after[side](log_distance, end, inner.x)
+        return logs[0], logs[1]
+
+
+def _log_distance(at: Points, side: int, end: Tensor) -> Tensor:
+    return at.log_below(end) if side else at.log_above(end)
+
+
+class SigmoidDensity(MappedDensity):
+    """The density of 1 / (1 + e^-y)."""
+
+    def _logs(self, at: Points) -> tuple[Tensor, Tensor]:
+        """Return log x and log(1 - x)."""
+        log_x = at.log_above(0.0) if self.part.low() is None else torch.log(at.x)
+        return log_x, at.log_below(1.0) if self.part.high() is None else torch.log1p(-at.x)
+
+    def _log_slope(self, inner: Points, at: Points) -> Tensor:
+        return sum(self._logs(at), torch.zeros((), dtype=torch.float64, device="cpu"))
+
+    def _preimage(self, at: Points) -> Tensor:
+        log_x, log_rest = self._logs(at)
+        return log_x - log_rest
 
 
 @dataclass(frozen=True)
-class ExpDensity(_MappedDensity):
-    """The density of e^y."""
-
-    part: Density
-
-    def _image(self, y: Tensor) -> Tensor:
-        return torch.exp(y)
-
-    def _derivative_at(self, end: Tensor) -> Tensor:
-        return torch.exp(end)
-
-    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
-        return inner.x
-
-    def _inverse(self, at: Points) -> Points:
-        low, high = self.part.low(), self.part.high()
-        y = at.log_above(0.0)
-        above = None if low is None else _log_log1p(at.log_above(torch.exp(low)) - low)
-        below = None if high is None else _log_minus_log1p(at.log_below(torch.exp(high)) - high, high - y)
-        return Points(y, low, above, high, below)
-
-    def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
-        above, below = inner.x, inner.x
-        if inner.low is not None and inner.log_above_low is not None:
-            above = inner.low + _log_expm1(inner.log_above_low)
-        if inner.high is not None and inner.log_below_high is not None:
-            below = inner.high + _log_minus_expm1(inner.log_below_high)
-        return above, below
-
-
-class _InverseMappedDensity(_MappedDensity):
+class InverseMappedDensity(MappedDensity):
     """The density of the inverse of such a function, whose infinite ends are the ends of the function's image."""
 
-    _images_of_infinity: ClassVar[tuple[float | None, float | None]] = (None, None)
-    # The ends of the image of the line; None is infinite.
-    _edges: ClassVar[tuple[float | None, float | None]] = (0.0, None)
     reaches: tuple[bool, bool]
     """Whether the part's support begins, or ends, where the image of the line does."""
 
@@ -226,366 +259,53 @@ class _InverseMappedDensity(_MappedDensity):
         return None if self.reaches[side] else super()._part_end(side)
 
     def _tail_end(self, side: int) -> Tensor | None:
-        end, edge = self._part_end(side), self._edges[side]
+        end, edge = self._part_end(side), self.function.limits[side]
         return end if end is None or edge is None else torch.where(end == edge, torch.inf, end)
 
+    def _image_of_infinity(self, side: int) -> Tensor | None:
+        return None
+
+    def _keeps_coordinate(self) -> bool:
+        return self.function.keeps_coordinate and all(self.reaches)
+
     def _beyond(self, tail: Tail, side: int) -> Tail:
-        return self._growths[side].before(tail)
+        return self.function.growths[side].before(tail)
 
     def log_density(self, at: Points) -> Tensor:
         # These derivatives are large where the density is small, so nothing cancels.
-        inner = self._inverse(at)
-        return self.part.log_density(inner) - self._log_derivative(inner, at)
-
-
-@dataclass(frozen=True)
-class LogDensity(_InverseMappedDensity):
-    """The density of log y, for a positive y."""
-
-    part: Density
-    reaches: tuple[bool, bool]
-
-    def _keeps_coordinate(self) -> bool:
-        return self.low() is None and self.high() is None
+        return self.part.log_density(self._before(at)) + self.function.log_slope(at.x)
 
     def _image(self, y: Tensor) -> Tensor:
-        return torch.log(y)
+        return self.function.inverse(y)
 
-    def _derivative_at(self, end: Tensor) -> Tensor:
-        return 1 / end
+    def _slope(self, end: Tensor) -> Tensor:
+        return self.function.inverse_slope(end)
 
-    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
-        return -at.x
-
-    def _inverse(self, at: Points) -> Points:
-        low, high = self.low(), self.part.high()
-        above = at.x if low is None else low + _log_expm1(at.log_above(low))
-        below = None
-        if high is not None:
-            below = torch.log(high) + _log_minus_expm1(at.log_below(torch.log(high)))
-        return Points(torch.exp(at.x), self.part.low(), above, high, below)
-
-    def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
-        low, log_y = self.low(), torch.log(inner.x)
-        above, below = log_y, log_y
-        if low is not None and inner.log_above_low is not None:
-            above = _log_log1p(inner.log_above_low - low)
-        if inner.high is not None and inner.log_below_high is not None:
-            log_high = torch.log(inner.high)
-            below = _log_minus_log1p(inner.log_below_high - log_high, log_high - log_y)
-        return above, below
-
-
-@dataclass(frozen=True)
-class SigmoidDensity(_MappedDensity):
-    """The density of 1 / (1 + e^-y)."""
-
-    part: Density
-    _images_of_infinity: ClassVar[tuple[float | None, float | None]] = (0.0, 1.0)
-
-    def _image(self, y: Tensor) -> Tensor:
-        return torch.sigmoid(y)
-
-    def _derivative_at(self, end: Tensor) -> Tensor:
-        return torch.sigmoid(end) * torch.sigmoid(-end)
-
-    def _logs(self, at: Points) -> tuple[Tensor, Tensor]:
-        """Return log x and log(1 - x)."""
-        log_x = at.log_above(0.0) if self.part.low() is None else torch.log(at.x)
-        return log_x, at.log_below(1.0) if self.part.high() is None else torch.log1p(-at.x)
-
-    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
-        return sum(self._logs(at), torch.zeros((), dtype=torch.float64, device="cpu"))
-
-    def _inverse(self, at: Points) -> Points:
-        low, high = self.part.low(), self.part.high()
-        log_x, log_rest = self._logs(at)
-        y = log_x - log_rest
-        above, below = None, None
-        if low is not None:
-            above = _log_logit_difference(
-                at.log_above(torch.sigmoid(low)), logsigmoid(low), logsigmoid(-low), y - low
-            )
-        if high is not None:
-            distance = at.log_below(torch.sigmoid(high))
-            below = _log_logit_difference(distance, logsigmoid(-high), logsigmoid(high), high - y)
-        return Points(y, low, above, high, below)
+    def _before(self, at: Points) -> Points:
+        ends, own = (self.part.low(), self.part.high()), (self.low(), self.high())
+        logs: list[Tensor | None] = [*self.function.from_infinity(at.x)]
+        for side, end in enumerate(own):
+            if end is not None:
+                logs[side] = self.function.after[side](_log_distance(at, side, end), end, at.x)
+            elif ends[side] is None:
+                logs[side] = None
+        return Points(self.function.image(at.x), ends[0], logs[0], ends[1], logs[1])
 
     def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
-        above, below = logsigmoid(inner.x), logsigmoid(-inner.x)
-        if inner.low is not None and inner.log_above_low is not None:
-            above = above + logsigmoid(-inner.low) + _log_minus_expm1(inner.log_above_low)
-        if inner.high is not None and inner.log_below_high is not None:
-            below = below + logsigmoid(inner.high) + _log_minus_expm1(inner.log_below_high)
-        return above, below
+        y = self.function.preimage(inner)
+        logs, own = [y, y], (self.low(), self.high())
+        for side, (end, log_distance) in enumerate((inner[1:3], inner[3:5])):
+            image = own[side]
+            if image is not None and end is not None and log_distance is not None:
+                logs[side] = self.function.before[side](log_distance, image, end, y)
+        return logs[0], logs[1]
 
 
-@dataclass(frozen=True)
-class LogitDensity(_InverseMappedDensity):
-    """The density of log(y / (1 - y)), for a y between 0 and 1."""
-
-    part: Density
-    reaches: tuple[bool, bool]
-    _edges: ClassVar[tuple[float | None, float | None]] = (0.0, 1.0)
-
-    def _keeps_coordinate(self) -> bool:
-        return all(self.reaches)
-
-    def _image(self, y: Tensor) -> Tensor:
-        return torch.log(y) - torch.log1p(-y)
-
-    def _derivative_at(self, end: Tensor) -> Tensor:
-        return 1 / (end * (1 - end))
-
-    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
-        return -logsigmoid(at.x) - logsigmoid(-at.x)
-
-    def _inverse(self, at: Points) -> Points:
-        low, high = self.low(), self.high()
-        above, below = logsigmoid(at.x), logsigmoid(-at.x)
-        if low is not None:
-            above = logsigmoid(low) + logsigmoid(-at.x) + _log_expm1(at.log_above(low))
-        if high is not None:
-            below = logsigmoid(-high) + logsigmoid(at.x) + _log_expm1(at.log_below(high))
-        return Points(torch.sigmoid(at.x), self.part.low(), above, self.part.high(), below)
-
-    def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
-        low, high = self._part_end(0), self._part_end(1)
-        log_y, log_rest = inner.log_above(0.0), inner.log_below(1.0)
-        y = log_y - log_rest
-        above, below = y, y
-        if low is not None and inner.log_above_low is not None:
-            start = self._image(low)
-            above = _log_logit_difference(inner.log_above_low, torch.log(low), torch.log1p(-low), y - start)
-        if high is not None and inner.log_below_high is not None:
-            stop = self._image(high)
-            below = _log_logit_difference(inner.log_below_high, torch.log1p(-high), torch.log(high), stop - y)
-        return above, below
-
-
-@dataclass(frozen=True)
-class SoftplusDensity(_MappedDensity):
-    """The density of log(1 + e^y)."""
-
-    part: Density
-    _growths: ClassVar[tuple[Growth, Growth]] = (_OF_EXP, _NO_CHANGE)
-
-    def _image(self, y: Tensor) -> Tensor:
-        return _softplus(y)
-
-    def _derivative_at(self, end: Tensor) -> Tensor:
-        return torch.sigmoid(end)
-
-    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
-        return logsigmoid(inner.x)
-
-    def _inverse(self, at: Points) -> Points:
-        low, high = self.part.low(), self.part.high()
-        # x is log(1 + e^y), so y is log(e^x - 1).
-        y = _log_expm1(at.log_above(0.0))
-        above, below = None, None
-        if low is not None:
-            above = _log_log1p(_log_expm1(at.log_above(_softplus(low))) - logsigmoid(low))
-        if high is not None:
-            distance = at.log_below(_softplus(high))
-            below = _log_minus_log1p(_log_minus_expm1(distance) - logsigmoid(high), high - y)
-        return Points(y, low, above, high, below)
-
-    def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
-        above, below = _log_log1p(inner.x), inner.x
-        if inner.low is not None and inner.log_above_low is not None:
-            above = _log_log1p(logsigmoid(inner.low) + _log_expm1(inner.log_above_low))
-        if inner.high is not None and inner.log_below_high is not None:
-            rest = _softplus(inner.high) - _softplus(inner.x)
-            log_share = logsigmoid(inner.high) + _log_minus_expm1(inner.log_below_high)
-            below = _log_minus_log1p(log_share, rest)
-        return above, below
-
-
-@dataclass(frozen=True)
-class SoftplusInverseDensity(_InverseMappedDensity):
-    """The density of log(e^y - 1), for a positive y."""
-
-    part: Density
-    reaches: tuple[bool, bool]
-    _growths: ClassVar[tuple[Growth, Growth]] = (_OF_EXP, _NO_CHANGE)
-
-    def _keeps_coordinate(self) -> bool:
-        return False
-
-    def _image(self, y: Tensor) -> Tensor:
-        return y + torch.log(-torch.expm1(-y))
-
-    def _derivative_at(self, end: Tensor) -> Tensor:
-        return -1 / torch.expm1(-end)
-
-    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
-        return -logsigmoid(at.x)
-
-    def _inverse(self, at: Points) -> Points:
-        low, high = self.low(), self.high()
-        above, below = _log_log1p(at.x), None
-        if low is not None:
-            above = _log_log1p(logsigmoid(low) + _log_expm1(at.log_above(low)))
-        if high is not None:
-            rest = _softplus(high) - _softplus(at.x)
-            below = _log_minus_log1p(logsigmoid(high) + _log_minus_expm1(at.log_below(high)), rest)
-        return Points(_softplus(at.x), self.part.low(), above, self.part.high(), below)
-
-    def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
-        low, high = self.low(), self.high()
-        y = _log_expm1(inner.log_above(0.0))
-        above, below = y, y
-        if low is not None and inner.log_above_low is not None:
-            above = _log_log1p(_log_expm1(inner.log_above_low) - logsigmoid(low))
-        if high is not None and inner.log_below_high is not None:
-            log_share = _log_minus_expm1(inner.log_below_high) - logsigmoid(high)
-            below = _log_minus_log1p(log_share, high - y)
-        return above, below
-
-
-class SymmetricCurve(NamedTuple):
-    """The distribution function of a standard distribution that is symmetric about 0, in logarithms."""
-
-    log_mass: Callable[[Tensor], Tensor]
-    """The logarithm of the mass below y."""
-    quantile: Callable[[Tensor], Tensor]
-    """The y below which there is a mass of at most 1/2, from the mass's logarithm."""
-    log_density: Callable[[Tensor], Tensor]
-    growth: Growth
-
-    def inverse(self, log_below: Tensor, log_above: Tensor) -> Tensor:
-        """Return y from the logarithms of the masses below and above it."""
-        is_below = log_below < log_above
-        size = self.quantile(
-            torch.minimum(torch.minimum(log_below, log_above), log_below.new_tensor(_LOG_HALF))
-        )
-        return torch.where(is_below, size, -size)
-
-
-_LOG_HALF = math.log(0.5)
-
-
-def _normal_log_mass(y: Tensor) -> Tensor:
-    """Return log of the standard normal mass below y; torch's derivative is NaN where y^2 overflows."""
-    far = y < -_FAR_OUT
-    size = -y.clamp(_LEAST, -_FAR_OUT)
-    asymptote = -(size**2) / 2 - torch.log(size) - HALF_LOG_2PI + torch.log1p(-1 / size**2)
-    return torch.where(far, asymptote, torch.special.log_ndtr(torch.where(far, 0.0, y)))
-
-
-def _normal_quantile(log_mass: Tensor) -> Tensor:
-    """Return the standard normal quantile, by Newton's method; the last two steps give two derivatives."""
-    fixed = log_mass.detach()
-    square = (-2 * fixed).clamp(min=10.0)
-    start = -torch.sqrt(square - math.log(2 * math.pi) - torch.log(square))
-    y = torch.where(fixed > -700, torch.special.ndtri(torch.exp(fixed.clamp(min=-700))), start)
-    for _ in range(3):
-        mass, size = _normal_log_mass(y), -y.clamp(_LEAST, -_FAR_OUT)
-        far = y < -_FAR_OUT
-        near = torch.exp(-(torch.where(far, 0.0, y) ** 2) / 2 - HALF_LOG_2PI - torch.where(far, 0.0, mass))
-        y = y + (log_mass - mass) / torch.where(far, size + 1 / size, near)
-    return y
-
-
-# Farther out, the mass below -y is its density divided by y + 1/y.
-_FAR_OUT, _LEAST = 1e4, -1e150
-
-
-def _cauchy_log_mass(y: Tensor) -> Tensor:
-    return torch.log(torch.atan2(torch.ones_like(y), -y) / math.pi)
-
-
-def _cauchy_quantile(log_mass: Tensor) -> Tensor:
-    tiny = log_mass < -30
-    angle = math.pi * torch.exp(torch.where(tiny, -1.0, log_mass))
-    return torch.where(tiny, -torch.exp(-log_mass.clamp(min=-690)) / math.pi, -1 / torch.tan(angle))
-
-
-def _cauchy_log_density(y: Tensor) -> Tensor:
-    return -log_one_plus_square(y) - math.log(math.pi)
-
-
-def _laplace_log_mass(y: Tensor) -> Tensor:
-    return torch.where(y < 0, y - math.log(2), torch.log1p(-torch.exp(-y.clamp(min=0)) / 2))
-
-
-NORMAL = SymmetricCurve(
-    _normal_log_mass, _normal_quantile, lambda y: -(y**2) / 2 - HALF_LOG_2PI, Growth(0, 2.0, 0.5, False)
-)
-LAPLACE = SymmetricCurve(
-    _laplace_log_mass,
-    lambda log_mass: log_mass + math.log(2),
-    lambda y: -y.abs() - math.log(2),
-    Growth(0, 1.0, 1.0, False),
-)
-CAUCHY = SymmetricCurve(_cauchy_log_mass, _cauchy_quantile, _cauchy_log_density, Growth(1, 1.0, 1.0, False))
-
-
-@dataclass(frozen=True)
-class CurveDensity(_MappedDensity):
-    """The density of F(y) for a distribution function F and a y on the whole line."""
-
-    part: Density
-    curve: SymmetricCurve
-    _images_of_infinity: ClassVar[tuple[float | None, float | None]] = (0.0, 1.0)
-
-    def _keeps_coordinate(self) -> bool:
-        return False
-
-    def _image(self, y: Tensor) -> Tensor:
-        return torch.exp(self.curve.log_mass(y))
-
-    def _derivative_at(self, end: Tensor) -> Tensor:
-        return torch.exp(self.curve.log_density(end))
-
-    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
-        return self.curve.log_density(inner.x)
-
-    def _inverse(self, at: Points) -> Points:
-        return Points(self.curve.inverse(at.log_above(0.0), at.log_below(1.0)))
-
-    def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
-        return self.curve.log_mass(inner.x), self.curve.log_mass(-inner.x)
-
-    def _beyond(self, tail: Tail, side: int) -> Tail:
-        return self.curve.growth.after(tail)
-
-
-@dataclass(frozen=True)
-class CurveInverseDensity(_InverseMappedDensity):
+class QuantileDensity(InverseMappedDensity):
     """The density of the inverse of a distribution function of y, whose support is from 0 to 1."""
 
-    part: Density
-    curve: SymmetricCurve
-    reaches: tuple[bool, bool] = (True, True)
-    _edges: ClassVar[tuple[float | None, float | None]] = (0.0, 1.0)
-
-    def _keeps_coordinate(self) -> bool:
-        return False
-
-    def _image(self, y: Tensor) -> Tensor:
-        return self.curve.inverse(torch.log(y), torch.log1p(-y))
-
-    def _derivative_at(self, end: Tensor) -> Tensor:
-        return torch.exp(-self.curve.log_density(self._image(end)))
-
-    def _log_derivative(self, inner: Points, at: Points) -> Tensor:
-        return -self.curve.log_density(at.x)
-
-    def _inverse(self, at: Points) -> Points:
-        above, below = self.curve.log_mass(at.x), self.curve.log_mass(-at.x)
-        return Points(torch.exp(above), self.part.low(), above, self.part.high(), below)
-
-    def _own_coordinate(self, t: Tensor) -> Tensor:
-        at = self.part.coordinate().points(t)
-        return self.curve.inverse(at.log_above(0.0), at.log_below(1.0))
-
-    def _log_distances(self, inner: Points) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError  # both ends are infinite
-
-    def _beyond(self, tail: Tail, side: int) -> Tail:
-        return self.curve.growth.before(tail)
+    def _image_of(self, inner: Points) -> Tensor:
+        return self.function.preimage(inner)
 
 
 def _softplus(y: Tensor) -> Tensor:
@@ -631,3 +351,168 @@ def _log_logit_difference(log_d: Tensor, log_x: Tensor, log_rest: Tensor, result
     close = torch.log(torch.log1p(one) - torch.log1p(-two))
     far = torch.log(torch.where(large, result, 1))
     return torch.where(tiny, log_d - log_x - log_rest, torch.where(large, far, close))
+
+
+_LOG_HALF = math.log(0.5)
+
+
+def _normal_log_mass(y: Tensor) -> Tensor:
+    """Return the logarithm of the standard normal mass below y; torch's derivative is NaN where y^2 overflows."""
+    far = y < -_FAR_OUT
+    size = -y.clamp(_LEAST, -_FAR_OUT)
+    asymptote = -(size**2) / 2 - torch.log(size) - HALF_LOG_2PI + torch.log1p(-1 / size**2)
+    return torch.where(far, asymptote, torch.special.log_ndtr(torch.where(far, 0.0, y)))
+
+
+def _normal_quantile(log_mass: Tensor) -> Tensor:
+    """Return the standard normal quantile, by Newton's method; the last two steps give two derivatives."""
+    fixed = log_mass.detach()
+    square = (-2 * fixed).clamp(min=10.0)
+    start = -torch.sqrt(square - math.log(2 * math.pi) - torch.log(square))
+    y = torch.where(fixed > -700, torch.special.ndtri(torch.exp(fixed.clamp(min=-700))), start)
+    for _ in range(3):
+        mass, size = _normal_log_mass(y), -y.clamp(_LEAST, -_FAR_OUT)
+        far = y < -_FAR_OUT
+        near = torch.exp(-(torch.where(far, 0.0, y) ** 2) / 2 - HALF_LOG_2PI - torch.where(far, 0.0, mass))
+        y = y + (log_mass - mass) / torch.where(far, size + 1 / size, near)
+    return y
+
+
+# Farther out, the mass below -y is its density divided by y + 1/y.
+_FAR_OUT, _LEAST = 1e4, -1e150
+
+
+def _cauchy_log_mass(y: Tensor) -> Tensor:
+    return torch.log(torch.atan2(torch.ones_like(y), -y) / math.pi)
+
+
+def _cauchy_quantile(log_mass: Tensor) -> Tensor:
+    tiny = log_mass < -30
+    angle = math.pi * torch.exp(torch.where(tiny, -1.0, log_mass))
+    return torch.where(tiny, -torch.exp(-log_mass.clamp(min=-690)) / math.pi, -1 / torch.tan(angle))
+
+
+def _laplace_log_mass(y: Tensor) -> Tensor:
+    return torch.where(y < 0, y - math.log(2), torch.log1p(-torch.exp(-y.clamp(min=0)) / 2))
+
+
+EXP = Increasing(
+    torch.exp,
+    torch.log,
+    slope=torch.exp,
+    inverse_slope=lambda x: 1 / x,
+    log_slope=lambda y: y,
+    preimage=lambda at: at.log_above(0.0),
+    from_infinity=lambda y: (y, y),
+    after=(
+        lambda log_d, low, _: low + _log_expm1(log_d),
+        lambda log_d, high, _: high + _log_minus_expm1(log_d),
+    ),
+    before=(
+        lambda log_d, low, _, __: _log_log1p(log_d - low),
+        lambda log_d, high, _, y: _log_minus_log1p(log_d - high, high - y),
+    ),
+)
+# For its inverse, y is the logarithm of the point itself.
+LOG = EXP._replace(preimage=lambda at: torch.log(at.x))
+SIGMOID = Increasing(
+    torch.sigmoid,
+    lambda x: torch.log(x) - torch.log1p(-x),
+    slope=lambda y: torch.sigmoid(y) * torch.sigmoid(-y),
+    inverse_slope=lambda x: 1 / (x * (1 - x)),
+    log_slope=lambda y: logsigmoid(y) + logsigmoid(-y),
+    preimage=lambda at: at.log_above(0.0) - at.log_below(1.0),
+    from_infinity=lambda y: (logsigmoid(y), logsigmoid(-y)),
+    after=(
+        lambda log_d, low, y: logsigmoid(y) + logsigmoid(-low) + _log_minus_expm1(log_d),
+        lambda log_d, high, y: logsigmoid(-y) + logsigmoid(high) + _log_minus_expm1(log_d),
+    ),
+    before=(
+        lambda log_d, low, _, y: _log_logit_difference(log_d, logsigmoid(low), logsigmoid(-low), y - low),
+        lambda log_d, high, _, y: _log_logit_difference(log_d, logsigmoid(-high), logsigmoid(high), high - y),
+    ),
+    limits=(0.0, 1.0),
+)
+# The inverse has the ends of x, not of y, and needs its formulas in terms of these.
+LOGIT = SIGMOID._replace(
+    after=(
+        lambda log_d, low, y: logsigmoid(low) + logsigmoid(-y) + _log_expm1(log_d),
+        lambda log_d, high, y: logsigmoid(-high) + logsigmoid(y) + _log_expm1(log_d),
+    ),
+    before=(
+        lambda log_d, low, x, y: _log_logit_difference(log_d, torch.log(x), torch.log1p(-x), y - low),
+        lambda log_d, high, x, y: _log_logit_difference(log_d, torch.log1p(-x), torch.log(x), high - y),
+    ),
+)
+SOFTPLUS = Increasing(
+    _softplus,
+    lambda x: x + torch.log(-torch.expm1(-x)),
+    slope=torch.sigmoid,
+    inverse_slope=lambda x: -1 / torch.expm1(-x),
+    log_slope=logsigmoid,
+    preimage=lambda at: _log_expm1(at.log_above(0.0)),
+    from_infinity=lambda y: (_log_log1p(y), y),
+    after=(
+        lambda log_d, low, _: _log_log1p(logsigmoid(low) + _log_expm1(log_d)),
+        lambda log_d, high, y: _log_minus_log1p(
+            logsigmoid(high) + _log_minus_expm1(log_d), _softplus(high) - _softplus(y)
+        ),
+    ),
+    before=(
+        lambda log_d, low, _, __: _log_log1p(_log_expm1(log_d) - logsigmoid(low)),
+        lambda log_d, high, _, y: _log_minus_log1p(_log_minus_expm1(log_d) - logsigmoid(high), high - y),
+    ),
+    growths=(Growth(0), Growth(1)),
+)
+SOFTPLUS_INVERSE = SOFTPLUS._replace(keeps_coordinate=False)
+
+
+def _distribution_function(
+    log_mass: Function, quantile: Function, log_density: Function, growth: Growth
+) -> Increasing:
+    """Return the distribution function of a standard distribution that is symmetric about 0.
+
+    Arguments:
+        log_mass: the logarithm of the mass below y.
+        quantile: the y below which there is a mass of at most 1/2, from the mass's logarithm.
+        log_density: the logarithm of the density at y.
+        growth: how the function grows towards both ends.
+    """
+
+    def inverse(log_below: Tensor, log_above: Tensor) -> Tensor:
+        least = torch.minimum(torch.minimum(log_below, log_above), log_below.new_tensor(_LOG_HALF))
+        size = quantile(least)
+        return torch.where(log_below < log_above, size, -size)
+
+    def inverse_at(x: Tensor) -> Tensor:
+        return inverse(torch.log(x), torch.log1p(-x))
+
+    return Increasing(
+        lambda y: torch.exp(log_mass(y)),
+        inverse_at,
+        slope=lambda y: torch.exp(log_density(y)),
+        inverse_slope=lambda x: torch.exp(-log_density(inverse_at(x))),
+        log_slope=log_density,
+        preimage=lambda at: inverse(at.log_above(0.0), at.log_below(1.0)),
+        from_infinity=lambda y: (log_mass(y), log_mass(-y)),
+        limits=(0.0, 1.0),
+        growths=(growth, growth),
+        keeps_coordinate=False,
+    )
+
+
+NORMAL = _distribution_function(
+    _normal_log_mass, _normal_quantile, lambda y: -(y**2) / 2 - HALF_LOG_2PI, Growth(0, 2.0, 0.5, False)
+)
+LAPLACE = _distribution_function(
+    _laplace_log_mass,
+    lambda log_mass: log_mass + math.log(2),
+    lambda y: -y.abs() - math.log(2),
+    Growth(0, 1.0, 1.0, False),
+)
+CAUCHY = _distribution_function(
+    _cauchy_log_mass,
+    _cauchy_quantile,
+    lambda y: -log_one_plus_square(y) - math.log(math.pi),
+    Growth(1, 1.0, 1.0, False),
+)

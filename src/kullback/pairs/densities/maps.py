@@ -11,11 +11,7 @@ from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import (
-    Distribution,
-    LogNormal,
-    TransformedDistribution,
-)
+from torch.distributions import Distribution, LogNormal, TransformedDistribution
 from torch.distributions.transforms import (
     AffineTransform,
     CatTransform,

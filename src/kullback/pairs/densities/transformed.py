@@ -19,15 +19,17 @@ from torch.distributions.transforms import (
 from kullback.pairs.densities.density import Density, Points, Tail, density_of, register_density
 from kullback.pairs.densities.image import density_on_image, ends_after
 from kullback.pairs.densities.mapped import (
-    CurveDensity,
-    CurveInverseDensity,
-    ExpDensity,
-    LogDensity,
-    LogitDensity,
+    EXP,
+    LOG,
+    LOGIT,
+    SIGMOID,
+    SOFTPLUS,
+    SOFTPLUS_INVERSE,
+    Increasing,
+    InverseMappedDensity,
+    MappedDensity,
+    QuantileDensity,
     SigmoidDensity,
-    SoftplusDensity,
-    SoftplusInverseDensity,
-    SymmetricCurve,
 )
 from kullback.pairs.densities.maps import base_and_steps, exact_parameters, inverted_by, standard_family
 from kullback.pairs.family import FAMILIES
@@ -132,7 +134,7 @@ def _after(part: Density, step: Transform, rounding: float) -> Density | None:
         return family(part)
     curve = _curve_of(step)
     if curve is not None:
-        return CurveDensity(part, curve) if part.low() is None and part.high() is None else None
+        return MappedDensity(part, curve) if part.low() is None and part.high() is None else None
     inverse = inverted_by(step)
     return None if inverse is None else _after_inverse(part, inverse, rounding)
 
@@ -143,21 +145,21 @@ def _after_inverse(part: Density, inverse: Transform, rounding: float) -> Densit
     if from_zero is None:
         return None
     if isinstance(inverse, ExpTransform | SoftplusTransform):
-        family = LogDensity if isinstance(inverse, ExpTransform) else SoftplusInverseDensity
-        return family(part, (from_zero, part.high() is None))
+        function = LOG if isinstance(inverse, ExpTransform) else SOFTPLUS_INVERSE
+        return InverseMappedDensity(part, function, (from_zero, part.high() is None))
     to_one = _reaches(part, 1.0, 1, rounding)
     if to_one is None:
         return None
     if isinstance(inverse, SigmoidTransform):
-        return LogitDensity(part, (from_zero, to_one))
+        return InverseMappedDensity(part, LOGIT, (from_zero, to_one))
     curve = _curve_of(inverse) if from_zero and to_one else None
-    return None if curve is None else CurveInverseDensity(part, curve)
+    return None if curve is None else QuantileDensity(part, curve, (True, True))
 
 
 _IMAGES: dict[type, Callable[[Density], Density]] = {
-    ExpTransform: ExpDensity,
-    SigmoidTransform: SigmoidDensity,
-    SoftplusTransform: SoftplusDensity,
+    ExpTransform: lambda part: MappedDensity(part, EXP),
+    SigmoidTransform: lambda part: SigmoidDensity(part, SIGMOID),
+    SoftplusTransform: lambda part: MappedDensity(part, SOFTPLUS),
 }
 
 
@@ -181,7 +183,7 @@ def _reaches(part: Density, edge: float, side: int, rounding: float) -> bool | N
 _OUTSIDE = 1e-6
 
 
-def _curve_of(step: Transform) -> SymmetricCurve | None:
+def _curve_of(step: Transform) -> Increasing | None:
     """Return the curve of a standard distribution function; None for any other step."""
     family = standard_family(step)
     return None if family is None else FAMILIES[family].curve

@@ -1,4 +1,4 @@
-"""The families of Cauchy variables, and of their sizes."""
+"""The Cauchy family, and the HalfCauchy family of absolute values of Cauchy variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kullback.pairs.densities.location_scale import LocationScaleDensity, log_on
 from kullback.pairs.densities.mapped import CAUCHY
 from kullback.pairs.densities.maps import folded, standardized
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import POSITIVE, REAL, Family, ScipyForm, symmetric_image
+from kullback.pairs.family import Family, ScipyForm, symmetric_image
 from kullback.pairs.numerics.log_moments import Factor, GammaProduct, LogMoments
 from kullback.pairs.registry import closed_form
 
@@ -115,10 +115,10 @@ def _of_half_cauchy(d: HalfCauchy) -> LogMoments:
 
 
 register_family(Family(
-    Cauchy, "loc scale", CauchyDensity, REAL, units={"loc": 1, "scale": 1}, image=symmetric_image,
+    Cauchy, "loc scale", CauchyDensity, units={"loc": 1, "scale": 1}, image=symmetric_image,
     cdf=standardized, curve=CAUCHY, scipy=[ScipyForm("cauchy", Cauchy, "loc scale")],
 ))  # fmt: skip
 register_family(Family(
-    HalfCauchy, "base_dist.scale", HalfCauchyDensity, POSITIVE, units={"scale": 1},
+    HalfCauchy, "base_dist.scale", HalfCauchyDensity, units={"scale": 1},
     log_moments=_of_half_cauchy, cdf=folded(Cauchy), scipy=[ScipyForm("halfcauchy", HalfCauchy)],
 ))  # fmt: skip

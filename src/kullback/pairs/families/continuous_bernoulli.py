@@ -1,4 +1,4 @@
-"""The family of continuous Bernoulli distributions."""
+"""The family of continuous Bernoulli distributions, whose density on [0, 1] is proportional to e^(logit x)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from kullback.common.special import (
     polynomial,
 )
 from kullback.kernels.codes import ElementForm
-from kullback.pairs.densities.density import Density, Points
+from kullback.pairs.densities.density import Density, Points, UnitDensity
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.families.unit_interval import UnitDensity, log_room
 from kullback.pairs.family import CHOICE, UNIT, Family, Means, Parameters
 from kullback.pairs.numerics.parameters import given_logits
 from kullback.pairs.registry import closed_form
@@ -131,6 +130,12 @@ def _mean_and_negative_entropy(p: ContinuousBernoulli) -> tuple[Tensor, Tensor, 
     return logits, torch.where(down, from_end, 1 - from_end), negative_entropy
 
 
+def log_room(q: Uniform) -> Tensor:
+    """Return log(high - low) for an interval that contains [0, 1]."""
+    room = (upcast(q.high) - 1) - upcast(q.low)
+    return torch.log1p(torch.where(room >= 0, room, 0))
+
+
 @closed_form(ContinuousBernoulli, Uniform, native=ElementForm.CONTINUOUS_BERNOULLI_LOGITS_UNIFORM)
 def kl_continuous_bernoulli_uniform(p: ContinuousBernoulli, q: Uniform) -> Tensor:
     """Return KL to the ContinuousBernoulli of logit 0, plus log(high - low)."""
@@ -194,9 +199,8 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 def _density(d: ContinuousBernoulli) -> Density:
-    if given_logits(d):
-        return ContinuousBernoulliDensity(upcast(d.logits))
-    return ContinuousBernoulliDensity(torch.special.logit(upcast(d.probs)))
+    logits = upcast(d.logits) if given_logits(d) else torch.special.logit(upcast(d.probs))
+    return ContinuousBernoulliDensity(logits)
 
 
 register_family(Family(ContinuousBernoulli, CHOICE, _density, UNIT, tensors="_param", match=_match))

@@ -1,4 +1,4 @@
-"""The family of F distributions: the ratio of two chi-squared means."""
+"""The FisherSnedecor family of F distributions: the ratio of two chi-squared variables, each divided by its mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kullback.common.special import stirling_remainder
 from kullback.pairs.densities.density import HalfLineDensity, Points, Tail, breakpoints_around, log_mean_exp
 from kullback.pairs.families.gamma import log_gamma_entropy
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import POSITIVE, Family, ScipyForm
+from kullback.pairs.family import Family, ScipyForm
 from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments, positive
 
 
@@ -57,6 +57,6 @@ def _of_fisher_snedecor(d: FisherSnedecor) -> LogMoments:
 
 
 register_family(Family(
-    FisherSnedecor, "df1 df2", FisherSnedecorDensity, POSITIVE, log_moments=_of_fisher_snedecor,
+    FisherSnedecor, "df1 df2", FisherSnedecorDensity, log_moments=_of_fisher_snedecor,
     scipy=[ScipyForm("f", FisherSnedecor, takes="")],
 ))  # fmt: skip

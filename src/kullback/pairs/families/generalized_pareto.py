@@ -1,6 +1,6 @@
-"""The family of generalized Pareto distributions.
+"""The family of generalized Pareto distributions, with closed forms to Exponential, Normal and HalfNormal.
 
-Their tails are too heavy for quadrature where a moment is barely finite.
+Quadrature cannot replace these forms: where a moment is barely finite, the tails are too heavy for it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ class GeneralizedParetoDensity(PositiveAtEnds):
     loc: Tensor
     scale: Tensor
     concentration: Tensor
-
-    def low(self) -> Tensor | None:
-        return self.loc
+    support = "loc", None
 
     def high(self) -> Tensor | None:
         c = self.concentration
@@ -97,7 +95,7 @@ def _below(c: Tensor, limit: float) -> Tensor:
 
 
 register_family(Family(
-    GeneralizedPareto, "loc scale concentration", GeneralizedParetoDensity, ("loc", None),
+    GeneralizedPareto, "loc scale concentration", GeneralizedParetoDensity,
     units={"loc": 1, "scale": 1, "concentration": 0},
     scipy=[ScipyForm("genpareto", lambda c, loc, scale: GeneralizedPareto(loc, scale, c), "loc scale")],
 ))  # fmt: skip

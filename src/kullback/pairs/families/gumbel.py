@@ -36,7 +36,7 @@ from kullback.pairs.densities.density import Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity
 from kullback.pairs.densities.maps import exact, scaling, shift
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import REAL, Family, ScipyForm
+from kullback.pairs.family import Family, ScipyForm
 from kullback.pairs.numerics.log_moments import LogMoments
 from kullback.pairs.registry import closed_form
 
@@ -141,6 +141,6 @@ def _reflected(loc: Tensor, scale: Tensor) -> Distribution:
 
 
 register_family(Family(
-    Gumbel, "loc scale", GumbelDensity, REAL, units={"loc": 1, "scale": 1}, cdf=_cdf,
+    Gumbel, "loc scale", GumbelDensity, units={"loc": 1, "scale": 1}, cdf=_cdf,
     scipy=[ScipyForm("gumbel_r", Gumbel, "loc scale"), ScipyForm("gumbel_l", _reflected, "loc scale")],
 ))  # fmt: skip

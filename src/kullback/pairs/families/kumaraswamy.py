@@ -11,11 +11,10 @@ from torch.distributions import ContinuousBernoulli, Kumaraswamy, Uniform
 from kullback.common.dtypes import upcast
 from kullback.common.special import harmonic_number
 from kullback.pairs.densities.density import Points
-from kullback.pairs.families.beta import log_beta_entropy
-from kullback.pairs.families.continuous_bernoulli import cross_entropy_to, logits_of
+from kullback.pairs.families.beta import PowersAtEnds, log_beta_entropy
+from kullback.pairs.families.continuous_bernoulli import cross_entropy_to, log_room, logits_of
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.families.unit_interval import PowersAtEnds, log_room
-from kullback.pairs.family import UNIT, Family
+from kullback.pairs.family import Family
 from kullback.pairs.numerics.log_moments import KumaraswamyLog, LogMoments
 from kullback.pairs.registry import closed_form
 
@@ -28,7 +27,7 @@ class KumaraswamyDensity(PowersAtEnds):
         log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
         # Near 1, log x is inaccurate and log(1 - x) is accurate.
         log_x = torch.where(log_rest < -1, torch.log1p(-torch.exp(log_rest.clamp(max=-1))), log_x)
-        # 1 - x^a is a (1 - x), nearly, where 1 - x^a underflows.
+        # Where 1 - x^a underflows, it is nearly a (1 - x).
         tiny = a * log_x > -1e-100
         inner = torch.log(-torch.expm1(torch.where(tiny, -1, a * log_x)))
         inner = torch.where(tiny, torch.log(a) + log_rest, inner)
@@ -73,5 +72,5 @@ def _of_kumaraswamy(d: Kumaraswamy) -> LogMoments:
 
 
 register_family(Family(
-    Kumaraswamy, "concentration1 concentration0", KumaraswamyDensity, UNIT, log_moments=_of_kumaraswamy,
+    Kumaraswamy, "concentration1 concentration0", KumaraswamyDensity, log_moments=_of_kumaraswamy,
 ))  # fmt: skip

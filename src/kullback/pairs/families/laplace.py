@@ -24,7 +24,7 @@ from kullback.pairs.densities.location_scale import LocationScaleDensity
 from kullback.pairs.densities.mapped import LAPLACE
 from kullback.pairs.densities.maps import standardized
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import REAL, Family, Means, Parameters, ScipyForm, symmetric_image
+from kullback.pairs.family import Family, Means, Parameters, ScipyForm, symmetric_image
 from kullback.pairs.registry import closed_form
 
 
@@ -93,6 +93,6 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 register_family(Family(
-    Laplace, "loc scale", LaplaceDensity, REAL, units={"loc": 1, "scale": 1}, image=symmetric_image,
+    Laplace, "loc scale", LaplaceDensity, units={"loc": 1, "scale": 1}, image=symmetric_image,
     cdf=standardized, curve=LAPLACE, scipy=[ScipyForm("laplace", Laplace, "loc scale")], match=_match,
 ))  # fmt: skip

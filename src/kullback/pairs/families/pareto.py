@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from math import inf
 
 import torch
 from torch import Tensor
@@ -27,9 +26,7 @@ class ParetoDensity(PositiveAtEnds):
 
     scale: Tensor
     alpha: Tensor
-
-    def low(self) -> Tensor | None:
-        return self.scale
+    support = "scale", math.inf
 
     def log_density(self, at: Points) -> Tensor:
         log_scale = torch.log(self.scale)
@@ -92,6 +89,6 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 register_family(Family(
-    Pareto, "scale alpha", ParetoDensity, ("scale", inf), units={"scale": 1, "alpha": 0},
+    Pareto, "scale alpha", ParetoDensity, units={"scale": 1, "alpha": 0},
     log_moments=_of_pareto, scipy=[ScipyForm("pareto", lambda b, scale: Pareto(scale, b))], match=_match,
 ))  # fmt: skip

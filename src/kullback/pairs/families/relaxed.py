@@ -1,6 +1,6 @@
-"""The families of relaxed Bernoulli and categorical distributions.
+"""The families of relaxed Bernoulli and categorical distributions, and the density of logistic variables.
 
-Their closed forms are for equal temperatures, which cancel.
+The closed forms require equal temperatures, because the temperature then cancels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import expm1mx, log1pmx, log_ratio, polynomial
 from kullback.pairs.densities.density import Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity
-from kullback.pairs.densities.mapped import SigmoidDensity
+from kullback.pairs.densities.mapped import SIGMOID, SigmoidDensity
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family
 from kullback.pairs.numerics.bernoulli import Probabilities, log_ratios, probabilities_of
@@ -41,18 +41,10 @@ class LogisticDensity(LocationScaleDensity):
 
 # x coth(x / 2) - 2 = 2 sum_n B_2n x^2n / (2n)!, with the Bernoulli numbers B_2n
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798)
-
-
 _COTH = tuple(2 * b / math.factorial(2 * n + 2) for n, b in enumerate(_BERNOULLI))
-
-
 _COTH_NEAR = 0.8
-
-
-# The nodes of the sum over s. Its error is 1e-13 for logits that differ by up to 100.
+# The number of nodes of the sum over s. With 320 of them, its error is 1e-13 for logits that differ by up to 100.
 _NODES = 320
-
-
 _SOFTPLUS_NEAR = 0.5
 
 
@@ -80,7 +72,7 @@ def _logit_difference(p: Probabilities, q: Probabilities) -> Tensor:
 
 
 def _differ_at_an_end(p: Probabilities, q: Probabilities) -> Tensor:
-    """Return where only one of P and Q has all its mass at an end of the line."""
+    """Return where either P or Q, but not both, has all its mass at an end of the line."""
     return ((p.log_success == -torch.inf) != (q.log_success == -torch.inf)) | (
         (p.log_failure == -torch.inf) != (q.log_failure == -torch.inf)
     )
@@ -143,5 +135,5 @@ def logit_relaxed_bernoulli(d: LogitRelaxedBernoulli) -> LogisticDensity:
 
 register_family(Family(LogitRelaxedBernoulli, density=logit_relaxed_bernoulli))
 register_family(
-    Family(RelaxedBernoulli, density=lambda d: SigmoidDensity(logit_relaxed_bernoulli(d.base_dist)))
+    Family(RelaxedBernoulli, density=lambda d: SigmoidDensity(logit_relaxed_bernoulli(d.base_dist), SIGMOID))
 )

@@ -13,7 +13,7 @@ from kullback.common.special import HALF_LOG_2PI, itakura_saito, log_ratio, poly
 from kullback.pairs.densities.density import Points, Tail
 from kullback.pairs.densities.location_scale import LocationScaleDensity, log_one_plus_square
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import REAL, Family, ScipyForm, symmetric_image
+from kullback.pairs.family import Family, ScipyForm, symmetric_image
 from kullback.pairs.registry import closed_form
 
 
@@ -81,6 +81,6 @@ def _from_normal(half: Tensor) -> Tensor:
 
 
 register_family(Family(
-    StudentT, "loc scale df", StudentTDensity, REAL, units={"df": 0, "loc": 1, "scale": 1},
+    StudentT, "loc scale df", StudentTDensity, units={"df": 0, "loc": 1, "scale": 1},
     image=symmetric_image, scipy=[ScipyForm("t", StudentT, "loc scale")],
 ))  # fmt: skip

@@ -48,12 +48,7 @@ class UniformDensity(PositiveAtEnds):
 
     lower: Tensor
     upper: Tensor
-
-    def low(self) -> Tensor | None:
-        return self.lower
-
-    def high(self) -> Tensor | None:
-        return self.upper
+    support = "lower", "upper"
 
     def log_density(self, at: Points) -> Tensor:
         return -torch.log(self.upper - self.lower) + 0 * at.x
@@ -74,7 +69,7 @@ def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
 
 
 def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the ends of P's interval, or of an arbitrary interval within the bounds where P exceeds them."""
+    """Return the ends of P's interval. Where P exceeds the bounds, return an arbitrary interval within them."""
     low, high = upcast(p.low), upcast(p.high)
     inside = (low >= least) & (high <= most)
     return torch.where(inside, low, max(least, 0.25)), torch.where(inside, high, min(most, 0.75))
@@ -217,7 +212,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 register_family(Family(
-    Uniform, "low high", UniformDensity, ("low", "high"), units={"low": 1, "high": 1},
+    Uniform, "low high", UniformDensity, units={"low": 1, "high": 1},
     cdf=lambda d: [shift(-exact(d.low)), scaling(1 / (exact(d.high) - exact(d.low)))],
     scipy=[
         ScipyForm("uniform", lambda loc, scale: Uniform(loc, loc + scale), "loc scale"),

@@ -24,12 +24,7 @@ class VonMisesDensity(PositiveAtEnds):
 
     loc: Tensor
     concentration: Tensor
-
-    def low(self) -> Tensor | None:
-        return torch.full((), -math.pi, dtype=torch.float64, device="cpu")
-
-    def high(self) -> Tensor | None:
-        return torch.full((), math.pi, dtype=torch.float64, device="cpu")
+    support = -math.pi, math.pi
 
     def log_density(self, at: Points) -> Tensor:
         half = torch.sin((at.x - self.loc) / 2)
@@ -64,14 +59,8 @@ def mean_cosine(k: Tensor) -> Tensor:
 
 # log I0(k) = k - log(2 pi k) / 2 + sum_n c_n k^-n, for k beyond _LARGE
 _LARGE = 40.0
-
-
 _LOG_I0 = (1 / 8, 1 / 16, 25 / 384, 13 / 128, 1073 / 5120, 103 / 192, 1.6380658830915178571, 5.809814453125)
-
-
 _LOG_I0_DERIVATIVE = tuple((n + 1) * c for n, c in enumerate(_LOG_I0))
-
-
 _LOG_I0_CURVATURE = tuple((n + 2) * c for n, c in enumerate(_LOG_I0_DERIVATIVE))
 
 
@@ -126,11 +115,11 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 def _on_the_circle(k: Tensor, loc: Tensor, scale: Tensor) -> Distribution | None:
-    """Return the member; None for a circle of another length, which has no density in torch, nor on the line."""
+    """Return the member; None for another length of the circle, because torch has no such distribution."""
     return VonMises(loc, k) if bool((scale == 1).all()) else None
 
 
 register_family(Family(
-    VonMises, "loc concentration", VonMisesDensity, (-math.pi, math.pi),
+    VonMises, "loc concentration", VonMisesDensity,
     scipy=[ScipyForm("vonmises", _on_the_circle, "loc scale")], match=_match,
 ))  # fmt: skip

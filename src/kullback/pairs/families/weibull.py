@@ -23,7 +23,7 @@ from kullback.common.special import (
 from kullback.pairs.densities.density import HalfLineDensity, Points, Tail
 from kullback.pairs.families.gumbel import gumbel_divergence
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import POSITIVE, Family, Means, Parameters, ScipyForm
+from kullback.pairs.family import Family, Means, Parameters, ScipyForm
 from kullback.pairs.numerics.log_moments import Factor, GammaProduct, LogMoments
 from kullback.pairs.registry import closed_form
 
@@ -118,7 +118,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 register_family(Family(
-    Weibull, "scale concentration", WeibullDensity, POSITIVE, units={"scale": 1, "concentration": 0},
+    Weibull, "scale concentration", WeibullDensity, units={"scale": 1, "concentration": 0},
     log_moments=_of_weibull, from_log_moments=_to_weibull,
     scipy=[
         ScipyForm("weibull_min", lambda c, scale: Weibull(scale, c)),

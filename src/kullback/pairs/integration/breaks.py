@@ -17,13 +17,14 @@ from kullback.pairs.densities.density import Coordinate, Density
 from kullback.pairs.integration.line import OUTERMOST, Line
 from kullback.pairs.numerics.parameters import is_tracked
 
-# The steps from a place at which a one-sided slope is measured, relative to the span of the panels. The nearest break
-# of the same logarithm is at an unknown distance, so the steps go down to rounding.
+# The steps from a place at which a one-sided slope is measured, relative to the span of the panels. The same logarithm
+# may have another break at any distance, so the steps go down to 8^-15, which is nearly rounding.
 _STEPS = 8.0 ** -torch.arange(0, 16, dtype=torch.float64, device="cpu")
-# The weights of five equal steps in the extrapolated value and slope: exact for polynomials of degree 4.
+# The weights of the values after one to five equal steps, for the value and the slope at the place itself. They are
+# exact for polynomials of degree 4.
 _FOR_LEVEL = torch.tensor([5.0, -10.0, 10.0, -5.0, 1.0], dtype=torch.float64, device="cpu")
 _FOR_SLOPE = torch.tensor([-77.0, 214.0, -234.0, 122.0, -25.0], dtype=torch.float64, device="cpu") / 12
-# The sizes of the weights of the slope have the sum 56, and each value has a rounding error of about eps.
+# The absolute weights of the slope add up to 56, and each value has a rounding error of about eps.
 _ROUNDING = 60 * torch.finfo(torch.float64).eps
 # The smallest relative change of a logarithm that counts as a jump, not as a corner.
 # benchmarks/panel_constants.py: no answer is wrong from 1e-10 to 1e-3.
@@ -41,6 +42,7 @@ class Break(NamedTuple):
     place: Tensor
     """The place in the variable of integration, with its derivatives."""
     jumps: Tensor
+    """The elements of the batch that have a jump here; the others have a corner or no break."""
     bend: Tensor
     """The change of the slope of the logarithm; 0 at jumps and where there is no break."""
 
@@ -92,8 +94,8 @@ def find_breaks(
 def one_sided(function: Callable[[Tensor], Tensor], place: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
     """Return a function and its slope at places, extrapolated from five steps to one side.
 
-    A step that is too large passes a break, and one that is too small measures rounding. Of steps from `reach` down to
-    rounding, the one is taken whose slope agrees best with the slope of the next smaller step.
+    A step that is too large passes a break, and a step that is too small measures rounding. The chosen step, between
+    `reach` and rounding, is the one whose slope agrees best with the slope of the next smaller step.
 
     Arguments:
         function: the function, of points along the last dimension.
@@ -114,25 +116,26 @@ def moving(edges: Tensor, breaks: list[Break]) -> Tensor:
     """Return the edges of panels; an edge at a jump has the derivatives of the jump's place."""
     moved = torch.zeros_like(edges, dtype=torch.bool)
     result = edges
-    for each in breaks:
-        if not bool(each.jumps.any()):
+    for break_ in breaks:
+        if not bool(break_.jumps.any()):
             continue
-        at_jump = each.jumps & (edges == each.place.detach()) & ~moved
-        result = result + torch.where(at_jump, each.place - each.place.detach(), 0)
+        place = break_.place.detach()
+        at_jump = break_.jumps & (edges == place) & ~moved
+        result = result + torch.where(at_jump, break_.place - place, 0)
         moved = moved | at_jump
     return result
 
 
 def corner_terms(breaks: list[Break], derivatives: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-    """Return a sum that is 0 and has first derivatives of 0; its second derivatives come from the corners.
+    """Return 0 with first derivatives of 0, and with the second derivatives that the corners contribute.
 
     Arguments:
         breaks: the breaks of both densities.
-        derivatives: returns the derivatives of the integrand at given places, by log p and by log q.
+        derivatives: returns the derivatives of the integrand by log p and by log q, at places.
     """
     total = torch.zeros((), dtype=torch.float64, device="cpu")
-    for each in breaks:
-        place = each.place.detach()
-        change = (derivatives(place)[each.side] * each.bend).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        total = total + (change * (each.place - place) ** 2 / 2).squeeze(-1)
+    for break_ in breaks:
+        place = break_.place.detach()
+        change = (derivatives(place)[break_.side] * break_.bend).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        total = total + (change * (break_.place - place) ** 2 / 2).squeeze(-1)
     return total

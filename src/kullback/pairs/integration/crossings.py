@@ -17,15 +17,22 @@ from kullback.pairs.integration.panels import Places
 from kullback.pairs.integration.pieces import Both, Piece
 
 SAME = 1e-11
-"""Differences of log-densities below this are rounding, not crossings."""
+"""Differences of log-densities below this are rounding, not crossings.
+
+benchmarks/panel_constants.py: 1e-13 takes 13 % more points, and no answer is wrong up to 1e-9.
+"""
 # The largest number of crossings of the densities. benchmarks/panel_constants.py: 2 takes 12 % more points.
 _CROSSINGS = 8
-# The precision of `last_where` in bits, and the most intervals that it cuts into four parts at once.
+# The precision of `last_where` in bits is a little more than that of a float. Up to so many intervals are cut into four
+# parts at a step. benchmarks/panel_constants.py: one pair takes 8 % more time if all are bisected.
 _BITS, _FEW_INTERVALS = 56, 1000
 
 
 def first_crossings(piece: Piece, v: Tensor, log_p: Tensor, log_q: Tensor, level: float) -> Tensor:
-    """Return places to cut a piece, by the logarithms at the points of a scan; unused ones are arbitrary."""
+    """Return places to cut a piece, from the logarithms at the points of a scan.
+
+    An element of the batch with fewer crossings than another gets arbitrary places for the rest.
+    """
     above = log_p > log_q + level
     changes = (above[..., 1:] != above[..., :-1]).to(torch.uint8)
     index = changes.topk(min(_CROSSINGS, int(changes.sum(-1).max())), dim=-1).indices
@@ -56,12 +63,12 @@ def cut_at_crossings(piece: Piece, lower: Tensor, upper: Tensor, level: float) -
 def crossing_terms(piece: Piece, densities: Both, lower: Tensor, upper: Tensor, corner: Corner) -> Tensor:
     """Return 0 with the second derivatives from the crossings of a corner of the terms; see `corner_terms`.
 
-    If log p - log q has the slope s at a crossing, these are p / s times the change of f' times the square of the
-    derivative of log p - log q.
+    If log p - log q has the slope s at a crossing, the second derivative is p / s times the change of f' there, times
+    the square of the derivative of log p - log q by a parameter.
     """
     v = panel_nodes(lower, upper)[0].flatten(-2).sort(-1).values
     d = piece.log_ratio(v) - corner.at
-    is_reliable = (d.abs() > SAME) & d.isfinite()  # at a crossing rounding decides the sign
+    is_reliable = (d.abs() > SAME) & d.isfinite()  # at a crossing, rounding decides the sign
     last = torch.where(is_reliable, torch.arange(d.shape[-1], device=d.device), 0).cummax(-1).values
     last = torch.cat([torch.zeros_like(last[..., :1]), last[..., :-1]], -1)
     crosses = is_reliable & is_reliable.gather(-1, last) & ((d > 0) != (d.gather(-1, last) > 0))
@@ -94,7 +101,8 @@ def last_where(holds: Callable[[Tensor], Tensor], first: Tensor, second: Tensor)
     """Return neighbors between two points: a condition holds at the first, and no longer at the second.
 
     `holds` gets the same number of points of each interval, one interval after the other along the last dimension. Few
-    intervals are cut into four parts at a step: half as many calls take less time. Many are bisected.
+    intervals are cut into four parts at a step, which takes half as many calls. Many intervals are bisected, which
+    takes fewer points.
     """
     if not first.numel():
         return first, second

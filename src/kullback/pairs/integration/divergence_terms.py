@@ -15,32 +15,32 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kullback.generators import BuiltIn, Divergence, Renyi, TotalVariation
-from kullback.generators.divergence import Corner, Growth
+from kullback.generators.divergence import Growth
 from kullback.generators.growth import growth_of, order_of, power_of
 from kullback.generators.of_ratio import OfRatio, OwnTerms
 from kullback.kernels.reference import pair_of_logs
 from kullback.kernels.row_operation import differentiable_backward, expanded
 from kullback.pairs.numerics.parameters import is_tracked, is_transformed
 
-# The logarithm of a mass that rounds to 0, and whose square root does too.
+# The logarithm of a mass that is so small that it and its square root round to 0.
 _NO_MASS = -2000.0
-# The logarithm of a mass that is negligible next to rounding, e^-37, and has a derivative.
+# The logarithm of a mass that has a derivative, but is negligible: rounding is e^-37.
 _ALONE = -60.0
-# The largest logarithm of a derivative: e^709 is the largest float, so sums of 1e18 such derivatives are finite.
+# The largest logarithm of a derivative: e^709 is the largest float, so a sum of e^42 such derivatives is finite.
 _LARGEST_LOG_DERIVATIVE = 667.0
 
 
 class DivergenceTerms(NamedTuple):
-    """The terms of a kind, and their approximate size where they overflow or underflow."""
+    """The terms of a kind, their derivatives, and their approximate size where they overflow or underflow."""
 
     kind: Divergence
     beyond: int | None = None
-    """The side, 0 for P and 1 for Q, that may have mass beyond the other's support, next to a shared end. The
-    derivatives by this mass leave out its multiple that they have beyond the other's support."""
+    """The side, 0 for P and 1 for Q, that may have mass outside the other's support, next to an end that both share.
+    There, the divergence is a multiple of this mass. The derivatives by this side's masses leave the multiple out."""
     log_scale: Tensor | None = None
     """For Renyi's divergence of P and Q that are far apart: the approximate logarithm of the sum of p^a q^(1 - a). The
-    terms are then p^a q^(1 - a) / e^log_scale. The usual terms, of the power divergence, would lose such a sum: it is
-    their distance from a constant."""
+    terms are then p^a q^(1 - a) / e^log_scale. The terms of the power divergence would lose the digits of such a sum,
+    because they add up to a multiple of the sum minus 1."""
 
     @property
     def order(self) -> float:
@@ -54,29 +54,25 @@ class DivergenceTerms(NamedTuple):
         return growth_of(self._additive())
 
     @property
-    def corners(self) -> tuple[Corner, ...]:
-        """Where the terms have corners."""
-        return self.growth.corners
-
-    @property
     def is_of_ratio(self) -> bool:
         """Whether the terms are known only as a function of p / q, like the terms of a user's own kind."""
         return isinstance(self._additive(), OfRatio)
 
     def _additive(self) -> Divergence:
-        """Return a kind with the terms to integrate; Renyi's divergence of order 0 has none and uses its masses."""
+        """Return the kind whose terms are integrated. For Renyi's divergence of order 0 only the masses matter."""
         if isinstance(self.kind, Renyi) and self.order == 0:
             return TotalVariation()
         return self.kind if isinstance(self.kind, BuiltIn | OfRatio) else OwnTerms(self.kind)
 
     def _whole(self) -> Divergence:
-        """Return the kind that computes the total and its derivatives; plain sums of terms do not overflow."""
+        """Return the kind that computes the total and its derivatives; an additive kind sums its terms."""
         return self._additive() if self.kind.additive else self.kind
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """Return the terms from the logarithms of the masses."""
         if self.log_scale is not None:
-            return torch.exp(self._log_power(log_p, log_q) - _behind(self.log_scale, log_p))
+            scale = self.log_scale.reshape(*self.log_scale.shape, *[1] * (log_p.ndim - self.log_scale.ndim))
+            return torch.exp(self._log_power(log_p, log_q) - scale)
         return self._additive().terms(pair_of_logs(log_p, log_q)).nan_to_num(nan=0.0, posinf=1e300)
 
     def log_size(self, log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -116,7 +112,7 @@ class DivergenceTerms(NamedTuple):
         sides: list[Tensor] = []
         for side, (by, log) in enumerate(zip(derivatives, (log_p, log_q), strict=True)):
             clean = torch.where(log.isfinite() & by.isfinite(), by, 0)
-            if side != self.beyond:  # the mass is 1, so its derivative, the sum, is only rounding
+            if side != self.beyond:  # the whole mass is 1, so the derivative by it is rounding
                 mass = torch.exp(log)
                 mean = clean.sum(-1, keepdim=True) / mass.sum(-1, keepdim=True).clamp(min=1e-300)
                 clean = clean - mass * mean
@@ -131,14 +127,14 @@ class DivergenceTerms(NamedTuple):
         return self._whole().derivatives(pair_of_logs(*logs))
 
     def _derivatives_beyond(self, log_p: Tensor, log_q: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """Return the derivatives, less a multiple of one side's mass: its derivative where the other has no mass."""
+        """Return the derivatives; those of `side` leave out the multiple of its mass that `beyond` describes."""
         logs = log_p, log_q
         alone = [torch.full_like(x[..., :1], _ALONE if k == side else -torch.inf) for k, x in enumerate(logs)]
         if self.kind.additive:
             sides = list(self._derivatives(*logs))
             alone[side] = torch.zeros_like(alone[side])
             multiple = self._derivatives(*alone)[side]
-        else:  # the derivative at a node depends on all of them
+        else:  # the derivative at one node depends on all nodes
             both = (torch.cat(x, -1) for x in zip(logs, alone, strict=True))
             sides = list(self._derivatives(*both))
             multiple = sides[side][..., -1:] * math.exp(-_ALONE)
@@ -168,9 +164,7 @@ class DivergenceTerms(NamedTuple):
         """Return (A - p) / (alpha - 1) and (q - A) / alpha at A = p^alpha q^(1 - alpha), times the kind's factor."""
         alpha = self.order
         log_power = self._log_power(log_p, log_q)
-        if (
-            self.log_scale is not None
-        ):  # multiples of the masses, which the normalization removes, are left out
+        if self.log_scale is not None:  # without the multiples of the masses that `derivatives` removes
             shares = torch.softmax(log_power, -1)
             return alpha / (alpha - 1) * shares, -shares
         there = log_power > -torch.inf
@@ -221,11 +215,6 @@ class DivergenceTerms(NamedTuple):
             for by, log in zip(pair, (log_p, log_q), strict=True)
         ]
         return 2 * (sizes[0] + sizes[1]) / (sizes[2] + sizes[3]).clamp(min=1e-300)
-
-
-def _behind(x: Tensor, like: Tensor) -> Tensor:
-    """Return numbers for the elements of a batch with as many dimensions as terms, whose batch dimensions are first."""
-    return x.reshape(*x.shape, *[1] * (like.ndim - x.ndim))
 
 
 def total_of_masses(kind: Divergence, log_p: Tensor, log_q: Tensor) -> Tensor:

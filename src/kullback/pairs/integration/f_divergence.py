@@ -26,18 +26,18 @@ from kullback.pairs.integration.gauss_kronrod import (
     panel_nodes,
     relative_errors,
 )
-from kullback.pairs.integration.line import Line, span
+from kullback.pairs.integration.line import UNDERFLOW, Line, span
 from kullback.pairs.integration.panels import Integral, Panels, Places, integrate
 from kullback.pairs.integration.piece_panels import either_matters, first_panels, runs_away
 from kullback.pairs.integration.pieces import Both, Needed, Piece, pieces_of
 from kullback.pairs.numerics.parameters import is_tracked
 from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
-# Below this logarithm a mass rounds to 0 or nearly to 0.
-_UNDERFLOW = -700.0
-# A node with e^-60 of a density's mass is negligible.
+# A node with e^-60 of a density's mass is negligible, because rounding is e^-37.
 _FEW = 60.0
-# The target error of derivatives near a narrow component, relative to the sum of their sizes, and the largest one.
+# Errors of the derivatives near a narrow component, relative to the sum of their absolute values: panels with less than
+# the first are enough, and a result with more than the second is refused.
+# benchmarks/panel_constants.py: no answer is wrong from 1e-13 to 1e-11 for the first.
 _AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
 # The relative error of a panel that contains the corner of |p - q|.
 # benchmarks/panel_constants.py: without it 6 % fewer points are needed, but both rules may miss a corner.
@@ -73,7 +73,7 @@ def _integral(
         # The nodes at which a mass has first or second derivatives that are not negligible.
         with torch.no_grad():
             needed_p, needed_q = (
-                finite & log.isfinite() & ((by != 0) | (log > _UNDERFLOW))
+                finite & log.isfinite() & ((by != 0) | (log > UNDERFLOW))
                 for by, log in zip(derivatives(*logs), logs, strict=True)
             )
         value = with_derivatives(value, derivatives, *log_masses(p, q, (needed_p, needed_q)))
@@ -126,7 +126,7 @@ def integrate_divergence(
 
         domain = [(panels.places, columns) for panels, columns in zip(first, integrands, strict=True)]
         parts = integrate(LINE, domain, judge, target.max_evaluations * len(fixed))
-        for corner in terms.corners:
+        for corner in terms.growth.corners:
             cut = (
                 cut_at_crossings(piece, *part.places, corner.at)
                 for piece, part in zip(pieces, parts, strict=True)
@@ -165,7 +165,7 @@ def _integrated(
     log_p, log_q, log_jacobian = (x.unflatten(-1, v.shape[-2:]) for x in piece.logs(v.flatten(-2)))
     f = terms.terms(log_p, log_q)
     values, errors = integrate_panels(f, half)
-    for corner in terms.corners:  # both rules may miss a corner at a crossing
+    for corner in terms.growth.corners:  # both rules may miss a corner at a crossing
         at_ends = piece.log_ratio(torch.cat([lower, upper], -1))
         d = torch.cat([log_p - log_q, torch.stack(at_ends.chunk(2, -1), -1)], -1)
         crosses = (d > corner.at + SAME).any(-1) & (d < corner.at - SAME).any(-1)
@@ -220,7 +220,7 @@ def _second_order(
             return by_p, by_q
 
         total = total + corner_terms(piece.breaks(densities, *places), derivatives)
-        for corner in terms.corners:
+        for corner in terms.growth.corners:
             total = total + crossing_terms(piece, densities, *places, corner)
     return total
 

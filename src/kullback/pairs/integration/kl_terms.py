@@ -41,7 +41,7 @@ class KLTotals(NamedTuple):
 
 
 class KLColumns(NamedTuple):
-    """The integrals over each panel: the first three in both forms of the terms, first with Q's mass."""
+    """The integrals over each panel. The first three have both forms of the terms, the one with Q's mass first."""
 
     values: Tensor
     errors: Tensor

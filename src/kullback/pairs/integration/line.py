@@ -26,21 +26,26 @@ e^-46 is 1e-20, far below rounding. benchmarks/panel_constants.py: 60 takes 7 % 
 OUTERMOST = 690.0
 """The largest |v|: beyond it sinh overflows."""
 NEAREST = -345.0
-"""The square of the inverse of a distance with this logarithm is a float."""
+"""The logarithm of the smallest distance from an end whose inverse has a finite square: e^690 is a float."""
+UNDERFLOW = -700.0
+"""Below this logarithm a mass rounds to 0 or nearly to 0: e^-708 is the smallest normal float."""
 # The number of panels between the end of the line and the nearest panel that matters for the value.
+# benchmarks/panel_constants.py: no answer is wrong from 8 panels to 48.
 _OUTER_PANELS = 24
+# The rounding of a few operations for each logarithm and node. tests/pairs/test_sweep.py compares the bounds.
 _EPS = 8 * torch.finfo(torch.float64).eps
-# Breakpoints of a density, in widths from its center. The far ones are for the logarithm of a mixture, which has a
-# corner wherever another component becomes the largest.
+# Breakpoints of a density, in widths from its center. The far ones, up to 5e9 widths, are for the logarithm of a
+# mixture, which has a corner wherever another component becomes the largest.
 _LADDER = [1.0, 2.0, 4.0, 8.0, 16.0, 40.0, *(40 * 3.0**k for k in range(1, 18))]
 _STEPS = torch.tensor([*(-x for x in reversed(_LADDER)), 0.0, *_LADDER], dtype=torch.float64, device="cpu")
 # The breakpoints that suffice unless a density is a narrow peak: the center and the points two widths from it.
 _MIDDLE = len(_LADDER)
 _COARSE = [_MIDDLE - 2, _MIDDLE, _MIDDLE + 2]
 _IS_COARSE = torch.tensor([k in _COARSE for k in range(len(_STEPS))], device="cpu")
-# The breakpoints where a peak has mass.
+# The breakpoints up to 40 widths from the center: farther out, a peak has no mass.
 _NEAR = slice(_MIDDLE - 6, _MIDDLE + 7)
 # With more peaks than this, peaks share breakpoints.
+# benchmarks/panel_constants.py: no answer is wrong from 4 to 64.
 _MANY_PEAKS = 16
 # A peak is narrow if its width is less than this fraction of a panel.
 # benchmarks/panel_constants.py: 0.05 saves 2 % of the points, and 1 takes 3 % more.
@@ -55,7 +60,7 @@ _GRID = torch.cat(
 )
 
 
-# A density and its own coordinate.
+# A density, and the coordinate that maps its support to the line.
 Placed = tuple[Density, Coordinate]
 
 
@@ -82,7 +87,7 @@ class Line(NamedTuple):
         return self.coordinate.points(t), log_jacobian
 
     def marks(self, densities: Sequence[Placed], *places: Tensor) -> list[Tensor]:
-        """Return the breakpoints of densities, and more places given by x, in the variable v."""
+        """Return the breakpoints of densities in the variable v, and those of more places x."""
         return self.within_range(breakpoints_on(self.coordinate, densities, self.center.shape, *places))
 
     def within_range(self, breakpoints: list[Tensor]) -> list[Tensor]:
@@ -95,7 +100,7 @@ class Line(NamedTuple):
     ) -> Tensor:
         """Bound the rounding error of the integral of f over panels: from logarithms, and from the places of the nodes.
 
-        `changes` has the derivative of f by a logarithm, and that logarithm, for each logarithm in f.
+        `changes` has a pair for each logarithm in f: the derivative of f by the logarithm, and the logarithm.
         """
         half = (upper - lower).unsqueeze(-1) / 2
         of_logs = f.abs()
@@ -116,17 +121,23 @@ def breakpoints_on(
     breakpoints: list[Tensor] = []
     for density, own in densities:
         peaks = density.breakpoints(_STEPS)
-        is_same = own is coordinate or (
-            _is_same(own.low, coordinate.low) and _is_same(own.high, coordinate.high)
+        breakpoints += (
+            peaks
+            if own is coordinate or _is_same(own, coordinate)
+            else [coordinate.of(own.points(marks).x) for marks in peaks]
         )
-        breakpoints += peaks if is_same else [coordinate.of(own.points(marks).x) for marks in peaks]
         breakpoints += map(coordinate.of, density.nonsmooth_points())
     breakpoints += map(coordinate.of, places)
     return [marks.expand(*shape[:-1], marks.shape[-1] if marks.ndim else 1) for marks in breakpoints]
 
 
-def _is_same(end: Tensor | None, other: Tensor | None) -> bool:
-    return end is other or (end is not None and other is not None and bool((end == other).all()))
+def _is_same(coordinate: Coordinate, other: Coordinate) -> bool:
+    for end, end_of_other in ((coordinate.low, other.low), (coordinate.high, other.high)):
+        if end is not end_of_other and (
+            end is None or end_of_other is None or not bool((end == end_of_other).all())
+        ):
+            return False
+    return True
 
 
 def scan_points(breakpoints: list[Tensor]) -> Tensor:
@@ -202,12 +213,12 @@ def matters(log_f: Tensor) -> Tensor:
     return log_f > log_f.amax(-1, keepdim=True) - NEGLIGIBLE
 
 
-def span(v: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the last point before the kept points of a sorted grid, and the first point after them."""
+def span(v: Tensor, is_needed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the last point before the needed points of a sorted grid, and the first point after them."""
     last = v.shape[-1] - 1
-    first_kept = kept.to(torch.uint8).argmax(-1, keepdim=True)
-    last_kept = last - kept.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
-    return v.gather(-1, (first_kept - 1).clamp(min=0)), v.gather(-1, (last_kept + 1).clamp(max=last))
+    first = is_needed.to(torch.uint8).argmax(-1, keepdim=True)
+    final = last - is_needed.flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+    return v.gather(-1, (first - 1).clamp(min=0)), v.gather(-1, (final + 1).clamp(max=last))
 
 
 def out_to_ends(line: Line, lower: Tensor, upper: Tensor) -> Places:

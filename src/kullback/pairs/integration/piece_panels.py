@@ -15,19 +15,26 @@ from torch import Tensor
 from kullback.generators.growth import Growth
 from kullback.pairs.integration.crossings import first_crossings, last_where
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
-from kullback.pairs.integration.line import NEGLIGIBLE, first_edges, matters, out_to_ends, scan_points, span
+from kullback.pairs.integration.line import (
+    NEGLIGIBLE,
+    UNDERFLOW,
+    first_edges,
+    matters,
+    out_to_ends,
+    scan_points,
+    span,
+)
 from kullback.pairs.integration.panels import Places
 from kullback.pairs.integration.pieces import Piece
 from kullback.pairs.support import is_divergence_finite
 
-# Below this logarithm a mass rounds to 0 or nearly to 0.
-_UNDERFLOW = -700.0
 # benchmarks/panel_constants.py: 6 panels take 13 % more points, and 24 take 18 % more.
 _FIRST_PANELS = 12
 # The number of points between the last point of a scan that has terms and the place where they end.
 # benchmarks/panel_constants.py: no answer is wrong from 6 points to 100.
 _POINTS_TO_THE_END = 25
 # The number of points of a scan over which the fall of the terms is measured.
+# benchmarks/panel_constants.py: no answer is wrong from 6 points to 24.
 _FALL = 12
 
 
@@ -57,13 +64,13 @@ def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms
     if bool(diverges.any()):  # possibly by rounding far out
         diverges = diverges & (not growth.is_bounded) & ~is_divergence_finite(p, q, growth).squeeze(-1)
     log_size = torch.where(diverges.unsqueeze(-1), either, log_size)
-    kept = either_matters(log_size, either)
+    is_needed = either_matters(log_size, either)
     vanishing = log_p if terms.order > 1 else log_q if terms.order < 0 else either
-    is_lost = (kept & (vanishing < _UNDERFLOW) & (log_size > either)).any(-1)
+    is_lost = (is_needed & (vanishing < UNDERFLOW) & (log_size > either)).any(-1)
     underflows = is_lost & ~diverges & (not terms.is_of_ratio and terms.log_scale is None)
     if not (p.is_splittable() and q.is_splittable()):  # their densities are extrapolated far out
         underflows, diverges = underflows | diverges, torch.zeros_like(diverges)
-    start, stop = span(v, kept)
+    start, stop = span(v, is_needed)
     rest = torch.zeros_like(diverges, dtype=v.dtype)
     if not growth.is_bounded and not bool(has_terms.all()):
         lower, rest_below = _beyond(v.flip(-1), has_terms.flip(-1), log_size.flip(-1))
@@ -72,7 +79,7 @@ def first_panels(piece: Piece, breakpoints: list[Tensor], terms: DivergenceTerms
         start = torch.where(cut, torch.maximum(start, lower), start)
         stop = torch.where(cut, torch.minimum(stop, upper), stop)
         rest = torch.where(cut, rest_below + rest_above, 0).squeeze(-1)
-    cuts = [first_crossings(piece, v, log_p, log_q, corner.at) for corner in terms.corners]
+    cuts = [first_crossings(piece, v, log_p, log_q, corner.at) for corner in growth.corners]
     places = first_edges(start, stop, [*breakpoints, *cuts], _FIRST_PANELS)
     places = places if terms.beyond is None else out_to_ends(piece.line(), *places)
     return FirstPanels(places, diverges, underflows, rest)

@@ -15,7 +15,7 @@ from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.integration.breaks import Break, find_breaks
 from kullback.pairs.integration.line import Line, breakpoints_on, without_ladders
 
-# Farther out, log p and log dx/dv nearly cancel, and rounding destroys their sum.
+# Where |log dx/dv| is larger, log p and log dx/dv nearly cancel, and their rounding, 0.02, destroys the sum.
 _FARTHEST = 1e14
 # The scale of the line may exceed the width of a density by at most this factor. benchmarks/panel_constants.py and
 # test_narrow_partners.py: no answer is wrong from 1e2 to 1e6.
@@ -34,10 +34,12 @@ Needed = tuple[Tensor, Tensor] | None
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the line that is inside or outside each support as a whole, and its variable of integration."""
+    """A part of the line that each support contains or excludes as a whole, and its variable of integration."""
 
     share: int
+    """The place of P and Q in the list of pairs that add up to the densities."""
     number: int
+    """The place of the piece among those of the line, from left to right."""
     exists: Tensor
     """The elements of the batch that have this piece."""
     center: Tensor
@@ -128,7 +130,7 @@ def _center_and_width(both: Both, coordinate: Coordinate, breakpoints: list[Tens
     width = torch.where((reach < _ONE_PLACE * narrowest) & narrowest.isfinite(), narrowest / 4, width)
     if coordinate.low is not None or coordinate.high is not None:
         return center, width
-    # So that rounding does not move the nodes near a far narrower density.
+    # Otherwise rounding would move the nodes next to a density that is far narrower.
     (center_p, width_p), (center_q, width_q) = (
         [x.expand_as(center) for x in density.center_and_width()] for density in both
     )

@@ -1,7 +1,7 @@
 """The Kullback-Leibler divergence of two densities on the line: adaptive quadrature over P's support, with an error.
 
 The nodes are constants, and one differentiable sum over them gives the value. So the gradient reaches every parameter,
-including the ends of the support. The ends of a Uniform have derivatives without an integral.
+including the ends of the support. The derivatives by the ends of a Uniform need no integral.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kullback.pairs.integration.kl_terms import KLColumns, KLTotals, kl_forms
 from kullback.pairs.integration.line import (
     NEGLIGIBLE,
     OUTERMOST,
+    UNDERFLOW,
     Line,
     first_edges,
     matters,
@@ -43,11 +44,9 @@ from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 
 # benchmarks/panel_constants.py: 8 panels take 1 % more points, and 32 take 4 % more.
 _FIRST_PANELS = 16
-# The logarithm below which P's density is too small to have a derivative.
-_UNDERFLOW = -700.0
-# A log-density that is -inf next to values below this has overflowed; it does not mark the end of a support.
+# A log-density of -inf beside values below this is an overflow. It does not mark the end of a support.
 _OVERFLOW = -1e250
-# The smallest step inwards from an end at 0.
+# The smallest step inwards from an end at 0; its square is a float.
 _LEAST_DISTANCE = 1e-100
 
 
@@ -58,13 +57,13 @@ class _Pair(NamedTuple):
     q: Density
     line: Line
 
-    def log_densities(self, v: Tensor, alive: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of p dx/dv and q dx/dv; where `alive` is false, arbitrary finite numbers."""
-        at, log_jacobian = self.line.points(v if alive is None else torch.where(alive, v, 0))
+    def log_densities(self, v: Tensor, is_needed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the logarithms of p dx/dv and q dx/dv; arbitrary finite numbers where `is_needed` is false."""
+        at, log_jacobian = self.line.points(v if is_needed is None else torch.where(is_needed, v, 0))
         return self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
 
     def clean_log_densities(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return these logarithms, -inf at far points where log q overflows, and log dx/dv."""
+        """Return log dx/dv after the same logarithms, which are -inf at far points where log q overflows."""
         at, log_jacobian = self.line.points(v)
         log_p, log_q = self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian
         log_p = torch.where(log_p.isnan(), -torch.inf, log_p)
@@ -74,13 +73,20 @@ class _Pair(NamedTuple):
 
 
 def integrate_kl(
-    p: Density, q: Density, batch_shape: torch.Size, target: Tolerance, *, q_reaches_out: bool = False
+    p: Density,
+    q: Density,
+    batch_shape: torch.Size,
+    target: Tolerance,
+    *,
+    q_reaches_out: bool = False,
+    has_derivatives: bool = True,
 ) -> Integral:
     """Integrate the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
 
-    For these, the nodes are fixed in the derivatives of the integrand. The strip between an end and its current value
-    is added as its width times the integrand at its middle, which is exact to the second derivatives. This resolves q
-    next to an end on any scale; the nodes of the integral may be too far apart for that.
+    For the ends of a Uniform, the nodes are fixed in the derivatives of the integrand. For every other P, the nodes
+    move with its ends. The strip between an end of the Uniform and its current value is added as its width times the
+    integrand at its middle, which is exact to the second derivatives. This resolves q next to an end on any scale; the
+    nodes of the integral may be too far apart for that.
 
     Arguments:
         p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
@@ -88,60 +94,23 @@ def integrate_kl(
         batch_shape: the broadcast shape of the parameters, without the last dimension.
         target: the required error, and the limit on nodes.
         q_reaches_out: whether a change of a parameter may leave some of Q's mass outside P's support.
+        has_derivatives: whether a parameter of P or Q may have a derivative.
     """
-    if not (isinstance(p, UniformDensity) and torch.is_grad_enabled()):
-        return _integrate(p, q, batch_shape, target, moves_nodes=True, q_reaches_out=q_reaches_out)
-    # The derivative by an end is infinite where q is 0 or infinite: the end is a constant there.
-    ends = ((end, end.detach()) for end in (p.lower, p.upper))
-    p = UniformDensity(
-        *(torch.where(q.detached().log_density(Points(x)).isfinite(), end, x) for end, x in ends)
-    )
-    integral = _integrate(p, q, batch_shape, target, moves_nodes=False, q_reaches_out=q_reaches_out)
-    value = integral.value
-    mean = torch.where(value.isfinite(), value, 0).detach().unsqueeze(-1)
-    for end, inwards in ((p.lower, 1), (p.upper, -1)):
-        if is_tracked(end):
-            value = value + (inwards * _between(end, p, q, mean)).squeeze(-1)
-    return integral._replace(value=value)
-
-
-def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor:
-    """Return the integral of p (log(p / q) - mean) from an end to its current value: 0, with derivatives."""
-    fixed = end.detach()
-    level = q.detached().log_density(Points(fixed))
-    is_known = level.isfinite()
-    middle = (p.lower + p.upper).detach() / 2
-    low, high = q.detached().ends()
-    # The logarithm of a distance from an end of Q has no derivative at that end, so log q is evaluated just inside.
-    inside = fixed + (middle - fixed).sign() * (
-        4 * torch.finfo(fixed.dtype).eps * fixed.abs() + _LEAST_DISTANCE
-    )
-    at = torch.where((fixed == low) | (fixed == high), inside, fixed)
-    at = torch.where(is_known, at + (end - fixed) / 2, middle)
-    log_q = q.log_density(Points(at))
-    log_q = torch.where(is_known, level, log_q.detach()) + (log_q - log_q.detach())
-    log_p = -torch.log(p.upper - p.lower)
-    f = torch.exp(log_p) * (log_p - log_q - mean)
-    return torch.where(is_known, (fixed - end) * f, 0)
-
-
-def _integrate(
-    p: Density,
-    q: Density,
-    batch_shape: torch.Size,
-    target: Tolerance,
-    *,
-    moves_nodes: bool,
-    q_reaches_out: bool,
-) -> Integral:
-    """Return the integral; the nodes move with the ends of P, or only densities at fixed nodes have derivatives."""
-    fixed_p, fixed_q = p.detached(), q.detached()
+    uniform = None
+    if isinstance(p, UniformDensity) and torch.is_grad_enabled():
+        # The derivative by an end is infinite where q is 0 or infinite: the end is a constant there.
+        ends = ((end, end.detach()) for end in (p.lower, p.upper))
+        p = uniform = UniformDensity(
+            *(torch.where(q.detached().log_density(Points(x)).isfinite(), end, x) for end, x in ends)
+        )
+    moves_nodes = uniform is None
+    fixed_p, fixed_q = (p.detached(), q.detached()) if has_derivatives else (p, q)
     with torch.no_grad():
         center, width = fixed_p.center_and_width()
         of_p, of_q = fixed_p.coordinate(), fixed_q.coordinate()
         line = Line(of_p, center.expand(*batch_shape, 1), width.expand(*batch_shape, 1))
         pair = _Pair(fixed_p, fixed_q, line)
-        # Otherwise Q's mass on P's support is not 1, and depends on P's ends.
+        # Where the ends differ, Q's mass on P's support is not 1, and depends on P's ends.
         same_ends = _have_same_ends(of_p, of_q) & (not q_reaches_out)
         tails = slow_tails(fixed_p, fixed_q, line)
 
@@ -177,7 +146,32 @@ def _integrate(
     for tail in tails:
         rest, rest_error = tail.rest(p, q, is_finite)
         value, error = value + rest, error + rest_error
+    if uniform is not None:
+        mean = torch.where(value.isfinite(), value, 0).detach().unsqueeze(-1)
+        for end, inwards in ((uniform.lower, 1), (uniform.upper, -1)):
+            if is_tracked(end):
+                value = value + (inwards * _between(end, uniform, q, mean)).squeeze(-1)
     return Integral(value, error, unintegrated.abs())
+
+
+def _between(end: Tensor, p: UniformDensity, q: Density, mean: Tensor) -> Tensor:
+    """Return the integral of p (log(p / q) - mean) from an end to its current value: 0, with derivatives."""
+    fixed = end.detach()
+    level = q.detached().log_density(Points(fixed))
+    is_known = level.isfinite()
+    middle = (p.lower + p.upper).detach() / 2
+    low, high = q.detached().ends()
+    # The logarithm of a distance from an end of Q has no derivative at that end, so log q is evaluated just inside.
+    inside = fixed + (middle - fixed).sign() * (
+        4 * torch.finfo(fixed.dtype).eps * fixed.abs() + _LEAST_DISTANCE
+    )
+    at = torch.where((fixed == low) | (fixed == high), inside, fixed)
+    at = torch.where(is_known, at + (end - fixed) / 2, middle)
+    log_q = q.log_density(Points(at))
+    log_q = torch.where(is_known, level, log_q.detach()) + (log_q - log_q.detach())
+    log_p = -torch.log(p.upper - p.lower)
+    f = torch.exp(log_p) * (log_p - log_q - mean)
+    return torch.where(is_known, (fixed - end) * f, 0)
 
 
 def _have_same_ends(first: Coordinate, second: Coordinate) -> Tensor:
@@ -191,7 +185,7 @@ def _have_same_ends(first: Coordinate, second: Coordinate) -> Tensor:
 
 def _totals(columns: KLColumns, same_ends: Tensor) -> tuple[KLTotals, Tensor]:
     """Return the sums over all panels, and where they include Q's mass, because the nodes have all of it."""
-    beyond = (columns.mass_q.sum(-1) - 1).abs()  # Q's mass that the value of the whole form misses
+    beyond = (columns.mass_q.sum(-1) - 1).abs()  # the mass of Q that is not on the nodes
     is_whole = same_ends & (beyond < 1e-11)
     totals = columns.totals(is_whole)
     rounding = totals.rounding + torch.where(is_whole & (beyond > 1e-14), beyond, 0)
@@ -205,7 +199,7 @@ def _edges(pair: _Pair, marks: list[Tensor], tails: list[SlowTail]) -> tuple[Pla
     # The approximate size of the integrand: p (1 + |log p / q|).
     log_size = log_p + torch.log1p((log_p - log_q).abs().nan_to_num(nan=0.0, posinf=1e300))
     overflows = (log_q < _OVERFLOW) & (log_q > -torch.inf) & (log_p > -torch.inf)
-    start, stop = span(v, matters(log_size) | matters(log_p))
+    start, stop = span(v, matters(torch.stack([log_size, log_p])).any(0))
     for tail in tails:
         start, stop = tail.cut(start, stop)
     return first_edges(start, stop, marks, _FIRST_PANELS), overflows.any(-1)
@@ -269,12 +263,12 @@ def _differentiable_sum(
     with torch.no_grad():
         log_p, log_q, _ = fixed.clean_log_densities(v.detach())
         counted = (weights.detach() > 0) & is_finite.unsqueeze(-1)
-        alive = (log_p > _UNDERFLOW) & counted
-        lone = (log_q > _UNDERFLOW) & counted & ~alive & whole  # Q's mass where P has none
-    log_p, log_q = pair.log_densities(v, alive)
+        is_needed = (log_p > UNDERFLOW) & counted
+        lone = (log_q > UNDERFLOW) & counted & ~is_needed & whole  # Q's mass where P has none
+    log_p, log_q = pair.log_densities(v, is_needed)
     f = torch.where(whole, *kl_forms(log_p, log_q))
-    mass = torch.where(alive, torch.exp(log_p) * weights, 0).sum(-1)
-    total = torch.where(alive, f * weights, 0).sum(-1) + mean * (1 - mass)
+    mass = torch.where(is_needed, torch.exp(log_p) * weights, 0).sum(-1)
+    total = torch.where(is_needed, f * weights, 0).sum(-1) + mean * (1 - mass)
     if bool(lone.any()):
         _, log_q = pair.log_densities(v, lone)
         total = total + torch.where(lone, torch.exp(log_q) * weights, 0).sum(-1)

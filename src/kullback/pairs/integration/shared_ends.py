@@ -1,9 +1,9 @@
 """Derivatives for supports of P and Q that share an end, if a parameter moves the end of one of them.
 
-The divergence has different formulas for an end inside and outside the other support, so its derivatives are one-sided.
-They belong to the side where Q's support is larger. For a kind that is finite only on the other side, such as an alpha
-divergence of negative order, Q's support is smaller instead. An end with an infinite derivative does not move. At
-P = Q the derivatives are 0.
+A divergence has one formula for an end inside the other support, and another one for an end outside. So its derivatives
+are one-sided. They are those of the formula for which Q's support is larger. For a kind that is finite only if Q's
+support is smaller, such as an alpha divergence of negative order, they are those of the other formula. An end with an
+infinite derivative counts as a constant. At P = Q the derivatives are 0.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from torch import Tensor
 from kullback.common.dtypes import tensor_of
 from kullback.generators import Divergence
 from kullback.generators.growth import growth_of, order_of
-from kullback.pairs.densities.density import Density, Points, Tail
+from kullback.pairs.densities.density import DelegatingDensity, Density, Points, Tail
 from kullback.pairs.densities.transformed import AffineDensity
 from kullback.pairs.families.uniform import UniformDensity
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
 from kullback.pairs.integration.line import NEAREST
 from kullback.pairs.numerics.parameters import is_differentiated
 
-# Smaller values are of equal P and Q, and count as 0.
+# Smaller values count as 0, because P and Q are equal there.
+# benchmarks/panel_constants.py: no answer is wrong from 1e-14 to 1e-10.
 LEAST_VALUE = 1e-12
-# Logarithms of p / q at which the orders of a kind are measured, and the smallest order that is not a logarithm.
+# The logarithms of p / q at which the growth of a derivative is measured, and the smallest exponent that counts as a
+# power. Between them a logarithm doubles, as a power of .035 would.
 _NEARER, _FARTHER, _LEAST_ORDER = 20.0, 40.0, 0.05
-# A density that is neither 0 nor infinite at its end has the same derivative at all smaller distances from the end,
-# relative to the size of the densities.
+# A density that is neither 0 nor infinite at its end has nearly constant derivatives next to it. Those at this distance
+# stand for all smaller distances; the unit is the distance of a density's center from its end.
+# benchmarks/panel_constants.py: no answer is wrong from 1e-9 to 1e-5.
 _FLAT = 1e-7
 
 
@@ -174,7 +177,7 @@ def _following(d: Density, other: Density, follows: list[Tensor], least: list[Te
 
 
 @dataclass(frozen=True)
-class _FollowingDensity(Density):
+class _FollowingDensity(DelegatingDensity):
     """A density at nodes that move with the ends of another density where the masks say so.
 
     The ends are equal. The distance of a node from the own end has a derivative by both.
@@ -212,24 +215,6 @@ class _FollowingDensity(Density):
                 below,
             )
         )
-
-    def center_and_width(self) -> tuple[Tensor, Tensor]:
-        return self.part.center_and_width()
-
-    def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        return self.part.breakpoints(steps)
-
-    def nonsmooth_points(self) -> list[Tensor]:
-        return self.part.nonsmooth_points()
-
-    def tail_factor(self) -> Tensor | float:
-        return self.part.tail_factor()
-
-    def lower_tail(self) -> Tail:
-        return self.part.lower_tail()
-
-    def upper_tail(self) -> Tail:
-        return self.part.upper_tail()
 
 
 def _moved(log_distance: Tensor, more: Tensor, follows: Tensor, least: Tensor) -> Tensor:

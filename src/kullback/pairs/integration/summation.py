@@ -20,10 +20,12 @@ from kullback.pairs.integration.lattice import LATTICE, first_panels, nodes_of, 
 from kullback.pairs.integration.panels import Integral, Panels, integrate
 from kullback.pairs.solve_options import Tolerance
 
-# Terms are ignored where p (1 + |log p / q|), times P's width, is less than e to this power.
+# Terms are ignored where p (1 + |log p / q|), times P's width, is less than e^-140, which is 1e-61: sums of 1e-40 keep
+# their digits. benchmarks/panel_constants.py: no answer is wrong from -70 to -280.
 _NEGLIGIBLE = -140.0
 # Replaces log 0: the number e^-700 is negligible, but does not round to 0.
 _LOG_ZERO = -700.0
+# The largest width of a density. Its negative stands for no limit on the fall of a logarithm.
 _HUGE = 1e60
 # Breakpoints of a density, in widths from its center.
 _STEPS = torch.tensor([-2.0, 0.0, 2.0], dtype=torch.float64, device="cpu")
@@ -134,12 +136,12 @@ def _reach(log_size: _LogSize, start: Tensor, step: Tensor, end: Tensor) -> Tens
     """Return an integer, in direction `step` from `start`, beyond which all is negligible; `end` if that is nearer."""
     doubling = 2.0 ** torch.arange(0, 63, dtype=start.dtype, device=start.device)
     negligible = _NEGLIGIBLE - torch.log(step.abs())
-    kept = log_size(start + step * doubling) > negligible
-    last = torch.where(kept, doubling, 0).amax(-1, keepdim=True)
-    # There may be a nearer integer between the last distance that is kept and its double.
+    matters = log_size(start + step * doubling) > negligible
+    last = torch.where(matters, doubling, 0).amax(-1, keepdim=True)
+    # The nearest distance may be between the last distance that is not negligible and its double.
     linear = torch.ceil(last * torch.linspace(1, 2, 33, dtype=start.dtype, device=start.device))
-    kept = log_size(start + step * linear) > negligible
-    distance = torch.where(kept, linear + torch.ceil(last / 32), 0).amax(-1, keepdim=True)
+    matters = log_size(start + step * linear) > negligible
+    distance = torch.where(matters, linear + torch.ceil(last / 32), 0).amax(-1, keepdim=True)
     reached = start + step * torch.where(last > 0, distance, 1)
     return torch.where(step > 0, torch.minimum(reached, end), torch.maximum(reached, end))
 

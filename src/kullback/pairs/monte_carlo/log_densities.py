@@ -8,6 +8,7 @@ support. Otherwise log q is evaluated at the rounded draws, and draws whose lost
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -32,10 +33,12 @@ from kullback.pairs.monte_carlo.maps import is_of_numbers, mapped, maps_outside,
 from kullback.pairs.registry import names_of
 from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 
-# Lost digits matter if they change the mean by more than this share of its standard error.
+# Lost digits matter if they change the mean by more than this share of its standard error. One thousandth does not
+# change an interval. tests/pairs/monte_carlo/test_lost_digits.py has draws on both sides.
 _SHARE = 1e-3
-# A map is flat where a move of a draw by this share changes nothing; a map whose log-determinant says that it then
-# moves by as many units of rounding is not a bijection.
+# A map is flat where a move of a draw by the first share changes nothing. If its log-determinant says that the image
+# moves by more than the second number of units of rounding, the map is not a bijection.
+# tests/pairs/monte_carlo/test_lost_digits.py has both kinds of maps.
 _STEP, _UNITS = 1e-3, 100.0
 
 
@@ -45,10 +48,10 @@ class AtDraws(NamedTuple):
     x: Tensor
     """The draws, without a gradient."""
     log_p: Tensor
-    """It has the gradient through the draws, but none through P's own parameters, whose score has mean 0."""
+    """log p with the gradient through the draws. Its gradient by P's own parameters has mean 0 and is left out."""
     log_q: Tensor
     score: Tensor | None
-    """Of draws that cannot be reparameterized: log p with the gradient by P's parameters."""
+    """log p with the gradient by P's parameters, for draws that cannot be reparameterized; None for other draws."""
     sequences: int = 0
     """The number of independent sequences, draw i in sequence i % sequences; 0 if all draws are independent."""
     weights: Tensor | None = None
@@ -96,8 +99,8 @@ def _drawn(p: Distribution, count: int) -> _Draws:
     if isinstance(base, MixtureSameFamily):
         # Each component has the same number of draws; the i-th draws of all components make one draw of P.
         parts, shares = base.component_distribution, cast("Any", base.mixture_distribution).probs
-        each = max(count // shares.shape[-1], 4)
-        own = parts.rsample((each,)) if parts.has_rsample else parts.sample((each,))
+        count_of_each = max(count // shares.shape[-1], 4)
+        own = parts.rsample((count_of_each,)) if parts.has_rsample else parts.sample((count_of_each,))
         u = own.movedim(1 + len(base.batch_shape), 1)  # (draws, component, batch, event)
         log_p = (detached(base) if parts.has_rsample else base).log_prob(u)
         score = None if parts.has_rsample else parts.log_prob(own).movedim(-1, 1)
@@ -162,17 +165,17 @@ class _Line(Distribution):
         super().__init__(shape, validate_args=False)
 
 
+@dataclass(frozen=True)
 class _LineDensity(Density):
-    """The support of the numbers before the maps of P."""
+    """The support of the numbers before the maps of P: that of a density, or the whole line."""
 
-    def __init__(self, part: Density | None) -> None:
-        object.__setattr__(self, "_ends", (None, None) if part is None else (part.low(), part.high()))
+    part: Density | None
 
     def low(self) -> Tensor | None:
-        return vars(self)["_ends"][0]
+        return None if self.part is None else self.part.low()
 
     def high(self) -> Tensor | None:
-        return vars(self)["_ends"][1]
+        return None if self.part is None else self.part.high()
 
     def log_density(self, at: Points) -> Tensor:
         raise NotImplementedError("these numbers have only a support")
@@ -223,7 +226,10 @@ def density_of_numbers(q: Distribution) -> Density | None:
 
 
 def _ends_before_maps(base: Distribution) -> tuple[Density | None] | None:
-    """Return a density with the ends of the numbers before the maps, (None,) for the line; None if not known."""
+    """Return the support of the numbers before the maps: a density in a tuple, or (None,) for the whole line.
+
+    If the support is not known, return None alone.
+    """
     support = _support(base)
     while isinstance(support, constraints.independent):
         support = support.base_constraint

@@ -18,10 +18,12 @@ from torch.distributions import Distribution
 from kullback.errors import ArgumentValueError, invalid_value
 from kullback.pairs.registry import names_of
 
-# The probability of a refusal of normalized densities.
+# The probability of refusing densities that are normalized: at most once in a million calls.
 _LEVEL = 1e-6
+# The bets b. A small bet notices a small excess over many draws, a large bet a large excess over few draws. Each bet
+# gives a valid test, and so does the mean of their products.
 _BETS = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
-# The allowed excess of the mean over 1. It covers densities in float32, like the tolerance of `integration.mass`.
+# The allowed excess of the mean over 1, for densities in float32, as in `integration/mass.py`.
 _ALLOWED = 3e-5
 
 

@@ -1,4 +1,4 @@
-"""The probabilities of success and failure from the given probs or logits, and their log-ratios."""
+"""The probabilities of success and failure from the probs or logits that the user passed, and their log-ratios."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from kullback.pairs.numerics.parameters import given_logits
 
 # The log-ratio of two logits closer than this is computed from their difference, without cancellation.
 _CLOSE = 1.0
+# Below this |log p / q|, the term of KL is a function of the log-ratio alone. Above it, the term is at least 4 % of the
+# numbers that are subtracted, so it loses at most two digits.
 _NEAR = 0.3
+# Smaller numbers are multiplied by this unit: otherwise their products with small factors would not be normal floats.
 _LEAST, _UNIT = 2.0**-960, 2.0**900
 
 

@@ -17,9 +17,10 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import itakura_saito
 from kullback.pairs.numerics.parameters import matrix_of
 
-# If the squared norm of the whitened difference is below this, M is computed from that difference.
+# If the squared norm of the whitened difference is below this, M is computed from that difference. Every value well
+# below 1 would do: 1 plus the difference is then positive definite.
 _NEAR = 0.02
-# The smallest number of columns in a block of `solve_lower`.
+# The smallest number of columns in a block of `solve_lower`, as in `triangular`: benchmarks/bench_normals.py.
 _LEAST_WIDTH = 128
 # The range of ratios whose squares are normal floats.
 _LEAST_RATIO, _MOST_RATIO = 1e-150, 1e150
@@ -128,8 +129,8 @@ def _residual(matrix: Tensor, root: Tensor) -> Tensor:
     """
     size = root.shape[-1]
     digits = torch.finfo(root.dtype).bits - (12 if root.dtype == torch.float64 else 9) + 1
-    kept = (digits - size.bit_length()) // 2 - 1
-    grid = root.abs().amax(-1, keepdim=True) * (1.5 * 2.0 ** (digits - kept))
+    leading = (digits - size.bit_length()) // 2 - 1
+    grid = root.abs().amax(-1, keepdim=True) * (1.5 * 2.0 ** (digits - leading))
     high = (root + grid) - grid
     low = root - high
     cross = low @ (high + low / 2).mT

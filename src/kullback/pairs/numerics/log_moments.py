@@ -21,7 +21,7 @@ from kullback.common.special import (
     trigamma_decrease,
 )
 
-# Beyond this e^x - 1 is e^x.
+# Beyond this e^x - 1 rounds to e^x: e^-40 is less than half a unit of rounding.
 _WIDE = 40.0
 
 

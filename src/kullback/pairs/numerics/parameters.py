@@ -49,7 +49,7 @@ def all_equal(a: Tensor, b: Tensor, name: str) -> bool:
             "torch.compile(...) without fullgraph=True, or call it outside",
         )
         return True
-    if is_batched(a) or is_batched(b):  # then the integrals refuse, or torch.func does
+    if is_batched(a) or is_batched(b):  # the integrals or torch.func then refuse the parameters
         return False
     return are_equal(a, b)
 

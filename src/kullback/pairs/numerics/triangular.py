@@ -38,7 +38,7 @@ def plain_squares_below(left: Tensor, root: Tensor, *, is_difference: bool) -> T
 
 
 def as_function_of(matrix: Tensor, factor: Tensor) -> Tensor:
-    """Return the known Cholesky factor of a matrix as a function of the matrix, for its gradient."""
+    """Return the Cholesky factor of a matrix, computed before, as a function of the matrix for its gradient."""
     return _Cholesky.apply(matrix, factor)
 
 
@@ -149,13 +149,13 @@ def _solve(root: Tensor, columns: Tensor, first: int, *, is_transposed: bool = F
     """Overwrite columns with root^-1 or root^-T times them, for the part of the root from its row `first` on."""
     blocks = list(_blocks(root.shape[-1] - first))
     for start, stop in reversed(blocks) if is_transposed else blocks:
-        known = slice(stop, None) if is_transposed else slice(None, start)
+        solved_rows = slice(stop, None) if is_transposed else slice(None, start)
         own, part = root[..., first:, first:], columns[..., start:stop, :]
         corner = own[..., start:stop, start:stop]
         if is_transposed:
-            _subtract_product(part, own[..., known, start:stop].mT, columns[..., known, :])
+            _subtract_product(part, own[..., solved_rows, start:stop].mT, columns[..., solved_rows, :])
         else:
-            _subtract_product(part, own[..., start:stop, known], columns[..., known, :])
+            _subtract_product(part, own[..., start:stop, solved_rows], columns[..., solved_rows, :])
         corner = corner.mT if is_transposed else corner
         part.copy_(torch.linalg.solve_triangular(corner, part, upper=is_transposed))
 

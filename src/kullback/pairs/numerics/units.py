@@ -16,16 +16,18 @@ from torch.distributions import Distribution, MixtureSameFamily
 from kullback.common.inputs import can_inspect
 from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.family import FAMILIES, Units
-from kullback.pairs.numerics.parameters import dtype_of
 
 # In binary orders of magnitude: the size that needs another unit, and the largest span that one unit can cover.
 _MILD, _WIDEST = 250, 1990
 _LEAST, _LARGEST = 2.0**-_MILD, 2.0**_MILD
 
 
-def in_common_unit(p: Distribution, q: Distribution) -> tuple[Any, Any]:
-    """Return two distributions in an intermediate unit if a parameter is extremely large or small, else unchanged."""
-    if dtype_of(p, q) is not torch.float64 or (_is_mild(p) and _is_mild(q)):
+def in_common_unit(p: Distribution, q: Distribution, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return two distributions in an intermediate unit if a parameter is extremely large or small, else unchanged.
+
+    In a smaller `dtype` than float64 no parameter is extreme: they are computed in float64.
+    """
+    if dtype is not torch.float64 or (_is_mild(p) and _is_mild(q)):
         return p, q
     sizes = _sizes(p), _sizes(q)
     if sizes[0] is None or sizes[1] is None:
