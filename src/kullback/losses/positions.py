@@ -116,13 +116,9 @@ def positions_of(
 def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reduction) -> None:
     """Raise unless a normalizer is a positive number, and the reduction is not ``"none"``."""
     if reduction == "none":
-        raise invalid_value(
-            call,
-            "normalizer",
-            wanted="no normalizer with reduction='none', which does not divide",
-            got=f"{type(normalizer).__name__}",
-            instead="reduction='sum' with it, or reduction='none' without",
-        )
+        wanted, got = "no normalizer with reduction='none', which does not divide", type(normalizer).__name__
+        instead = "reduction='sum' with it, or reduction='none' without"
+        raise invalid_value(call, "normalizer", wanted=wanted, got=got, instead=instead)
     if isinstance(normalizer, Tensor):
         check_dense(call, "normalizer", normalizer)
         is_scalar = normalizer.numel() == 1 and not normalizer.is_complex()
@@ -134,13 +130,9 @@ def _check_normalizer(call: str, normalizer: Tensor | float, reduction: Reductio
     else:
         is_valid, got = 0 < number_from(normalizer) < math.inf, safe_repr(normalizer)
     if not is_valid:
-        raise invalid_value(
-            call,
-            "normalizer",
-            wanted="a positive number, such as the number of counted positions of a step",
-            got=got,
-            instead="normalizer=None to divide by this call's positions, or normalizer=mask.sum().clamp(min=1)",
-        )
+        wanted = "a positive number, such as the number of counted positions of a step"
+        instead = "normalizer=None to divide by this call's positions, or normalizer=mask.sum().clamp(min=1)"
+        raise invalid_value(call, "normalizer", wanted=wanted, got=got, instead=instead)
 
 
 def warn_of_empty_mask(call: str, mask: Tensor, stacklevel: int = 4) -> None:
@@ -261,13 +253,9 @@ def _mixed_labels(
 ) -> HardLabels:
     """Return the labels to mix with divergences that are multiplied by `scale`."""
     if labels is None:
-        raise invalid_value(
-            call,
-            "labels",
-            wanted="the true class of each position, because label_weight is not 0",
-            got="None",
-            instead="labels=labels, with ignore_index at positions without a label; or label_weight=0.0",
-        )
+        wanted = "the true class of each position, because label_weight is not 0"
+        instead = "labels=labels, with ignore_index at positions without a label; or label_weight=0.0"
+        raise invalid_value(call, "labels", wanted=wanted, got="None", instead=instead)
     classes = labels.reshape(-1).long()
     if weights is not None:  # positions that do not count may have any label
         classes = torch.where(weights.reshape(-1) == 0, 0, classes)
@@ -279,15 +267,12 @@ def _check_weights(call: str, weights: Tensor) -> None:
     is_readable = can_inspect(weights) and weights.is_cpu  # on an accelerator, reading would synchronize
     wrong = ~((weights >= 0) & (weights < math.inf)) if is_readable and not weights.is_complex() else None
     if weights.is_complex() or (wrong is not None and bool(wrong.any())):
-        raise invalid_value(
-            call,
-            "weight",
-            wanted="finite numbers, none negative, at the positions that count",
-            got=f"dtype {weights.dtype}"
-            if wrong is None
-            else f"{float(weights[wrong][0])} ({first_of(wrong)})",
-            instead="weight=weight.nan_to_num(0.0, 0.0, 0.0).clamp(min=0), or mask= for positions that do not count",
+        wanted = "finite numbers, none negative, at the positions that count"
+        got = f"dtype {weights.dtype}" if wrong is None else f"{float(weights[wrong][0])} ({first_of(wrong)})"
+        instead = (
+            "weight=weight.nan_to_num(0.0, 0.0, 0.0).clamp(min=0), or mask= for positions that do not count"
         )
+        raise invalid_value(call, "weight", wanted=wanted, got=got, instead=instead)
 
 
 def _of_positions(
@@ -300,26 +285,18 @@ def _of_positions(
         raise invalid_type(call, name, wanted="a tensor", got=type(tensor).__name__, instead=instead)
     tensor = dense(call, name, tensor)
     if tensor.shape != positions:
-        raise invalid_value(
-            call,
-            name,
-            wanted=f"a value for each position, shape {tuple(positions)}",
-            got=f"shape {tuple(tensor.shape)}",
-            instead=_fitting(name, tensor, positions),
-        )
+        wanted, got = f"a value for each position, shape {tuple(positions)}", f"shape {tuple(tensor.shape)}"
+        instead = _fitting(name, tensor, positions)
+        raise invalid_value(call, name, wanted=wanted, got=got, instead=instead)
     _check_device(call, name, tensor, device)
     return tensor
 
 
 def _check_device(call: str, name: str, tensor: Tensor, device: torch.device) -> None:
     if tensor.device != device:
-        raise invalid_value(
-            call,
-            name,
-            wanted=f"a tensor on {device}, where the positions are",
-            got=f"one on {tensor.device}",
-            instead=f"{name}={name}.to({str(device)!r})",
-        )
+        wanted, got = f"a tensor on {device}, where the positions are", f"one on {tensor.device}"
+        instead = f"{name}={name}.to({str(device)!r})"
+        raise invalid_value(call, name, wanted=wanted, got=got, instead=instead)
 
 
 def _fitting(name: str, tensor: Tensor, positions: torch.Size) -> str:

@@ -136,21 +136,13 @@ def active_units(posterior: Distribution | Tensor, *, threshold: float = 0.01) -
     threshold = _UNITS.check(threshold=threshold)["threshold"]
     mean = (posterior.mean if isinstance(posterior, Distribution) else posterior).detach()
     if mean.ndim == 0 or len(mean) < 2:
-        raise invalid_value(
-            "active_units",
-            "posterior",
-            wanted="two examples or more, in the first dimension",
-            got=f"means of shape {tuple(mean.shape)}",
-            instead="active_units(torch.cat(means)) with the posterior means of the whole data set",
-        )
+        wanted, got = "two examples or more, in the first dimension", f"means of shape {tuple(mean.shape)}"
+        instead = "active_units(torch.cat(means)) with the posterior means of the whole data set"
+        raise invalid_value("active_units", "posterior", wanted=wanted, got=got, instead=instead)
     if bool(mean.isnan().any()):
-        raise invalid_value(
-            "active_units",
-            "posterior",
-            wanted="posteriors with a mean",
-            got="means that are NaN",
-            instead="active_units(posterior.probs) for a Categorical, or the means as a tensor",
-        )
+        wanted, got = "posteriors with a mean", "means that are NaN"
+        instead = "active_units(posterior.probs) for a Categorical, or the means as a tensor"
+        raise invalid_value("active_units", "posterior", wanted=wanted, got=got, instead=instead)
     return mean.double().var(0) > threshold
 
 
@@ -259,12 +251,12 @@ class KLRegularizer(torch.nn.Module):
         call = "KLRegularizer"
         batch_dims = _ARGUMENTS.check(**locals())["batch_dims"]
         if capacity is not None and free_nats > 0:
+            wanted, got = (
+                "free_nats or a capacity, not both",
+                f"free_nats={free_nats} and capacity={capacity}",
+            )
             raise invalid_value(
-                call,
-                "capacity",
-                wanted="free_nats or a capacity, not both",
-                got=f"free_nats={free_nats} and capacity={capacity}",
-                instead=f"{call}(capacity={capacity})",
+                call, "capacity", wanted=wanted, got=got, instead=f"{call}(capacity={capacity})"
             )
         if balance is not None and not (
             isinstance(balance, tuple)
@@ -365,13 +357,9 @@ class KLRegularizer(torch.nn.Module):
         latent = kl.ndim - 1
         kept = range(latent) if self.group_dims is None else self.group_dims
         if any(not 0 <= dim < latent for dim in kept):
-            raise invalid_value(
-                call,
-                "group_dims",
-                wanted=f"latent dimensions of the posterior, which has {latent}",
-                got=f"{self.group_dims}",
-                instead="group_dims=None for each dimension, group_dims=() for all together",
-            )
+            wanted, got = f"latent dimensions of the posterior, which has {latent}", f"{self.group_dims}"
+            instead = "group_dims=None for each dimension, group_dims=() for all together"
+            raise invalid_value(call, "group_dims", wanted=wanted, got=got, instead=instead)
         summed = [dim + 1 for dim in range(latent) if dim not in kept]
         groups = kl.sum(summed) if summed else kl
         return groups.flatten(1) if groups.ndim > 1 else groups[:, None]
@@ -555,20 +543,11 @@ def _check_controller(call: str, coefficient: object) -> None:
             "regularizer.step()",
         )
     if coefficient.clip >= coefficient.horizon:
-        raise invalid_value(
-            call,
-            "coefficient",
-            wanted="a horizon above clip",
-            got=f"horizon={coefficient.horizon:g}, clip={coefficient.clip:g}",
-            instead=f"AdaptiveKLController(..., horizon={max(20.0, 2 * coefficient.clip):g})",
-        )
+        got = f"horizon={coefficient.horizon:g}, clip={coefficient.clip:g}"
+        instead = f"AdaptiveKLController(..., horizon={max(20.0, 2 * coefficient.clip):g})"
+        raise invalid_value(call, "coefficient", wanted="a horizon above clip", got=got, instead=instead)
 
 
 def _no_distribution(call: str, name: str, value: object) -> Exception:
-    return invalid_type(
-        call,
-        name,
-        wanted="a torch distribution",
-        got=type(value).__name__,
-        instead=f"{name}=torch.distributions.Normal(loc, scale)",
-    )
+    wanted, instead = "a torch distribution", f"{name}=torch.distributions.Normal(loc, scale)"
+    return invalid_type(call, name, wanted=wanted, got=type(value).__name__, instead=instead)

@@ -369,22 +369,16 @@ def _check_drawing(logits: Tensor, k: int, draws: int, generator: torch.Generato
     if generator is not None and generator.device.type != "cpu":
         raise _GENERATOR.refusal(call, "generator", generator)
     if not can_inspect(logits):
-        raise invalid_type(
-            call,
-            "logits",
-            wanted="a tensor with values, outside torch.compile and torch.func",
-            got=f"one on {logits.device}" if logits.is_meta else "another",
-            instead="the call outside the compiled or transformed function",
-        )
+        wanted = "a tensor with values, outside torch.compile and torch.func"
+        got = f"one on {logits.device}" if logits.is_meta else "another"
+        instead = "the call outside the compiled or transformed function"
+        raise invalid_type(call, "logits", wanted=wanted, got=got, instead=instead)
     wrong = ~logits.detach().amax(-1).isfinite()
     if bool(wrong.any()):
-        raise invalid_value(
-            call,
-            "logits",
-            wanted="numbers, or -inf for some of a position's classes",
-            got=f"positions with NaN, +inf or only -inf, {first_of(wrong)}",
-            instead="SampledTail.draw(logits[mask]), with only the positions that have a distribution",
-        )
+        wanted = "numbers, or -inf for some of a position's classes"
+        got = f"positions with NaN, +inf or only -inf, {first_of(wrong)}"
+        instead = "SampledTail.draw(logits[mask]), with only the positions that have a distribution"
+        raise invalid_value(call, "logits", wanted=wanted, got=got, instead=instead)
     return k, draws
 
 
@@ -410,10 +404,6 @@ def _check_values(teacher: SampledTail) -> None:
     ):
         if not bool(right.all()):
             values = total if name == "tail_log_mass" else getattr(teacher, name)
-            raise invalid_value(
-                "SampledTail",
-                name,
-                wanted=wanted,
-                got=first_value(~right, values),
-                instead="SampledTail.draw(logits), which draws from the classes that are not in the top",
-            )
+            instead = "SampledTail.draw(logits), which draws from the classes that are not in the top"
+            got = first_value(~right, values)
+            raise invalid_value("SampledTail", name, wanted=wanted, got=got, instead=instead)

@@ -264,7 +264,7 @@ _ARGUMENTS = Arguments(
 
 def _check_form(teacher: TopK) -> None:
     indices, log_probs = teacher.indices, teacher.log_probs
-    for name, x, wanted in (
+    for name, x, kind in (
         ("indices", indices, "an integer tensor of class indices"),
         ("log_probs", log_probs, "a floating-point tensor of log-probabilities"),
     ):
@@ -273,30 +273,18 @@ def _check_form(teacher: TopK) -> None:
             check_dense("TopK", name, x)
         has_dtype = is_tensor and (x.is_floating_point() if x is log_probs else is_integer(x))
         if not has_dtype or x.ndim == 0 or x.shape[-1] == 0:
+            wanted = f"{kind}, shape (..., k) with k at least 1"
             got = f"dtype {x.dtype}, shape {tuple(x.shape)}" if is_tensor else type(x).__name__
-            raise invalid_type(
-                "TopK",
-                name,
-                wanted=f"{wanted}, shape (..., k) with k at least 1",
-                got=got,
-                instead="log_probs, indices = logits.log_softmax(-1).topk(k), then TopK(indices, log_probs)",
-            )
+            instead = "log_probs, indices = logits.log_softmax(-1).topk(k), then TopK(indices, log_probs)"
+            raise invalid_type("TopK", name, wanted=wanted, got=got, instead=instead)
     if indices.shape != log_probs.shape:
-        raise invalid_value(
-            "TopK",
-            "log_probs",
-            wanted=f"one for each index, shape {tuple(indices.shape)}",
-            got=f"shape {tuple(log_probs.shape)}",
-            instead="TopK(indices, log_probs) of the same positions and the same k",
-        )
+        wanted, got = f"one for each index, shape {tuple(indices.shape)}", f"shape {tuple(log_probs.shape)}"
+        instead = "TopK(indices, log_probs) of the same positions and the same k"
+        raise invalid_value("TopK", "log_probs", wanted=wanted, got=got, instead=instead)
     if indices.device != log_probs.device:
-        raise invalid_value(
-            "TopK",
-            "log_probs",
-            wanted=f"a tensor on {indices.device}, where the indices are",
-            got=f"one on {log_probs.device}",
-            instead="log_probs.to(indices.device)",
-        )
+        wanted, got = f"a tensor on {indices.device}, where the indices are", f"one on {log_probs.device}"
+        instead = "log_probs.to(indices.device)"
+        raise invalid_value("TopK", "log_probs", wanted=wanted, got=got, instead=instead)
     if not (isinstance(teacher.tail, str) and teacher.tail in get_args(Tail)):
         _ARGUMENTS.check(tail=teacher.tail)
 

@@ -267,13 +267,9 @@ def _check(x: object, name: str) -> None:
 def _check_indices(name: str, indices: Tensor, classes: int) -> None:
     largest = int(indices.max()) if indices.numel() else -1
     if largest >= classes:
-        raise invalid_value(
-            _CALL,
-            name,
-            wanted=f"indices below the number of classes, {classes}",
-            got=f"an index {largest}",
-            instead=f"classes={largest + 1} or more, the number of all classes",
-        )
+        wanted, got = f"indices below the number of classes, {classes}", f"an index {largest}"
+        instead = f"classes={largest + 1} or more, the number of all classes"
+        raise invalid_value(_CALL, name, wanted=wanted, got=got, instead=instead)
 
 
 def _mass_outside(x: TopK | TopKBlock) -> Tensor:
@@ -292,34 +288,26 @@ def _check_mass(name: str, x: TopK | TopKBlock, classes: int) -> None:
     wrong = ((log_probs != -torch.inf).sum(-1) >= classes) & (tail > rounding)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
-        raise invalid_value(
-            _CALL,
-            f"{name}, classes",
-            wanted=f"no mass outside a list of all {classes} classes, within {rounding:.2g} ({log_probs.dtype})",
-            got=f"{float(tail[row]):.6g} outside that of row {row}, the first of {int(wrong.sum())}",
-            instead=f"classes={classes + 1} or more, the number of all classes, or classes=None if it is not known",
+        wanted = f"no mass outside a list of all {classes} classes, within {rounding:.2g} ({log_probs.dtype})"
+        got = f"{float(tail[row]):.6g} outside that of row {row}, the first of {int(wrong.sum())}"
+        instead = (
+            f"classes={classes + 1} or more, the number of all classes, or classes=None if it is not known"
         )
+        raise invalid_value(_CALL, f"{name}, classes", wanted=wanted, got=got, instead=instead)
 
 
 def _check_positions(p: TopK | TopKBlock, q: TopK | TopKBlock) -> None:
     shape_p, shape_q = tuple(p.indices.shape[:-1]), tuple(q.indices.shape[:-1])
     if shape_p != shape_q or p.indices.device != q.indices.device:
-        raise invalid_value(
-            _CALL,
-            "p, q",
-            wanted="the same positions on one device",
-            got=f"shapes {shape_p} and {shape_q} on {p.indices.device} and {q.indices.device}",
-            instead="blocks with the same number of rows: p.blocks(rows=1024) and q.blocks(rows=1024)",
-        )
+        wanted = "the same positions on one device"
+        got = f"shapes {shape_p} and {shape_q} on {p.indices.device} and {q.indices.device}"
+        instead = "blocks with the same number of rows: p.blocks(rows=1024) and q.blocks(rows=1024)"
+        raise invalid_value(_CALL, "p, q", wanted=wanted, got=got, instead=instead)
     if isinstance(p, TopKBlock) and isinstance(q, TopKBlock):
         other = (p.labels != q.labels) & (p.labels != NO_LABEL) & (q.labels != NO_LABEL)
         if bool(other.any()):
             row = int(other.nonzero()[0])
             places = [f"sequence {int(x.sequences[row])}, position {int(x.positions[row])}" for x in (p, q)]
-            raise invalid_value(
-                _CALL,
-                "p, q",
-                wanted="positions of one text",
-                got=f"true token {int(p.labels[row])} at {places[0]} and {int(q.labels[row])} at {places[1]}",
-                instead="files made from the same tokens",
-            )
+            got = f"true token {int(p.labels[row])} at {places[0]} and {int(q.labels[row])} at {places[1]}"
+            wanted, instead = "positions of one text", "files made from the same tokens"
+            raise invalid_value(_CALL, "p, q", wanted=wanted, got=got, instead=instead)
