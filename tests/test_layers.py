@@ -62,7 +62,6 @@ LAYERS = {
         {
             "dependence",
             "dimension",
-            "knn_entropy",
             "permutations",
             "registry",
             "shared_draws",
@@ -70,7 +69,8 @@ LAYERS = {
             "tails",
         },
         {"known_categories", "lattice", "spans", "unseen"},
-        {"discrete", "importance", "knn", "known_density", "variational"},
+        {"knn"},
+        {"discrete", "importance", "known_density", "variational"},
         {"counted", "histogram"},
         {"density_ratio"},
         {"choose_estimator"},
@@ -465,7 +465,7 @@ def makers_of_intervals(package: Path) -> set[str]:
 
 
 def test_one_function_makes_intervals_from_evidence(tmp_path):
-    """One function turns evidence with its interval into an `Estimate`. Another converts the numbers of an estimate to bits."""
+    """One more function makes an `Estimate` of both, and one changes the numbers of an estimate, as to bits."""
     evidence = "kullback.estimators.evidence"
     wanted = {f"{evidence}.interval_from", f"{evidence}.estimate_of", "kullback.pairs.solve.with_numbers"}
     assert makers_of_intervals(PACKAGE) == wanted

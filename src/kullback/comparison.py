@@ -94,7 +94,7 @@ def subject_of(
         has_text: whether there is a text to compare models on.
         has_row_options: whether an option is for predictions and not for tables.
         hub: whether a name may be the name of a model on the Hugging Face hub.
-        frames_hold_rows: whether data frames are predictions, as their representation is given.
+        frames_hold_rows: whether data frames are predictions, because the caller states their representation.
 
     Raises:
         ArgumentTypeError: the sides are of different sorts, or of none.
@@ -123,7 +123,7 @@ def subject_of(
 
 
 def _subjects(side: object, *, hub: bool, frames_hold_rows: bool) -> set[Subject]:
-    """Return what a side may be."""
+    """Return the sorts of comparison that a side may belong to."""
     if isinstance(side, str | os.PathLike):
         return {"models"} if is_model(side, hub=hub) else {"predictions", "tables", "models"}
     if hasattr(

@@ -24,7 +24,7 @@ class RowBlock:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by the names of their fields."""
-        values = {each.name: getattr(self, each.name) for each in fields(cast("Any", self))}
+        values = {field.name: getattr(self, field.name) for field in fields(cast("Any", self))}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
@@ -142,7 +142,7 @@ def summarize_rows(
     """
     rows, classes = logits.shape
     device = logits.device
-    # Whether any class has no mass is found faster than the counts.
+    # Usually every class has mass. Seeing that is faster than counting the classes with mass.
     whole = bool((logits.amin(-1) > -torch.inf).all())
     support = torch.full((rows,), classes, device="cpu") if whole else logits.isfinite().sum(-1)
     at_label = logits.gather(-1, labels.to(device)[:, None])
@@ -177,11 +177,10 @@ def summarize_rows(
 
 
 def top_classes(x: Tensor, k: int) -> Tensor:
-    """Return the classes of the k largest entries of each row, the largest first; ties are in the order of the
-    classes."""
+    """Return the classes of the k largest entries of each row, the largest first, and equal ones in their order."""
     rows = len(x)
     least = x.topk(k).values[:, -1:]
-    # All that reach the smallest of the k, which may be more, in order of their index.
+    # The entries that are at least the k-th largest, in the order of their classes. With ties they are more than k.
     row, index = (x >= least).nonzero().unbind(-1)
     counts = torch.bincount(row, minlength=rows)
     place = torch.arange(len(row), device=x.device) - (counts.cumsum(0) - counts)[row]
@@ -190,7 +189,7 @@ def top_classes(x: Tensor, k: int) -> Tensor:
     candidates[row, place] = index
     values = torch.full((rows, most), -torch.inf, dtype=x.dtype, device=x.device)
     values[row, place] = x[row, index]
-    # Empty places are last, also behind the classes of no mass, as sorting is stable.
+    # The sort is stable, so padding stays behind classes without mass, which have the same value.
     order = values.sort(dim=-1, descending=True, stable=True).indices[:, :k]
     return candidates.gather(-1, order)
 

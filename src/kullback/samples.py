@@ -114,8 +114,10 @@ def _check_indices(x: object, **others: object) -> None:
     """Refuse Series of pandas whose index differs: their rows are in another order, or are other rows."""
     index = None if isinstance(x, Tensor) else getattr(x, "index", None)
     for name, other in others.items():
-        its = None if isinstance(other, Tensor) else getattr(other, "index", None)
-        if not (hasattr(index, "equals") and hasattr(its, "equals")) or cast("Any", index).equals(its):
+        index_of_other = None if isinstance(other, Tensor) else getattr(other, "index", None)
+        if not (hasattr(index, "equals") and hasattr(index_of_other, "equals")) or cast("Any", index).equals(
+            index_of_other
+        ):
             continue
         raise invalid_value(
             "Samples",

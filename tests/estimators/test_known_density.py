@@ -25,8 +25,8 @@ from torch.distributions import (
 
 from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError, NoRuleError, OptionalDependencyError
-from kullback.estimators.knn_entropy import category_surprise, local_log_density
-from kullback.estimators.known_density import from_density
+from kullback.estimators.known_categories import category_surprise
+from kullback.estimators.known_density import from_density, local_log_density
 from tests.refusals import refused
 
 

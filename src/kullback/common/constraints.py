@@ -98,14 +98,12 @@ class Number(Constraint):
         object.__setattr__(self, "high", high)
 
     def check(self, call: str, argument: str, value: Any) -> Any:
-        """Return the number as a float, or raise."""
         number = value if type(value) is float else number_from(value)
         if self.low <= number <= self.high:
             return number
         raise self.refusal(call, argument, value)
 
     def described(self) -> str:
-        """Return the accepted values."""
         lower = f"of {self.least:g} or more" if self.above is None else f"above {self.above:g}"
         if self.most == math.inf and self.below in (None, math.inf):
             finite = "" if self.below is None else "finite "
@@ -126,7 +124,6 @@ class Number(Constraint):
         return f"a {self.noun} {lower}, {upper}"
 
     def has_type(self, value: object) -> bool:
-        """Return whether the value is a real number."""
         return isinstance(value, Real)
 
 
@@ -145,20 +142,17 @@ class Whole(Constraint):
     most: int = _MOST
 
     def check(self, call: str, argument: str, value: Any) -> Any:
-        """Return the number as an int, or raise."""
         number = value if type(value) is int else whole_from(value)
         if number is not None and self.least <= number <= self.most:
             return number
         raise self.refusal(call, argument, value)
 
     def described(self) -> str:
-        """Return the accepted values."""
         if self.most == _MOST:
             return f"an integer of {self.least} or more"
         return f"an integer from {self.least} to {self.most:,}"
 
     def has_type(self, value: object) -> bool:
-        """Return whether the value is an integer."""
         return whole_from(value) is not None
 
 
@@ -176,17 +170,14 @@ class OneOf(Constraint):
     words: tuple[str, ...]
 
     def check(self, call: str, argument: str, value: Any) -> Any:
-        """Return the word, or raise."""
         if isinstance(value, str) and value in self.words:
             return value
         raise self.refusal(call, argument, value)
 
     def described(self) -> str:
-        """Return the words."""
         return f"one of {', '.join(map(repr, self.words))}"
 
     def has_type(self, value: object) -> bool:
-        """Return whether the value is a text."""
         return isinstance(value, str)
 
 
@@ -206,13 +197,11 @@ class OfType(Constraint):
     strict: bool = field(default=True, kw_only=True)
 
     def check(self, call: str, argument: str, value: Any) -> Any:
-        """Return the object, or raise."""
         if isinstance(value, self.types):
             return value
         raise self.refusal(call, argument, value)
 
     def described(self) -> str:
-        """Return `wanted`, which the declaration states."""
         return self.wanted
 
 

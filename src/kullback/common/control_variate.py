@@ -14,7 +14,8 @@ from torch import Tensor
 
 LARGEST_TAIL_INDEX = 0.4
 """The control variate is not used above this tail index, because the variance of q / p is then nearly infinite."""
-# The control variate must explain this share of the variance of d. Otherwise its heavier tails cost more (measured).
+# The control variate must explain this share of the variance of d. Otherwise its heavier tails cost more than it saves;
+# the coverage of `tests/estimators/test_importance.py` and `tests/pairs/monte_carlo/test_from_draws.py` limits it.
 _LEAST_EXPLAINED = 0.75
 
 

@@ -32,7 +32,7 @@ def refuse_overwriting(outputs: Iterable[PathLike], inputs: Iterable[PathLike | 
     Raises:
         FileError: there is such an output.
     """
-    taken: list[PathLike] = [each for path in inputs if path is not None for each in matched(path)]
+    taken: list[PathLike] = [file for path in inputs if path is not None for file in matched(path)]
     folders = [path for path in taken if os.path.isdir(path)]  # noqa: PTH112 - False for an invalid path
     for path in outputs:
         for folder in folders:
@@ -64,9 +64,9 @@ def check_input(path: PathLike, name: str) -> None:
     try:
         mode = Path(path).stat().st_mode
     except FileNotFoundError:
-        for each in matched(path):
-            if each != Path(path):
-                check_input(each, name)
+        for file in matched(path):
+            if file != Path(path):
+                check_input(file, name)
         return
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -287,7 +287,7 @@ def _lies_in(path: PathLike, folder: PathLike) -> bool:
     if _resolved(path).is_relative_to(_resolved(folder)):
         return True
     with suppress(OSError):
-        return Path(path).exists() and any(same_file(path, each) for each in Path(folder).iterdir())
+        return Path(path).exists() and any(same_file(path, file) for file in Path(folder).iterdir())
     return False
 
 

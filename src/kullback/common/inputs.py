@@ -143,8 +143,8 @@ def tensor_remedy(name: str, x: object, *, floating: bool) -> str | None:
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if tensors and len(tensors) == len(parts):  # such as the scores from `generate` of Hugging Face models
         first = tensors[0]
-        alike = all(each.shape == first.shape and each.device == first.device for each in tensors)
-        cast_too = floating and not all(each.is_floating_point() for each in tensors)
+        alike = all(part.shape == first.shape and part.device == first.device for part in tensors)
+        cast_too = floating and not all(part.is_floating_point() for part in tensors)
         return f"torch.stack(tuple({name})){'.float()' if cast_too else ''}" if alike else None
     try:
         with warnings.catch_warnings():

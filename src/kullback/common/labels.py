@@ -103,7 +103,7 @@ def same_labels(p: Labels, q: Labels) -> bool:
 
 
 def check_one_type(call: str, p: Labels, q: Labels) -> None:
-    """Refuse two sides' labels if a label of one side can equal none of the other's because of its type."""
+    """Raise if the types of the labels keep a label of one side from equal labels of the other, such as 1 and '1'."""
     for types_of in (_types, _missing_types):
         of_p, of_q = types_of(p), types_of(q)
         if of_p and of_q and not of_p.keys() & of_q.keys():
@@ -139,7 +139,7 @@ def _type_name(label: object) -> str:
 
 
 def _types(labels: Labels) -> dict[str, Any]:
-    """Return the types of labels that can be equal, each with its first label; without missing values."""
+    """Return the first label of each type, without missing values; types whose values can be equal count as one."""
     types: dict[str, Any] = {}
     for label in labels:
         if _missing_type(label) is None:

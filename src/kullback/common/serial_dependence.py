@@ -28,7 +28,10 @@ from kullback.common.arrays import Flags, Floats, Integers
 
 Kind = Literal["blocks", "period", "pattern", "repeats"]
 
-# The smallest number of blocks for a standard error.
+# `tests/common/test_serial_dependence.py` and `tests/estimators/test_dependence.py` measure false alarms and coverage
+# with the constants of this file.
+
+# The smallest number of blocks for a standard error, which then has an error of about a quarter.
 FEWEST_BLOCKS = 10
 # The smallest number of rows to test, and the largest number of rows in the search for a period.
 _FEWEST_ROWS, _MOST_ROWS_FOR_PERIOD = 20, 1 << 16
@@ -45,6 +48,8 @@ _ROUNDING = 1e-6
 # The largest number of columns (beyond it, as many random directions are used), the number of categories that get their
 # own score, and the number of random halves of the categories.
 _MOST_COLUMNS, _MOST_CATEGORIES, _HALVES = 32, 8, 8
+# A convolution with these weights sums the values at distances 2 to 10 before and after each value.
+_AROUND = np.array([1.0] * 9 + [0.0] * 3 + [1.0] * 9)
 # The smallest share of continuous rows with an equal row that counts as repetition.
 _LEAST_REPEATED = 0.1
 
@@ -254,18 +259,18 @@ def _variance_ratios(scores: Floats) -> tuple[Floats, Flags]:
     shape = _shape(scores)
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns)
     lag_one = (scores[1:] * scores[:-1]).mean(0) + 1 / n
-    significant = lag_one * math.sqrt(n) > _limit(limit, *shape, n)
-    each: list[Floats] = []
+    by_length: list[Floats] = []
     while len(sums) >= _FEWEST_COMPARED:
         blocks = len(sums)
-        each.append((sums * sums).mean(0) / length / (1 - 1 / blocks))
+        by_length.append((sums * sums).mean(0) / length / (1 - 1 / blocks))
         sums = sums[: blocks - 1 : 2] + sums[1::2]
         length *= 2
-    ratios = np.stack(each)
+    ratios = np.stack(by_length)
     others = 2.0 ** np.arange(1, len(ratios))[:, None] - 1  # the rows of a block but one
     cubed = 2 / (9 * n / others)
     z = (np.cbrt(ratios[1:]) - (1 - cubed)) / np.sqrt(cubed)  # Wilson and Hilferty
-    return ratios, significant | (z > _limit(limit, *shape, n * others / 2)).any(0)
+    z, pairs = np.vstack([lag_one * math.sqrt(n), z]), np.vstack([[n], n * others / 2])
+    return ratios, np.logical_or.reduce(z > _limit(limit, *shape, pairs), axis=0)
 
 
 def _shape(scores: Floats) -> tuple[Floats, Floats]:
@@ -295,7 +300,7 @@ def _period(scores: Floats) -> _Period | None:
     size, lags = 1 << (2 * n - 1).bit_length(), n // 2
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns / lags)
     limits = _limit(limit, *_shape(scores), n)
-    pairs, number_around = n - np.arange(lags + 1), _sums_around(np.ones(lags + 1))
+    pairs, number_around = n - np.arange(lags + 1), np.convolve(np.ones(lags + 1), _AROUND)[10:-10]
     highest, period = 0.0, None
     for column, bound in zip(scores.T, limits, strict=True):
         spectrum = np.fft.rfft(column, size)
@@ -306,7 +311,7 @@ def _period(scores: Floats) -> _Period | None:
         # properties of autocorrelated time-series, Bartlett, 1946).
         error = np.sqrt((1 + 2 * float(np.square(correlation[1:near]).sum())) / pairs)
         # Long-range dependence raises the correlations at all lags, a period only around its own lag.
-        around = _sums_around(correlation) / number_around
+        around = np.convolve(correlation, _AROUND)[10:-10] / number_around
         clear = (correlation - np.maximum(around, 0) > bound * error) & (np.arange(lags + 1) >= near)
         if near and clear.any() and correlation[clear].max() > highest:
             highest = float(correlation[clear].max())
@@ -314,12 +319,6 @@ def _period(scores: Floats) -> _Period | None:
             adjacent = correlation[[peak - 1, peak + 1] if peak < lags else [peak - 1]].mean()
             period = _Period(peak, bool(adjacent > correlation[peak] / 2))
     return period
-
-
-def _sums_around(x: Floats) -> Floats:
-    """Return, for each value, the sum of the values at distances 2 to 10 before and after it."""
-    weights = np.array([1.0] * 9 + [0.0] * 3 + [1.0] * 9)
-    return np.convolve(x, weights)[10 : 10 + len(x)]
 
 
 def _first_peak(correlation: Floats) -> int:

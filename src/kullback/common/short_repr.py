@@ -46,5 +46,5 @@ class ShortRepr:
     __slots__ = ()
 
     def __repr__(self) -> str:
-        shown = [each.name for each in fields(self) if each.repr]  # type: ignore[arg-type]
+        shown = [field.name for field in fields(self) if field.repr]  # type: ignore[arg-type]
         return short_repr(self, {name: getattr(self, name) for name in shown})

@@ -86,11 +86,11 @@ def diagnose(
 def _checked_dim(dim: object, input: Tensor, target: Tensor) -> int | tuple[int, ...]:
     """Return the dimension of the classes, or several of them as negative numbers in order."""
     numbers = [
-        whole_from(each) for each in cast("tuple[object, ...]", dim if isinstance(dim, tuple) else (dim,))
+        whole_from(number) for number in cast("tuple[object, ...]", dim if isinstance(dim, tuple) else (dim,))
     ]
     ndim = max(input.ndim, 1)
     negative = sorted(
-        {each - ndim if each >= 0 else each for each in numbers if each is not None and -ndim <= each < ndim}
+        {axis - ndim if axis >= 0 else axis for axis in numbers if axis is not None and -ndim <= axis < ndim}
     )
     if not numbers or len(negative) < len(numbers):
         wanted = f"a dimension of input, which has shape {tuple(input.shape)}, or a tuple of different ones"

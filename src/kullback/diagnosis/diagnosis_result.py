@@ -138,8 +138,8 @@ class Diagnosis:
         parts += [f"<p>{name}, by kullback: {escape(_described(kl))}</p>" for name, kl in self._divergences()]
         for finding in self.findings:
             advice = f"<br>&rarr; {escape(finding.advice)}" if finding.advice else ""
-            said = f"<b>{finding.level}: {escape(finding.code)}</b><br>{escape(finding.message)}"
-            parts.append(f"<p>{said}{advice}</p>")
+            shown = f"<b>{finding.level}: {escape(finding.code)}</b><br>{escape(finding.message)}"
+            parts.append(f"<p>{shown}{advice}</p>")
         code = "\n".join(self._code() if self.findings else ["No problems found.", *self._code()])
         return "\n".join([*parts, f"<pre>{escape(code)}</pre>"])
 
@@ -221,15 +221,15 @@ def conclude(case: Case, findings: list[Finding], suggestion: Suggestion | None)
 
 def _meanings(case: Case) -> dict[str, str]:
     rows, size = case.rows, case.batch_size
-    each = "the KL of the one row" if rows == 1 else "the mean KL of a row"
+    of_a_row = "the KL of the one row" if rows == 1 else "the mean KL of a row"
     if rows == size or not size:
-        batchmean = each
+        batchmean = of_a_row
     else:
-        batchmean = f"{rows / size:.4g} times {each}: {rows} rows, but input.size(0) = {size}"
+        batchmean = f"{rows / size:.4g} times {of_a_row}: {rows} rows, but input.size(0) = {size}"
     return {
         "none": f"the terms; .sum({case.dim if case.maps is None else case.maps.dims}) of them is the KL of each row",
-        "sum": each if rows == 1 else f"the KL of all {rows} rows together",
-        "mean": f"{each}, divided by the {case.classes} classes" if case.classes > 1 else each,
+        "sum": of_a_row if rows == 1 else f"the KL of all {rows} rows together",
+        "mean": f"{of_a_row}, divided by the {case.classes} classes" if case.classes > 1 else of_a_row,
         "batchmean": batchmean,
     }
 

@@ -59,10 +59,10 @@ class Occurrences:
 
     def add(self, mask: Tensor, offset: int) -> None:
         """Count in a block whose entries (or rows) come after `offset` others."""
-        found = int(mask.count_nonzero())
-        if found and self.first is None:
+        number = int(mask.count_nonzero())
+        if number and self.first is None:
             self.first = self._index(offset + int(mask.flatten().to(torch.uint8).argmax()))
-        self.count += found
+        self.count += number
 
     def _index(self, flat: int) -> Index:
         """Return the index of the `flat`-th entry (or row), counted with the classes last."""

@@ -66,8 +66,8 @@ def suggest(case: Case) -> Suggestion | None:
     """Write the code; None if the tensors are too unclear."""
     a, b = case.read_input, case.read_target
     if case.labels and a and case.maps is None:
-        usable = a.representation != "nothing" and not a.invalid and not case.stray_labels.count
-        return _cross_entropy(case, case.labels, a) if usable else None
+        is_clear = a.representation != "nothing" and not a.invalid and not case.stray_labels.count
+        return _cross_entropy(case, case.labels, a) if is_clear else None
     if not (case.paired and a and b) or case.classes == 1:
         return None
     if case.maps is not None and not (case.repair and case.repair.how in ("same", "expand")):

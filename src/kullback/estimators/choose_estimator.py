@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
@@ -40,9 +41,8 @@ from kullback.estimators.evidence import (
     SMALL_P,
     SMALL_Q,
     Evidence,
-    added,
+    by_direction,
     estimate_of,
-    exchanged,
     noted,
     of_two,
     opened,
@@ -55,7 +55,7 @@ from kullback.estimators.knn.neighbor_estimate import nearest_neighbors
 from kullback.estimators.known_density import from_density
 from kullback.estimators.lattice import DRAWS_FOR_VALUE, FEWEST_VALUES, as_categories
 from kullback.estimators.registry import CATEGORICAL, CONTINUOUS, METHODS, device_of, enlist, evidence_by
-from kullback.estimators.sample_checks import INTERVAL, checked, checked_side, seed_of
+from kullback.estimators.sample_checks import checked, checked_side, seed_of
 from kullback.estimators.shared_draws import Shared, shared_draws
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
 from kullback.representations import Counts, Representation
@@ -86,7 +86,6 @@ def estimate_from_samples(
     generator: torch.Generator | None = None,
 ) -> Estimate:
     """Estimate a divergence with `Samples` on at least one side, by the named estimator or the suitable one."""
-    INTERVAL.check(call, confidence=confidence, generator=generator)
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
     kind = estimable(call, kind)
@@ -171,12 +170,8 @@ def _of_groups(
 
 
 def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Evidence:
-    if isinstance(kind, ReverseKL):
-        return exchanged(lambda: _kl(settings, q, p))
-    if isinstance(kind, Jeffreys):
-        return added(_kl(settings, p, q), exchanged(lambda: _kl(settings, q, p)))
-    if isinstance(kind, KL):
-        return _kl(settings, p, q)
+    if isinstance(kind, KL | ReverseKL | Jeffreys):
+        return by_direction(kind, partial(_kl, settings), p, q)
     if not _is_number(p) or not _is_number(q):
         return evidence_by(bias_corrected, p, q, kind, confidence=settings.confidence)
     few = as_categories(p, q) if settings.method == "auto" else None
@@ -187,9 +182,11 @@ def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Evi
 
 def _check_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> None:
     """Refuse kinds other than KL, except from draws of categories or of numbers on both sides."""
-    method, is_kl = settings.method, isinstance(kind, KL | ReverseKL | Jeffreys)
-    by_counts = method in ("auto", "bias_corrected") and _is_categorical(p) and _is_categorical(q)
-    if is_kl or by_counts or (method in ("auto", "histogram") and _is_number(p) and _is_number(q)):
+    if isinstance(kind, KL | ReverseKL | Jeffreys):
+        return
+    if settings.method in ("auto", "bias_corrected") and _is_categorical(p) and _is_categorical(q):
+        return
+    if settings.method in ("auto", "histogram") and _is_number(p) and _is_number(q):
         return
     raise NoRuleError(
         explain(
@@ -329,10 +326,10 @@ def _by_label(p: Draws, q: object) -> tuple[Draws, object]:
     if names is None:
         values, codes = torch.unique(codes, return_inverse=True)
         names = tuple(values.tolist())
-    known = Counts(torch.ones(len(names), dtype=torch.int64), labels=names).aligned_with(q)[1]
-    place = {label: i for i, label in enumerate(cast("Labels", known.labels))}
+    aligned = Counts(torch.ones(len(names), dtype=torch.int64), labels=names).aligned_with(q)[1]
+    place = {label: i for i, label in enumerate(cast("Labels", aligned.labels))}
     numbers = torch.tensor([place[name] for name in names], device=codes.device)
-    return replace(p, tensor=numbers[codes][:, None], labels=None), known
+    return replace(p, tensor=numbers[codes][:, None], labels=None), aligned
 
 
 def _as_distribution(call: str, p: Draws, q: object) -> Distribution:

@@ -12,7 +12,7 @@ from kullback.common.progress import progress_bar
 from kullback.estimators.discrete.categorical_estimators import plugin
 from kullback.estimators.discrete.counts import is_drawn, number_of_draws, table_of
 from kullback.estimators.discrete.kinds import describe_kind, estimable
-from kullback.estimators.evidence import Evidence, added, estimate_of, exchanged, interval_from
+from kullback.estimators.evidence import Evidence, by_direction, estimate_of, interval_from
 from kullback.estimators.known_categories import from_known_categories
 from kullback.estimators.registry import evidence_by
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL
@@ -50,10 +50,8 @@ def with_interval(
 
 
 def _of_kind(p: Representation, q: Representation, kind: Divergence, confidence: float) -> Evidence:
-    if isinstance(kind, ReverseKL):
-        return exchanged(lambda: _of_kind(q, p, KL(), confidence))
-    if isinstance(kind, Jeffreys):
-        return added(_of_kind(p, q, KL(), confidence), exchanged(lambda: _of_kind(q, p, KL(), confidence)))
+    if isinstance(kind, ReverseKL | Jeffreys):
+        return by_direction(kind, lambda p, q: _of_kind(p, q, KL(), confidence), p, q)
     if isinstance(kind, KL) and isinstance(p, Counts):
         if isinstance(q, Counts):
             return evidence_by(plugin, p, q, confidence=confidence)
@@ -80,10 +78,10 @@ def _against_known(p: Counts, q: Representation, confidence: float) -> Evidence:
     numbers = [(row.value, row.error, *(row.ends or ())) for row in rows]
     columns = torch.tensor(numbers, dtype=torch.float64).reshape(*shape, 4).to(device)
     value, error, low, high = columns.unbind(-1)
-    said = Counter(note for row in rows for note in row.notes)
+    times = Counter(note for row in rows for note in row.notes)
     notes = [
         f"{number:,} of {len(rows):,} rows: {note}" if shape else note
-        for note, number in said.most_common(_MOST_NOTES)
+        for note, number in times.most_common(_MOST_NOTES)
     ]
     n = number_of_draws(x.sum(-1)), 0
     return Evidence(value, error=error, ends=(low, high), notes=notes, n=n, method="plugin")

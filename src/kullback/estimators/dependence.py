@@ -91,13 +91,15 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
     symmetric about 0, as in a paired test. The longer side uses evenly spread rows, as many as the other side has.
     """
     sides, dependences = (p, q), [dependence_of(side) for side in (p, q)]
-    known = [each for each in dependences if each is not None]
+    dependent = [one for one in dependences if one is not None]
     free = [side.cluster is None and not side.independent for side in sides]
-    serial = [each for each in known if each.kind == "blocks"]
-    if not serial or len(serial) < len(known) or not all(free):
-        own = [_own_groups(side, each) for side, each in zip(sides, dependences, strict=True)]
-        return GroupedAlike(own[0][0], own[1][0], own[0][1] + own[1][1], any(each.is_open for each in known))
-    times = [1.0 if each is None else each.time for each in dependences]
+    serial = [one for one in dependent if one.kind == "blocks"]
+    if not serial or len(serial) < len(dependent) or not all(free):
+        apart = [_own_groups(side, one) for side, one in zip(sides, dependences, strict=True)]
+        return GroupedAlike(
+            apart[0][0], apart[1][0], apart[0][1] + apart[1][1], any(one.is_open for one in dependent)
+        )
+    times = [1.0 if one is None else one.time for one in dependences]
     in_pairs = max(times) > _UNLIKE * min(times)
     if in_pairs:
         sizes = (

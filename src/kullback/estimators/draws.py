@@ -37,7 +37,7 @@ class Draws:
         rows: the place of each draw among all of these; None if all are kept.
         exponent: the power of two that is the unit of the first component, where its values are huge or tiny.
         device: the device of the user's tensor.
-        given: the user's `Samples`.
+        samples: the user's `Samples`.
 
     Example:
         >>> from kullback import Samples
@@ -56,7 +56,7 @@ class Draws:
     rows: Integers | None = None
     exponent: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    given: Samples | None = None
+    samples: Samples | None = None
 
     @classmethod
     def of(cls, samples: Samples | Draws) -> Draws:
@@ -70,15 +70,18 @@ class Draws:
             rows = np.flatnonzero(weights > 0)
             tensor, weights = tensor[torch.from_numpy(rows).to(tensor.device)], weights[rows]
             cluster = None if cluster is None else np.unique(cluster[rows], return_inverse=True)[1]
-        device = samples.tensor.device
-        known = samples.labels, samples.columns, samples.independent, samples.tensor.shape[0], rows, 0, device
-        return cls(tensor, weights, cluster, *known, samples)
+        return cls(
+            *(tensor, weights, cluster, samples.labels, samples.columns, samples.independent, len(samples)),
+            *(rows, 0, samples.tensor.device, samples),
+        )
 
     def __len__(self) -> int:
         return len(self.tensor)
 
     def __repr__(self) -> str:
-        return f"Draws(n={len(self)}, d={self.tensor.shape[1]})" if self.given is None else repr(self.given)
+        return (
+            f"Draws(n={len(self)}, d={self.tensor.shape[1]})" if self.samples is None else repr(self.samples)
+        )
 
     @cached_property
     def discrete(self) -> bool:
@@ -117,6 +120,11 @@ class Draws:
         return self.taken(np.sort(rng.choice(len(self), number, replace=False)))
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the draws have neither weights nor clusters."""
+        return self.weights is None and self.cluster is None
+
+    @property
     def shares(self) -> Array:
         """The weights, normalized to sum 1."""
         return (
@@ -143,7 +151,9 @@ class Draws:
     @property
     def effective(self) -> float:
         """The number of equally weighted draws with the same information."""
-        return float(len(self)) if self.weights is None else effective_number(self.weights, len(self))
+        return (
+            float(self.tensor.shape[0]) if self.weights is None else effective_number(self.weights, len(self))
+        )
 
     def variance(self, influence: Array) -> float:
         """Return the variance of a sum of the draws' influences."""

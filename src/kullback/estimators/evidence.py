@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from kullback.common.short_repr import ShortRepr
 from kullback.errors import SIDES_EXCHANGED, sides_exchanged
 from kullback.estimators.draws import Array, Draws, few_clusters
+from kullback.generators import Divergence, Jeffreys, ReverseKL
 from kullback.results.estimate import Estimate
 
 
@@ -102,6 +104,7 @@ class Evidence(ShortRepr):
     n: tuple[int | Tensor, int | Tensor] | None = None
 
 
+@lru_cache(maxsize=16)
 def standard_normal_quantile(confidence: float) -> float:
     """Return half the width of a two-sided normal interval, in standard errors."""
     return math.sqrt(2) * float(torch.erfinv(torch.tensor(confidence, dtype=torch.float64, device="cpu")))
@@ -173,7 +176,9 @@ def interval_from(evidence: Evidence, confidence: float, *sides: Draws) -> Evide
 def error_of(evidence: Evidence, sides: tuple[Draws, ...]) -> float | None:
     """Return the standard error of evidence; None if it has none."""
     if evidence.influence is not None:
-        variance = sum(side.variance(own) for side, own in zip(sides, evidence.influence, strict=True))
+        variance = sum(
+            side.variance(of_draws) for side, of_draws in zip(sides, evidence.influence, strict=True)
+        )
         return math.hypot(math.sqrt(variance), float(evidence.error or 0.0))
     if evidence.resampled is not None:
         return float(np.std(evidence.resampled, ddof=1))
@@ -208,9 +213,7 @@ def _limits(
 def estimate_of(evidence: Evidence, device: torch.device) -> Estimate:
     """Return evidence that has its interval as an `Estimate`, with its notes in words."""
 
-    def tensor(x: Tensor | float) -> Tensor:
-        return torch.as_tensor(x, dtype=torch.float64, device=device)
-
+    tensor = partial(torch.as_tensor, dtype=torch.float64, device=device)
     interval = None if evidence.ends is None else (tensor(evidence.ends[0]), tensor(evidence.ends[1]))
     error = None if evidence.error is None else tensor(evidence.error)
     notes = tuple([note.replace(_MARK, "") for note in evidence.notes]) if evidence.notes else ()
@@ -237,6 +240,14 @@ def exchanged(measure: Callable[[], Evidence]) -> Evidence:
         pieces[1::2] = [f"{_Side(SIDES_EXCHANGED[name])}" for name in pieces[1::2]]
         notes.append("".join(pieces))
     return replace(evidence, n=None if evidence.n is None else evidence.n[::-1], notes=notes)
+
+
+def by_direction(kind: Divergence, kl: Callable[[Any, Any], Evidence], p: Any, q: Any) -> Evidence:
+    """Return the evidence of KL, of its reverse or of the sum of both, from a function that estimates KL."""
+    if isinstance(kind, ReverseKL):
+        return exchanged(lambda: kl(q, p))
+    there = kl(p, q)
+    return added(there, exchanged(lambda: kl(q, p))) if isinstance(kind, Jeffreys) else there
 
 
 def added(there: Evidence, back: Evidence) -> Evidence:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -19,13 +19,13 @@ import torch
 
 from kullback.common.constraints import Arguments, Whole
 from kullback.errors import invalid_value
-from kullback.estimators.discrete import formulas
 from kullback.estimators.discrete.categorical_estimators import described
 from kullback.estimators.discrete.count_intervals import kl_interval
-from kullback.estimators.discrete.counts import CategoryCounts, tabulate
+from kullback.estimators.discrete.counts import tabulate
+from kullback.estimators.discrete.formulas import CategoryCounts
 from kullback.estimators.discrete.kinds import describe_kind, estimable, largest_of, measured
 from kullback.estimators.draws import Array, Draws, Integers
-from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, added, exchanged
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, by_direction
 from kullback.estimators.lattice import common_step, jittered
 from kullback.estimators.registry import evidence_by, from_draws
 from kullback.estimators.sample_checks import seed_of
@@ -66,7 +66,7 @@ class _Sorted:
     below: Array | None
 
     @property
-    def each(self) -> Array:
+    def weights(self) -> Array:
         """The share of each draw."""
         if self.below is None:
             return np.full(len(self.values), 1 / len(self.values))
@@ -84,15 +84,9 @@ class _Sorted:
         """Return the number of draws at or below each edge."""
         return np.searchsorted(self.values, edges, side="right")
 
-    def counts(self, edges: Array) -> torch.Tensor:
-        """Return the number of draws in each bin, float64."""
-        places = np.searchsorted(self.values, edges, side="right")
-        inside = np.diff(places, prepend=0, append=len(self.values))
-        return torch.from_numpy(inside.astype(np.float64))
-
     def shares(self, edges: Array) -> Array:
         """Return the share of the weight at or below each edge."""
-        places = self.places(edges)
+        places = np.searchsorted(self.values, edges, side="right")
         return places / len(self.values) if self.below is None else self.below[places]
 
     def share_between(self, start: int, stop: int) -> float:
@@ -111,15 +105,21 @@ class _Sides:
     first: _Sorted
     second: _Sorted
 
+    @cached_property
+    def are_plain(self) -> bool:
+        """Whether neither side has weights or clusters."""
+        return self.p.is_plain and self.q.is_plain
+
     def count(self, edges: Array) -> CategoryCounts:
         """Count the draws at or below the first edge, above it and at or below the second, and so on."""
-        p, q = self.p, self.q
-        if p.weights is p.cluster is q.weights is q.cluster is None:
-            a, b = self.first.counts(edges), self.second.counts(edges)
-            n = len(self.first.values), len(self.second.values)
-            return CategoryCounts(a, b, (1.0, 1.0), 1.0, n)
-        codes_p, codes_q = (torch.from_numpy(np.searchsorted(edges, side.x[:, 0])) for side in (p, q))
-        return tabulate(codes_p, codes_q, len(edges) + 1, p, q)
+        if self.are_plain:
+            x, y = self.first.values, self.second.values
+            a = np.diff(np.searchsorted(x, edges, "right"), prepend=0, append=len(x))
+            b = np.diff(np.searchsorted(y, edges, "right"), prepend=0, append=len(y))
+            a, b = torch.from_numpy(a).double(), torch.from_numpy(b).double()
+            return CategoryCounts(a, b, n=(len(x), len(y)), bins=True)
+        codes = [torch.from_numpy(np.searchsorted(edges, side.x[:, 0])) for side in (self.p, self.q)]
+        return tabulate(codes[0], codes[1], len(edges) + 1, self.p, self.q, bins=True)
 
 
 @from_draws
@@ -181,11 +181,8 @@ def histogram(
     if kind is not _KL:
         kind = estimable("histogram", as_divergence("histogram", kind))
     settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
-    if isinstance(kind, ReverseKL):
-        return exchanged(lambda: evidence_by(histogram, q, p, **settings))
-    if isinstance(kind, Jeffreys):
-        back = lambda: exchanged(lambda: evidence_by(histogram, q, p, **settings))  # noqa: E731
-        return added(evidence_by(histogram, p, q, **settings), back())
+    if isinstance(kind, ReverseKL | Jeffreys):
+        return by_direction(kind, partial(evidence_by, histogram, **settings), p, q)
     rounding: list[str] = []
     seed, step = seed_of(generator), common_step(p, q)
     if step is not None and not torch.equal(p.tensor, q.tensor):
@@ -209,18 +206,16 @@ def histogram(
 def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> Evidence:
     """Return the evidence of KL; its upper limit allows for the bins' width and for finer bins in the tails."""
     first, second, table = sides.first, sides.second, sides.count(edges)
-    estimate = formulas.zhang_grabchak(table.a, table.b)
-    corrected = formulas.coverage_correction(table.a, table.b).shrunken
+    estimate, corrected = table.estimate, table.correction.shrunken
     more = corrected.clamp(min=_beyond(first, second, edges))
-    evidence = described(table, estimate + more, confidence, "histogram", "bins")
+    evidence = described(table, estimate + more, confidence, "histogram")
     remarks = (*rounding, *_notes_on_ties(first, second), *table.notes)
     if evidence.ends is None:
         return replace(evidence, remarks=remarks)
     coarse, tails = sides.count(edges[1::2]), sides.count(_with_tails(first.values, edges))
-    lost = (estimate - formulas.zhang_grabchak(coarse.a, coarse.b)).clamp(min=0) + more - corrected
-    in_tails = (formulas.zhang_grabchak(tails.a, tails.b) - estimate).clamp(min=0)
-    high = kl_interval(tails.a, tails.b, confidence, tails.inflation, spread=tails.spread, bins=True)[1]
-    high = float(high + 2 * in_tails)
+    lost = (estimate - coarse.estimate).clamp(min=0) + more - corrected
+    in_tails = (tails.estimate - estimate).clamp(min=0)
+    high = float(kl_interval(tails, confidence)[1] + 2 * in_tails)
     low, end = map(float, evidence.ends)
     # A few draws of P alone in a tail do not make the upper limit infinite.
     high = (max(end, high) if math.isfinite(high) else end) + float(lost)
@@ -233,14 +228,12 @@ def _of_kind(
 ) -> Evidence:
     """Return the evidence of a kind; its upper limit allows for the bins' width and for finer bins in the tails."""
     first, second, table = sides.first, sides.second, sides.count(edges)
-    evidence = describe_kind(table, kind, confidence, bins=True)
-    coarse = sides.count(edges[1::2])
-    fine = sides.count(_with_tails(second.values, _with_tails(first.values, edges)))
-    tails = measured(kind, fine.a, fine.b, confidence, fine.inflation, spread=fine.spread, bins=True)
-    wide = measured(kind, coarse.a, coarse.b, confidence, coarse.inflation, spread=coarse.spread, bins=True)
-    value, (low, high) = evidence.value, cast("tuple[Any, Any]", evidence.ends)
+    evidence = describe_kind(table, kind, confidence)
+    fine = _with_tails(second.values, _with_tails(first.values, edges))
+    wide, tails = (cast("Any", measured(kind, sides.count(x), confidence)) for x in (edges[1::2], fine))
+    value, (low, high) = cast("Any", evidence.value), cast("tuple[Any, Any]", evidence.ends)
     lost = (value - wide.value).clamp(min=0) + 2 * (tails.value - value).clamp(min=0)
-    high = float(torch.maximum(high, tails.interval[1]) + lost)
+    high = float(torch.maximum(high, tails.ends[1]) + lost)
     order, notes = order_of(kind), [*rounding, *evidence.notes]
     if order is not None and not 0 < order < 1:
         high = math.inf
@@ -352,7 +345,7 @@ def _beyond_q(sides: _Sides, number: float, half_width: float) -> Shift:
             f"{SIDE_Q}'s draws in the same way."
         )
         return Shift(math.inf, note)
-    return upper_end(unseen_by_q(first.values, first.each, second.values, number), half_width)
+    return upper_end(unseen_by_q(first.values, first.weights, second.values, number), half_width)
 
 
 def _atoms_of_p_alone(p: Draws, first: _Sorted, second: _Sorted) -> float:

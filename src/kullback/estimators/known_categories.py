@@ -11,7 +11,6 @@ import numpy as np
 from kullback.common.optional import load
 from kullback.estimators.draws import Array
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, SMALL_P, SMALL_Q, Evidence, infinite, quantile_of
-from kullback.estimators.knn_entropy import category_surprise
 
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
 
@@ -108,6 +107,27 @@ def of_categories(
         contradicted=below_zero,
         notes=[lowered] * (unseen > 0.01),
     )
+
+
+def category_surprise(counts: Array, n: float) -> tuple[Array, float]:
+    r"""Estimate the surprise :math:`-\log p` of each category from its count, and the bias of its mean.
+
+    The mean of :math:`\psi(n) - \psi(a_i)` over the draws is the entropy, except for
+    :math:`\sum_{r \ge n} \frac1r \sum_i p_i (1 - p_i)^r`. Categories with one or two draws predict this sum.
+
+    Entropy and the species accumulation curve (Chao, Wang and Jost, 2013)
+    """
+    digamma = load("scipy.special", "from_density").digamma
+    once, twice = float((counts == 1).sum()), float((counts == 2).sum())
+    surprise = digamma(n) - digamma(counts)
+    if once == 0:
+        return surprise, 0.0
+    rate = 2 * twice / ((n - 1) * once + 2 * twice) if twice else 2 / ((n - 1) * (once - 1) + 2)
+    if rate >= 1:
+        return surprise, 0.0
+    terms = np.arange(n, n + min(50 / rate, 1e7))
+    unseen = once / n * float(np.sum(np.exp((terms - n + 1) * np.log1p(-rate)) / terms))
+    return surprise, unseen
 
 
 def ends_from_counts(
@@ -226,11 +246,11 @@ def spread_ties(values: Array) -> Array:
     return values + gap[index] * ((rank + 0.5) / counts[index] - 0.5)
 
 
-def below_zero(end: float, known: str = "the probabilities") -> str:
+def below_zero(end: float, q_or_both: str = "the probabilities") -> str:
     """Return the note on a negative upper limit: the draws miss a part of P."""
     return (
         f"The upper limit from the draws alone is {end:.2g}, but no divergence is below 0. The draws miss a part of "
-        f"{SIDE_P} where {SMALL_P} > {SMALL_Q}, or {known} are not normalized: the upper limit is infinite."
+        f"{SIDE_P} where {SMALL_P} > {SMALL_Q}, or {q_or_both} are not normalized: the upper limit is infinite."
     )
 
 

@@ -26,10 +26,16 @@ from kullback.common.progress import progress_bar
 from kullback.common.special import HALF_LOG_2PI
 from kullback.errors import NoRuleError, P, Q, explain, invalid_type, invalid_value
 from kullback.estimators.dimension import dimension_of, fewest_dimensions, too_few_dimensions
-from kullback.estimators.draws import Array, Draws, affordable_draws
-from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, infinite
-from kullback.estimators.knn_entropy import FlatError, category_surprise, local_log_density, neighbor_numbers
-from kullback.estimators.known_categories import UnseenByP, below_zero, of_categories, spread_ties
+from kullback.estimators.draws import Array, Draws, Integers, affordable_draws
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, infinite, noted
+from kullback.estimators.knn.pilot import FlatError, gaussianized
+from kullback.estimators.known_categories import (
+    UnseenByP,
+    below_zero,
+    category_surprise,
+    of_categories,
+    spread_ties,
+)
 from kullback.estimators.registry import from_draws
 from kullback.estimators.sample_checks import checked_side, seed_of, seeded
 from kullback.estimators.spans import common_span, rank_of
@@ -41,6 +47,10 @@ _T = TypeVar("_T")
 
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
 
+# The number of queries of a search, which limits its memory.
+_BLOCK = 20_000
+# In clusters, the number of random choices of one draw from each.
+_CHOICES = 4
 # The smallest number of draws for a density from neighbors.
 _FEWEST = 16
 # The covariance of the k-th distances of draws with common neighbors, relative to their variance.
@@ -229,23 +239,13 @@ def _from_neighbors(
         x, log_volume = _coordinates(q, draws.x)
         draws, log_q = draws.at(x), log_q + log_volume
         draws, log_q, thinned = _thinned(draws, log_q, rng)
-    n = draws.groups
-    usual = neighbor_numbers(n * draws.effective / len(draws))
-    mean = _by_neighbors(draws, log_q, q, usual, rng)
-    if isinstance(mean, _DensityValue) and mean.left > mean.error / 2 and usual[0] > _FEWEST_NEIGHBORS:
+    usual = _neighbor_numbers(draws.groups * draws.effective / len(draws))
+    evidence, is_coarse = _by_neighbors(draws, log_q, q, usual, rng)
+    if is_coarse and usual[0] > _FEWEST_NEIGHBORS:
         # The density changes between these neighbors: fewer of them resolve it better.
-        mean = _by_neighbors(draws, log_q, q, (_FEWEST_NEIGHBORS, 4 * _FEWEST_NEIGHBORS), rng)
-    if not isinstance(mean, _DensityValue):
-        return infinite(mean)
-    return Evidence(
-        mean.value,
-        error=mean.error,
-        error_above=mean.above,
-        groups=draws.clusters,
-        notes=[*thinned, *_notes(draws, mean.left, mean.error)],
-        contradicted=below_zero,
-        beyond=_tail([mean.terms], draws),
-    )
+        few = _FEWEST_NEIGHBORS, 4 * _FEWEST_NEIGHBORS
+        evidence, _ = _by_neighbors(draws, log_q, q, few, rng)
+    return evidence if evidence.value == math.inf else noted(evidence, thinned)
 
 
 def _thinned(draws: Draws, log_q: Array, rng: np.random.Generator) -> tuple[Draws, Array, list[str]]:
@@ -309,47 +309,101 @@ def _draws_of(q: Distribution, n: int) -> Array:
     return q.sample(torch.Size([n])).reshape(n, q.event_shape.numel()).to("cpu", torch.float64).numpy()
 
 
-@dataclass(frozen=True)
-class _DensityValue:
-    """A value, its standard error, its possible remaining bias, and the log-ratio at each draw.
-
-    At the upper limit, `above` is added to the error.
-    """
-
-    value: float
-    error: float
-    left: float
-    above: float
-    terms: Array
-
-
 def _by_neighbors(
     draws: Draws, log_q: Array, q: Distribution, numbers: tuple[int, int], rng: np.random.Generator
-) -> _DensityValue | str:
-    """Return the estimate for these numbers of neighbors, or the reason why KL is infinite."""
+) -> tuple[Evidence, bool]:
+    """Return the evidence from these numbers of neighbors, and whether they may be too many to resolve the density."""
     n, d = max(int(draws.groups * draws.effective / len(draws)), 2), draws.x.shape[1]
     units = None if draws.cluster is None else draws.units
     try:
         log_p = local_log_density(draws.x, numbers, draws.weights, units, rng)
     except FlatError:
-        return (
+        flat = (
             "The draws fill fewer dimensions than they have components, because a component is constant or depends on "
             f"others. {SIDE_P} has no density there, but {SIDE_Q} has: KL is infinite."
         )
+        return infinite(flat), False
     if np.isinf(log_p).any():
-        return (
+        atom = (
             f"A draw is repeated more than {numbers[0]} times. If this is an atom of {SIDE_P}, KL is infinite, because "
             f"{SIDE_Q} has a density. If it comes from rounding, round {SIDE_Q} in the same way."
         )
+        return infinite(atom), False
     _check_dimensions(draws.x, float(np.diff(log_p.mean(0))[0]), numbers, n)
     terms = log_p - log_q[:, None]
     means = draws.shares @ terms
     bias = _bias(q, means, numbers, n, d, rng)
     shared = _SHARED * float(load("scipy.special", "from_density").polygamma(1, numbers[0])) / n
     variance = draws.variance(draws.shares * (terms[:, 0] - means[0])) + shared + bias.error**2 + bias.left**2
-    return _DensityValue(
-        float(means[0]) - bias.value, math.sqrt(variance), bias.left, bias.above, terms[:, 0]
+    error = math.sqrt(variance)
+    evidence = Evidence(
+        float(means[0]) - bias.value,
+        error=error,
+        error_above=bias.above,
+        groups=draws.clusters,
+        notes=list(_notes(draws, bias.left, error)),
+        contradicted=below_zero,
+        beyond=_tail([terms[:, 0]], draws),
     )
+    return evidence, bias.left > error / 2
+
+
+def _neighbor_numbers(n: float) -> tuple[int, int]:
+    """Return the number of neighbors for the value, and a larger number that shows its bias."""
+    k = int(min(max(round(n ** (1 / 3)), 3), 10))
+    return k, 4 * k
+
+
+def local_log_density(
+    x: Array,
+    numbers: tuple[int, int],
+    weights: Array | None = None,
+    cluster: Integers | None = None,
+    rng: np.random.Generator | None = None,
+) -> Array:
+    """Estimate log p at each draw with either number of neighbors, shape (n, 2); infinite at an atom.
+
+    Weights multiply the density by the mean weight of the neighbors. In clusters, the neighbors of a draw come from one
+    draw of each other cluster, chosen by `rng`, several times.
+    """
+    n = len(x)
+    z, log_volume = gaussianized(x, np.ones(n) if weights is None else weights)
+    if cluster is None:
+        return _densities_among(z, np.arange(n), np.arange(n), numbers, weights) + log_volume[:, None]
+    sizes = np.bincount(cluster)
+    counted = sizes[cluster] * (np.ones(n) if weights is None else weights)
+    rng = rng or np.random.default_rng()
+    total = np.zeros((n, 2))
+    for _ in range(_CHOICES):
+        order = rng.permutation(n)
+        chosen = order[np.unique(cluster[order], return_index=True)[1]]
+        total += _densities_among(z, chosen, cluster, numbers, counted if np.ptp(counted) > 0 else None)
+    return total / _CHOICES + log_volume[:, None]
+
+
+def _densities_among(
+    z: Array, chosen: Integers, units: Integers, numbers: tuple[int, int], weights: Array | None
+) -> Array:
+    """Estimate the log-density at all points from the distances to the chosen ones, one in each unit."""
+    special = load("scipy.special", "from_density")
+    n, d = z.shape
+    tree = load("scipy.spatial", "from_density").KDTree(z[chosen])
+    ball = d / 2 * np.log(np.pi) - special.gammaln(d / 2 + 1)
+    logs = np.empty((n, 2))
+    for start in range(0, n, _BLOCK):
+        rows = np.arange(start, min(start + _BLOCK, n))
+        distances, index = tree.query(z[rows], numbers[1] + 1)
+        near = chosen[index]
+        # Leave out the one of the same unit, or the farthest if that one is not among them.
+        others = units[near] != units[rows][:, None]
+        others[others.all(1), -1] = False
+        distances = distances[others].reshape(len(rows), -1)
+        with np.errstate(divide="ignore"):
+            logs[rows] = -ball - d * np.log(distances[:, [numbers[0] - 1, numbers[1] - 1]])
+        if weights is not None:
+            local = weights[near[others]].reshape(len(rows), -1).mean(axis=1) / weights[chosen].mean()
+            logs[rows] += np.log(np.where(local > 0, local, 1))[:, None]
+    return logs + special.digamma(np.asarray(numbers)) - special.digamma(len(chosen))
 
 
 def _check_dimensions(x: Array, change: float, numbers: tuple[int, int], n: int) -> None:
@@ -427,9 +481,9 @@ def _bias(
 
         references = [list(counted((_gaussian_bias(rng, n, d, numbers) for _ in range(times)), 0))]
         with seeded(int(rng.integers(2**31))):
-            own = list(counted((_own_bias(q, n, numbers) for _ in range(times)), times))
-    if all(bias is not None for bias in own):
-        references.append([bias for bias in own if bias is not None])
+            of_q = list(counted((_own_bias(q, n, numbers) for _ in range(times)), times))
+    if all(bias is not None for bias in of_q):
+        references.append([bias for bias in of_q if bias is not None])
     change = means[1] - means[0]
     fits: list[tuple[float, Array, float]] = []
     for measured in references:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from kullback.common.progress import progress_bar
 from kullback.errors import invalid_value
 from kullback.estimators.draws import Array, Draws, Integers
 
+# The size of the statistics of a block of shuffles, which limits the memory.
 BLOCK_BYTES = 32 * 1024 * 1024
 # Values closer than this count as equal, because the sums of a shuffle may round differently.
 ROUNDING = 1e-9
@@ -55,8 +57,34 @@ class Labeling(NamedTuple):
         return self.of_draws(rng.permuted(units, axis=1))
 
 
+class PermutationStatistics(ABC):
+    """Statistics that are computed for many labelings of the draws at a time."""
+
+    @property
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """The names of the statistics."""
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """The number of values that one shuffle needs."""
+
+    @abstractmethod
+    def of_labels(self, from_p: np.ndarray[Any, np.dtype[np.bool_]]) -> Array:
+        """Return the statistics, shape (rows, statistics), from labels of the draws, shape (rows, draws)."""
+
+    def observed(self, labeling: Labeling) -> Array:
+        """Return the statistics of the observed draws, shape (statistics,)."""
+        return self.of_labels(labeling.of_draws(labeling.from_p)[None])[0]
+
+    def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
+        """Return the statistics of some shuffles, shape (rows, statistics)."""
+        return self.of_labels(labeling.shuffles(rows, rng))
+
+
 @dataclass(frozen=True)
-class BinCounts:
+class BinCounts(PermutationStatistics):
     """Statistics of the number of P's draws in each bin; without clusters, shuffles draw the counts directly.
 
     Attributes:
@@ -73,37 +101,32 @@ class BinCounts:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the statistics."""
         return list(self.of_counts)
 
     @property
     def width(self) -> int:
-        """The number of values that one shuffle needs."""
         return max(len(self.totals), 0 if self.codes is None else len(self.codes))
 
     def observed(self, labeling: Labeling) -> Array:
-        """Return the statistics of the observed draws, shape (statistics,)."""
-        if self.counts is not None:
-            return self._values(self.counts[None])[0]
-        return self._values(self._counted(labeling.of_draws(labeling.from_p)[None]))[0]
+        return super().observed(labeling) if self.counts is None else self._values(self.counts[None])[0]
 
     def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
-        """Return the statistics of some shuffles, shape (rows, statistics)."""
         if labeling.unit_of is not None:
-            return self._values(self._counted(labeling.shuffles(rows, rng)))
+            return super().shuffled(labeling, rows, rng)
         draws_of_p = int((labeling.from_p if self.counts is None else self.counts).sum())
         counts = rng.multivariate_hypergeometric(self.totals, draws_of_p, size=rows, method="marginals")
         return self._values(counts)
 
-    def _counted(self, from_p: np.ndarray[Any, Any]) -> Integers:
+    def of_labels(self, from_p: np.ndarray[Any, np.dtype[np.bool_]]) -> Array:
         bins, codes = len(self.totals), cast("Integers", self.codes)
-        return np.stack([np.bincount(codes[row], minlength=bins) for row in from_p])
+        return self._values(np.stack([np.bincount(codes[row], minlength=bins) for row in from_p]))
 
     def _values(self, counts: Integers) -> Array:
         return np.stack([of(counts.astype(float)) for of in self.of_counts.values()], axis=1)
 
 
-class QuadraticForms(NamedTuple):
+@dataclass(frozen=True)
+class QuadraticForms(PermutationStatistics):
     """Statistics of sums of similarities within P, within Q and between the two.
 
     A similarity is a symmetric matrix, dense or sparse, or the sum of products of features. For `scores`, the statistic
@@ -122,13 +145,7 @@ class QuadraticForms(NamedTuple):
     def width(self) -> int:
         return 4 * next(iter(self.matrices.values())).shape[0]
 
-    def observed(self, labeling: Labeling) -> Array:
-        return self._values(labeling.of_draws(labeling.from_p)[None])[0]
-
-    def shuffled(self, labeling: Labeling, rows: int, rng: np.random.Generator) -> Array:
-        return self._values(labeling.shuffles(rows, rng))
-
-    def _values(self, from_p: np.ndarray[Any, Any]) -> Array:
+    def of_labels(self, from_p: np.ndarray[Any, np.dtype[np.bool_]]) -> Array:
         labels = np.ascontiguousarray(from_p.T, dtype=np.float32)
         n = labels.sum(0, dtype=float)
         m = len(labels) - n
@@ -150,9 +167,6 @@ class QuadraticForms(NamedTuple):
         values += [np.square(difference(x)).sum(1, dtype=float) for x in self.features.values()]
         values += [np.abs(difference(x)).max(1).astype(float) for x in self.scores.values()]
         return np.stack(values, axis=1)
-
-
-PermutationStatistics: TypeAlias = BinCounts | QuadraticForms
 
 
 def permuted(

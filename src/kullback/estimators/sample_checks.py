@@ -78,8 +78,16 @@ def checked_side(call: str, name: str, samples: Samples | Draws, *, finite: bool
     if isinstance(samples, Draws):
         return samples
     _check_weights(call, name, samples)
-    if finite and not samples.discrete:
-        _check_finite(call, name, samples)
+    bad = ~samples.tensor.isfinite().all(-1)
+    if finite and bool(bad.any()):
+        raise invalid_value(
+            call,
+            name,
+            wanted="finite draws",
+            got=f"{int(bad.sum())} of {len(samples)} with an infinity or NaN, the first at index "
+            f"{int(bad.int().argmax())}",
+            instead="Samples(x[x.isfinite()]), or x[x.isfinite().all(-1)] of vectors, to leave these out",
+        )
     return Draws.of(samples)
 
 
@@ -104,7 +112,9 @@ def _check_space(call: str, p: Samples, q: Samples) -> None:
             instead="Samples(y[list(x.columns)]) of the frames x and y to match columns by name, or x.to_numpy() on "
             "both sides to compare them by position",
         )
-    if p.discrete != q.discrete or (p.labels is None) != (q.labels is None):
+    if p.tensor.is_floating_point() != q.tensor.is_floating_point() or (p.labels is None) != (
+        q.labels is None
+    ):
         raise invalid_value(
             call,
             "p, q",
@@ -134,20 +144,6 @@ def _check_weights(call: str, name: str, samples: Samples) -> None:
         instead="Samples(np.repeat(x, counts), independent=True), or Counts(counts, labels=x) for categories; "
         "weights=w / w.sum() if each value is one draw with this weight",
     )
-
-
-def _check_finite(call: str, name: str, samples: Samples) -> None:
-    """Refuse draws that are infinite or NaN."""
-    bad = ~samples.tensor.isfinite().all(-1)
-    if bool(bad.any()):
-        raise invalid_value(
-            call,
-            name,
-            wanted="finite draws",
-            got=f"{int(bad.sum())} of {len(samples)} with an infinity or NaN, the first at index "
-            f"{int(bad.int().argmax())}",
-            instead="Samples(x[x.isfinite()]), or x[x.isfinite().all(-1)] of vectors, to leave these out",
-        )
 
 
 def seed_of(generator: torch.Generator | None) -> int:

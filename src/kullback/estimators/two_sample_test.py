@@ -14,7 +14,7 @@ from kullback.common.optional import load
 from kullback.errors import ArgumentValueError, invalid_value
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import grouped_alike
-from kullback.estimators.discrete.counts import count_categories, drawn_one_by_one
+from kullback.estimators.discrete.counts import codes_of, count_categories, drawn_one_by_one
 from kullback.estimators.draws import Array, Draws, Integers, in_usual_units
 from kullback.estimators.knn.search import nearest_among
 from kullback.estimators.permutations import (
@@ -139,7 +139,7 @@ def two_sample_test(
         The distribution of chi-square (Wilson and Hilferty, 1931)
         A weighted edge-count two-sample test for multivariate and object data (Chen, Chen and Su, 2018)
     """
-    said: tuple[str, ...] = ()
+    group_notes: tuple[str, ...] = ()
     permutations = _ARGUMENTS.check(permutations=permutations, generator=generator)["permutations"]
     if isinstance(p, Counts) and isinstance(q, Counts):
         statistics = _of_counts(p, q)
@@ -156,9 +156,9 @@ def two_sample_test(
         probability, statistic, method = permutation_test(
             groups.p, groups.q, permutations, rng, in_pairs=groups.in_pairs
         )
-        probability, said = math.nan if groups.is_open else probability, groups.notes
+        probability, group_notes = math.nan if groups.is_open else probability, groups.notes
         effect, notes = _effect(first, second, generator)
-    notes = tuple(dict.fromkeys((*said, *notes)))
+    notes = tuple(dict.fromkeys((*group_notes, *notes)))
     return TwoSampleTest(probability, statistic, effect, permutations, method, notes)
 
 
@@ -218,7 +218,8 @@ def _effect(
 
 def _statistics(p: Draws, q: Draws, rng: np.random.Generator) -> PermutationStatistics:
     if p.discrete:
-        codes = _pooled_codes(p, q)
+        # Blocks of draws may lack some of the categories.
+        codes = np.unique(torch.cat(codes_of(p, q)[:2]).cpu().numpy(), return_inverse=True)[1]
         return _likelihood_ratio(np.bincount(codes), codes=codes)
     x, y = p.x, q.x
     if x.shape[1] == 1:
@@ -236,13 +237,6 @@ def _likelihood_ratio(totals: Integers, **draws: Integers) -> BinCounts:
         return within - _x_log_x(counts.sum(1)) - _x_log_x(rest.sum(1)) + of_all
 
     return BinCounts(totals, {"likelihood_ratio": mutual_information}, **draws)
-
-
-def _pooled_codes(p: Draws, q: Draws) -> Integers:
-    if p.labels is not None and q.labels is not None:
-        names = [np.asarray(side.labels)[side.tensor[:, 0].numpy()] for side in (p, q)]
-        return np.unique(np.concatenate(names), return_inverse=True)[1]
-    return torch.unique(torch.cat([p.tensor, q.tensor]).cpu(), dim=0, return_inverse=True)[1].numpy()
 
 
 def _x_log_x(x: Array) -> Array:

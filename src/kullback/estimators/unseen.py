@@ -76,21 +76,21 @@ def unseen_by_q(
         return Unseen(0.0, 0.0, 0.0, abrupt=False)
     share, nats, abrupt = 0.0, 0.0, False if upper_only else _in_a_gap(x, shares, y, number, alarms)
     sides = ((x, shares, y), (-x[::-1], shares[::-1], -y[::-1]))
-    for at, its, of_q in sides[: 1 if upper_only else 2]:
+    for at, weights, of_q in sides[: 1 if upper_only else 2]:
         outside = at > of_q[-1]
-        weight = float(its[outside].sum())
+        weight = float(weights[outside].sum())
         if weight == 0:
             continue
         share += weight
         last = of_q[-min(_NEIGHBORING_GAPS, len(of_q) // 2) - 1 :]
-        inside = number * float(its[(at > last[0]) & ~outside].sum())
+        inside = number * float(weights[(at > last[0]) & ~outside].sum())
         smooth = inside / (len(last) ** _SLOWEST - 1)
         chance = _log_probability(np.array([weight * number]), np.array([inside]), len(last) - 1)
         if float(chance[0]) > math.log(_BY_CHANCE * alarms / _FALSE_ALARMS):
             continue  # chance explains a draw, or one of many scores, there
         # One or two draws there may be chance, even far beyond the end of Q's fitted tail.
         most = min(_MOST_NATS, 2 * weight * number)
-        observed = float(its[outside] @ np.minimum(_extrapolated(at[outside], of_q), most))
+        observed = float(weights[outside] @ np.minimum(_extrapolated(at[outside], of_q), most))
         expected = _expected(at, of_q, number) if weight * number >= 1 else 0.0
         # P's own density falls too: by one nat on average over its draws beyond any point of a tail.
         nats += max(observed - weight, expected - weight, 0.0)
@@ -101,9 +101,9 @@ def unseen_by_q(
 
 def _expected(x: Array, y: Array, number: float) -> float:
     """Return the mean of `_extrapolated` over P's own fitted tail where that is heavier than Q's; 0 elsewhere."""
-    (of_p, count), (of_q, own) = _tail(x), _tail(y)
+    (of_p, count), (of_q, count_of_q) = _tail(x), _tail(y)
     chance = (1 + abs(of_p.shape)) / math.sqrt(min(count, TAIL * number))
-    chance += (1 + abs(of_q.shape)) / math.sqrt(own)
+    chance += (1 + abs(of_q.shape)) / math.sqrt(count_of_q)
     if of_p.shape - max(of_q.shape, -_POWER) < chance / 2 or of_q.shape > _POWER:
         return 0.0
     levels = np.geomspace(1e-4, 1, 100)

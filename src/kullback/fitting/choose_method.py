@@ -55,7 +55,8 @@ from kullback.representations import Logits, LogProbs, Probs, Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-# A start near a component is left out if its value exceeds the lowest end by more than this, relative to 1 + its size.
+# Another start is left out if its value is above the lowest value so far by more than this times 1 + the lowest value.
+# Each start costs a whole minimization. `tests/fitting/test_quasi_newton.py` has mixtures whose minima this must find.
 _FAR_ABOVE = 0.1
 METHODS = ("auto", "moment_matching", "maximum_likelihood", "em", "quasi_newton", "stochastic")
 
@@ -85,8 +86,7 @@ def fit(
         q: the family with its start: a torch distribution such as ``Normal(0.0, 1.0)``, a mixture, a transformed
             distribution (with free tensors where its transforms require a gradient), `Logits`, `LogProbs` or `Probs`.
             Or a class such as ``Normal``, which starts at the smallest KL(to || q). Or an ``nn.Module`` whose forward
-            takes no
-            arguments and returns the distribution: its parameters are changed in place.
+            takes no arguments and returns the distribution: its parameters are changed in place.
         to: the target: a distribution of torch or a frozen one of SciPy; `Samples`; `Probs`, `Logits`, `LogProbs` or
             `Counts`; or a function from points to the logarithm of a density, up to a constant factor.
         kind: the divergence, or its name. By default `KL()`. A log-density allows only `ReverseKL()`, its default.
@@ -166,7 +166,7 @@ def fit(
 
 @contextmanager
 def _of_its_own_arguments() -> Generator[None]:
-    """Raise errors about P and Q, which are `to` and `q`, as errors about these arguments."""
+    """Rename the arguments P and Q in errors: `fit` calls them `to` and `q`."""
     own = {"p": "to", "p, q": "q, to", "p, q, kind": "q, to, kind"}
     try:
         yield
@@ -313,7 +313,10 @@ def _objective(target: Any, kind: Divergence) -> Objective:
 
 
 def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
-    """Return the fit; `is_nearest` is that of `start_of`, and None if the formula has not been tried."""
+    """Return the answer of the first method that serves.
+
+    `is_nearest` is the second result of `start_of`; None if the formula has not been tried.
+    """
     q, target, settings = problem.q, problem.target, problem.settings
     method, is_kl = settings.method, isinstance(problem.kind, KL)
     count = None if settings.starts is None else settings.starts - 1
@@ -326,15 +329,9 @@ def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
         result = _by_em(problem)
     if result is not None:
         return result
-    if method in ("auto", "quasi_newton"):
-        try:
-            before = problem.objective.measure(q)
-        except NoRuleError:
-            if method != "auto":
-                raise
-            before = None
-        if before is not None:
-            return _from_the_best(problem, before, starts)
+    before = problem.objective.measure_for(method, q)
+    if before is not None:
+        return _from_the_best(problem, before, starts)
     if method in ("auto", "stochastic"):
         return _by_draws(problem, starts)
     raise NoRuleError(
@@ -404,7 +401,8 @@ def _by_em(problem: FitProblem) -> MethodAnswer | None:
         return None
     before = problem.objective.try_measure(problem.q)
     end = _ended(problem, before, _minimized(problem, problem.family.start(start.values)))
-    constant = end.history[0] - start.history[-1]  # the entropy of the target, where there is one
+    # EM lowers the negative log-likelihood, which exceeds the divergence by the entropy of a target with a density.
+    constant = end.history[0] - start.history[-1]
     history = torch.cat([torch.stack(start.history[:-1]) + constant, end.history])
     steps = end.iterations + len(start.history) - 1
     return end._replace(method="em", history=history, iterations=steps)
@@ -466,24 +464,19 @@ def _check_finite(value: Tensor, q: Any, objective: Objective) -> None:
 
 def _finish(result: MethodAnswer, kind: Divergence, objective: Objective, to: Any, began: float) -> Fit:
     _check_finite(result.after.value, result.distribution, objective)
+    parts = result._asdict()
+    before, after, history = parts.pop("before"), parts.pop("after"), parts.pop("history")
     fitted = Fit(
-        distribution=result.distribution,
-        value=result.after.value.detach(),
-        error=None if result.after.error is None else result.after.error.detach(),
-        before=result.before.value.detach(),
-        before_error=None if result.before.error is None else result.before.error.detach(),
-        method=result.method,
-        converged=result.converged,
-        iterations=result.iterations,
-        history=result.history.detach(),
-        above=result.above,
-        gradient_norm=result.gradient_norm,
+        **parts,
+        value=after.value.detach(),
+        error=None if after.error is None else after.error.detach(),
+        before=before.value.detach(),
+        before_error=None if before.error is None else before.error.detach(),
+        history=history.detach(),
         kind=kind,
         quantity=objective.quantity,
-        standard_error=result.after.standard_error,
-        notes=result.notes,
+        standard_error=after.standard_error,
         seconds=time.perf_counter() - began,
-        start=result.start,
         to=to,
     )
     if not bool(fitted.converged.all()):

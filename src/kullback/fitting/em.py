@@ -33,10 +33,12 @@ from kullback.pairs.densities.composite import log_weights_of
 from kullback.pairs.densities.density import density_of
 from kullback.samples import Samples
 
+# The largest number of EM steps, whose convergence is linear. Quasi-Newton steps follow, so it only limits the time.
 _MOST_STEPS = 500
-# EM stops when a step gains less than this, relative to 1 + the value; quasi-Newton steps follow.
+# EM stops when a step lowers the value by less than this times 1 + the value; quasi-Newton steps do the rest.
+# `benchmarks/bench_fit.py` measures both together.
 _GAIN = 1e-7
-# A component this much narrower than the data has collapsed to a point, and the likelihood has no maximum.
+# A component narrower than this share of the data's spread has shrunk to one draw, where the likelihood has no maximum.
 _COLLAPSED = 1e-6
 _MIXING, _PART = "mixture_distribution.", "component_distribution."
 
@@ -64,7 +66,7 @@ def best_start(problem: FitProblem) -> MixtureStart | None:
             results.append(_run(family, data, start))
             if update:
                 update(number + 1, starts)
-    good = [each for each in results if bool(each.history[-1].isfinite())]
+    good = [start for start in results if bool(start.history[-1].isfinite())]
     if not good:
         raise invalid_value(
             "fit",
@@ -73,7 +75,7 @@ def best_start(problem: FitProblem) -> MixtureStart | None:
             got=f"components that shrink to a point, from each of {len(results)} starts",
             instead="fixed=('component_distribution.scale',), fewer components, or more starts",
         )
-    return min(good, key=lambda each: float(each.history[-1]))
+    return min(good, key=lambda start: float(start.history[-1]))
 
 
 def _data(target: Any) -> Samples | None:

@@ -71,7 +71,7 @@ def nearest(
 
 
 def _outwards(x: Tensor, side: int, dtype: torch.dtype) -> Tensor:
-    """Round the lower (-1) or upper end of a support away from it, so that the target stays inside."""
+    """Round an end of a support, the lower (-1) or the upper (1), outwards, so that the target stays inside."""
     rounded = x.to(dtype)
     further = torch.nextafter(rounded, torch.full_like(rounded, side * torch.inf))
     return torch.where(side * (rounded.to(x.dtype) - x) < 0, further, rounded).to(x.dtype)
@@ -176,9 +176,9 @@ def _probabilities(d: Distribution) -> Tensor | None:
 
 def _mean_of_components(of: Callable[[Distribution], Tensor | None], d: Distribution) -> Tensor | None:
     """Return the weighted mean of a vector of each component of a mixture; None for other distributions."""
-    if not isinstance(d, MixtureSameFamily) or (each := of(d.component_distribution)) is None:
+    if not isinstance(d, MixtureSameFamily) or (vectors := of(d.component_distribution)) is None:
         return None
-    return (torch.exp(log_weights_of(d)).unsqueeze(-1) * each).sum(-2)
+    return (torch.exp(log_weights_of(d)).unsqueeze(-1) * vectors).sum(-2)
 
 
 def _as_given(q: Any, probs: Tensor) -> Parameters:
@@ -227,12 +227,13 @@ def _own_mean_and_covariance(to: Distribution) -> tuple[Tensor, Tensor] | None:
     elif isinstance(to, LowRankMultivariateNormal):
         moments = upcast(to.loc), upcast(to.covariance_matrix)
     elif isinstance(to, MixtureSameFamily):
-        each = _own_mean_and_covariance(to.component_distribution)
-        if each is not None:
+        of_parts = _own_mean_and_covariance(to.component_distribution)
+        if of_parts is not None:
+            means, covariances = of_parts
             weights = torch.exp(log_weights_of(to)).unsqueeze(-1)
-            mean = (weights * each[0]).sum(-2)
-            d = each[0] - mean.unsqueeze(-2)
-            second = each[1] + d.unsqueeze(-1) * d.unsqueeze(-2)
+            mean = (weights * means).sum(-2)
+            d = means - mean.unsqueeze(-2)
+            second = covariances + d.unsqueeze(-1) * d.unsqueeze(-2)
             moments = mean, (weights.unsqueeze(-1) * second).sum(-3)
     elif isinstance(to, Independent) and len(to.event_shape) == to.reinterpreted_batch_ndims == 1:
         target = target_of(to)
@@ -314,10 +315,13 @@ def _matrix_means(to: Distribution | Samples) -> tuple[Tensor, Tensor] | None:
         df, root, d = upcast(to.df), upcast(to.scale_tril), to.event_shape[-1]
         of_df = _digamma(df / 2, d) + d * math.log(2)
         return df[..., None, None] * (root @ root.mT), of_df + _log_det(root)
-    if not isinstance(to, MixtureSameFamily) or (each := _matrix_means(to.component_distribution)) is None:
+    if (
+        not isinstance(to, MixtureSameFamily)
+        or (of_parts := _matrix_means(to.component_distribution)) is None
+    ):
         return None
-    weights = torch.exp(log_weights_of(to))
-    return (weights[..., None, None] * each[0]).sum(-3), (weights * each[1]).sum(-1)
+    (matrices, log_dets), weights = of_parts, torch.exp(log_weights_of(to))
+    return (weights[..., None, None] * matrices).sum(-3), (weights * log_dets).sum(-1)
 
 
 # The formula of each family that is not one of numbers.

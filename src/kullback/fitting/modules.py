@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 from torch.func import functional_call
 
 from kullback.common.bijective import check_bijective
-from kullback.errors import NoRuleError, invalid_type, invalid_value
+from kullback.errors import invalid_type, invalid_value
 from kullback.fitting.method_answer import (
     FitSettings,
     MethodAnswer,
@@ -26,7 +26,7 @@ from kullback.fitting.optimize import Minimum
 from kullback.fitting.stochastic import descend
 from kullback.pairs.clone import upcast_copy
 
-# The largest number of parameters for a dense inverse Hessian.
+# The largest number of parameters for a dense inverse Hessian; its memory and time grow with the square of the number.
 _MOST_DENSE = 500
 
 
@@ -60,12 +60,7 @@ def fit_module(module: torch.nn.Module, objective: Objective, settings: FitSetti
     u = torch.cat([x.reshape(-1) for x in free.values()]).unsqueeze(0)
     start = at(u)
     check_bijective("fit", "q", start)
-    try:
-        before = objective.measure(start) if settings.method in ("auto", "quasi_newton") else None
-    except NoRuleError:
-        if settings.method != "auto":
-            raise
-        before = None
+    before = objective.measure_for(settings.method, start)
     if before is None:
         descent = descend(at, u, start, objective, settings)
         best = descent.u

@@ -23,9 +23,9 @@ from kullback.representations import Representation
 from kullback.results.estimate import Estimate
 from kullback.samples import Samples
 
-# The number of draws for a value without a deterministic rule.
+# The number of draws for a value without a deterministic rule: its standard error is 0.7 % of the spread of log ratios.
 _DRAWS = 20_000
-# The farthest point at which a log-density is evaluated.
+# The farthest point at which a log-density is evaluated: its square is still a float64.
 _FARTHEST = 1e150
 
 LogDensity = Callable[[Tensor], Tensor]
@@ -47,6 +47,17 @@ class Objective(ABC):
     def measure_or_draw(self, q: Distribution, generator: torch.Generator | None) -> Estimate:
         """Return the value, from draws if there is no deterministic rule."""
         return self.try_measure(q)
+
+    def measure_for(self, method: str, q: Distribution) -> Estimate | None:
+        """Return the value from which quasi-Newton steps start; None if another method has to serve."""
+        if method not in ("auto", "quasi_newton"):
+            return None
+        try:
+            return self.measure(q)
+        except NoRuleError:
+            if method == "auto":
+                return None
+            raise
 
     def try_measure(self, q: Distribution) -> Estimate:
         """Return the value, also if it is less exact than required; a value without any digits becomes infinite."""
@@ -108,7 +119,7 @@ class LikelihoodObjective(Objective):
         terms = (weights[used] * torch.where(d.isfinite(), d, 0)[used].movedim(0, -1)).reshape(
             -1, int(used.sum())
         )
-        errors = [variance_of_sum(each, cluster).sqrt() for each in terms]
+        errors = [variance_of_sum(row, cluster).sqrt() for row in terms]
         return torch.stack(errors).reshape(d.shape[1:]) if errors else torch.zeros(d.shape[1:], device="cpu")
 
 
@@ -182,7 +193,7 @@ class _Unnormalized(Density):
         return False
 
     def log_density(self, at: Points) -> Tensor:
-        # Rounding puts points onto an end of the support, and far out of float64, where a formula may give NaN.
+        # Rounding can put a point onto an end of the support, or so far out that the user's formula gives NaN.
         x = at.x.clamp(-_FARTHEST, _FARTHEST)
         if at.low is not None:
             x = torch.maximum(x, torch.nextafter(at.low, torch.full_like(at.low, torch.inf)).detach())

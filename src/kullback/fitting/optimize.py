@@ -1,8 +1,8 @@
-"""Minimization of a smooth function of vectors, one for each element of a batch, with separate steps and ends.
+"""Minimization of a smooth function for every element of a batch: each takes its own steps, and stops on its own.
 
-It takes quasi-Newton steps with a line search for the weak Wolfe conditions, and then Newton steps with the Hessian
-from differences of gradients. The decrement :math:`g^T H^{-1} g / 2` of these estimates the distance of the value from
-the minimum.
+The first steps are quasi-Newton steps with a line search for the weak Wolfe conditions. Newton steps follow, with the
+Hessian from differences of gradients. Their decrement :math:`g^T H^{-1} g / 2` estimates how far the value is above the
+minimum.
 
 Numerical Optimization, chapters 3 and 6 (Nocedal and Wright, 2006); Nonsmooth Optimization via Quasi-Newton Methods
 (Lewis and Overton, 2013)
@@ -19,15 +19,20 @@ from torch import Tensor
 # The conditions of Armijo and of Wolfe, with the numbers for quasi-Newton steps in Numerical Optimization (Nocedal and
 # Wright, 2006), section 3.1.
 _DECREASE, _CURVATURE = 1e-4, 0.9
+# The largest number of points of a line search; halving 40 times reaches float64's rounding.
 _TRIALS = 40
-# The largest number of parameters for a Hessian from differences of gradients.
+# The largest number of parameters for a Hessian from differences of gradients, which takes two gradients for each.
 _MOST_DIFFERENCES = 40
+# The step of these differences. Gradients have about twelve digits, so it is near the best step, their error to 1/3.
 _DIFFERENCE = 1e-4
+# Newton steps converge quadratically, so few are needed from where quasi-Newton steps stop.
 _NEWTON_STEPS = 6
 # After a Newton step shorter than this, the Hessian is not recomputed.
 _NEAR = 1e-3
-# A point with an eigenvalue of the Hessian this much below 0, relative to the largest, is not a minimum.
+# A point is not a minimum if an eigenvalue of the Hessian is below 0 by more than this share of the largest. With
+# differences of gradients, the error of an eigenvalue is about 1e-8 of the largest.
 _SADDLE = 1e-5
+# An eigenvalue below this share of the largest is rounding error, and its direction counts as flat.
 _FLAT = 1e-9
 
 # Returns the values of shape (elements,) and the gradients of shape (elements, numbers).

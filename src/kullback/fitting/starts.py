@@ -16,9 +16,10 @@ from kullback.fitting.method_answer import FitProblem
 from kullback.fitting.unconstrained import Family, Values, read_family
 from kullback.pairs.sampling.generator import DrawsFrom
 
-# The largest number of components that are starts.
+# The largest number of components near which a fit starts; each start costs a whole minimization.
 _MOST_COMPONENTS = 8
-# The number of draws of components without moments, and the interquartile range of a normal distribution.
+# The number of draws that give the quartiles of components without moments, an odd number so that the median is a draw;
+# and the interquartile range of the standard normal distribution.
 _DRAWS, _RANGE_OF_QUARTILES = 1001, 1.349
 
 

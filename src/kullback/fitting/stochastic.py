@@ -30,6 +30,8 @@ from kullback.pairs.monte_carlo.normalization import check_normalized
 from kullback.pairs.sampling.generator import DrawsFrom
 from kullback.results.estimate import Estimate
 
+# The rate of Adam falls from the first to the second along half a cosine. The numbers it changes are logarithms of
+# scales and the like, so 0.1 is a tenth of a scale. `benchmarks/bench_fit.py` compares the ends with other libraries'.
 _RATE, _LAST_RATE = 0.1, 1e-3
 # The decay of both moments in Adam: A Method for Stochastic Optimization (Kingma and Ba, 2015).
 _MOMENTS = 0.9, 0.999
@@ -37,8 +39,9 @@ _MOMENTS = 0.9, 0.999
 _AVERAGED = 0.25
 # The number of gradients from new draws that test at the end whether their mean is 0.
 _BATCHES = 32
+# The number of draws for the values at the start and at the end.
 _FINAL_DRAWS = 20_000
-# The smallest tolerance for the distance from the minimum.
+# The smallest tolerance for the distance from the minimum: noise of the gradients hides smaller ones.
 _TOL = 1e-6
 
 

@@ -31,15 +31,17 @@ from kullback.pairs.integration.gauss_kronrod import (
 from kullback.pairs.integration.line import Line, first_edges, matters, scan_points, span
 from kullback.pairs.integration.panels import Panels, integrate
 
-# The relative error of quadrature, and the largest number of nodes of an element of the batch.
+# The relative error of quadrature, near float64's rounding because means enter differences; and the largest number of
+# nodes for an element of the batch. The number of first panels is that of `kullback.pairs.integration.quadrature`, from
+# `benchmarks/panel_constants.py`.
 _RTOL, _MOST_NODES = 1e-14, 6_000
 _FIRST_PANELS = 16
-# The number of elements of a batch that are integrated at once.
+# The number of elements that are integrated at once, which bounds the memory: a node takes eight bytes for each.
 _BLOCK = 2048
-# The largest mass that may be missing from the nodes, for densities in float32.
+# The largest mass that the nodes may miss. Parameters in float32 give densities whose mass is off by about 1e-7.
 _MASS_ERROR = 1e-6
 
-# The logarithms of masses that underflow in float64, and of masses near them.
+# Below the first, e^x underflows in float64. A point with a log-density below the second is far out in the tail.
 _UNDERFLOW, _FAR_OUT = -745.0, -600.0
 
 # A statistic of points, whose parameters have one dimension more than the batch.
@@ -158,18 +160,18 @@ class DensityTarget(ContinuousTarget):
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
         if not self.shape.numel():
             return torch.zeros(self.shape, dtype=torch.float64, device="cpu")
-        given = [*parameters, *([] if corner is None else [corner])]
+        columns = [*parameters, *([] if corner is None else [corner])]
         if not self.density.is_splittable():
             p = self.density.mapped(lambda x: x.unsqueeze(-1))
-            columns = [x.unsqueeze(-1) for x in given]
+            columns = [x.unsqueeze(-1) for x in columns]
             return _integrated(p, statistic, self.shape, columns, corner is not None)
         p = self.density.mapped(lambda x: x.expand(self.shape).reshape(-1, 1))
-        given = [x.expand(self.shape).reshape(-1, 1) for x in given]
+        columns = [x.expand(self.shape).reshape(-1, 1) for x in columns]
         parts: list[Tensor] = []
         for start in range(0, self.shape.numel(), _BLOCK):
             block = slice(start, start + _BLOCK)
             part = p if self.shape.numel() <= _BLOCK else p.mapped(lambda x, block=block: x[block])
-            own = [x[block] for x in given]
+            own = [x[block] for x in columns]
             shape = torch.Size([min(_BLOCK, self.shape.numel() - start)])
             parts.append(_integrated(part, statistic, shape, own, corner is not None))
         values = torch.cat(parts, -1)
@@ -239,7 +241,7 @@ class DrawsTarget(FitTarget):
 class MixedTarget(ContinuousTarget):
     """A mixture of products: the mean of one dimension is the weighted mean of the components' means.
 
-    The components are the dimension of `inner` before the last one.
+    In the shape of `inner`, the components are the dimension before the last.
     """
 
     inner: MeanTarget
@@ -254,10 +256,10 @@ class MixedTarget(ContinuousTarget):
         return self.inner.has_integers
 
     def mean_of(self, statistic: Statistic, *parameters: Tensor, corner: Tensor | None = None) -> Tensor:
-        given = [x.unsqueeze(-2).expand(self.inner.shape) for x in parameters]
+        of_parts = [x.unsqueeze(-2).expand(self.inner.shape) for x in parameters]
         at = None if corner is None else corner.unsqueeze(-2).expand(self.inner.shape)
-        each = cast("FitTarget", self.inner).mean_of(statistic, *given, corner=at)
-        return (self.weights.unsqueeze(-1) * each).sum(-2)
+        means = cast("FitTarget", self.inner).mean_of(statistic, *of_parts, corner=at)
+        return (self.weights.unsqueeze(-1) * means).sum(-2)
 
     def mean(self) -> Tensor:
         return (self.weights.unsqueeze(-1) * self.inner.mean()).sum(-2)

@@ -37,9 +37,9 @@ _OF_SCALE_TRIL = (MultivariateNormal, Wishart)
 
 
 class Leaf(NamedTuple):
-    """A parameter: its value in float64, of shape batch + its own, and its constraint.
+    """A parameter: its value in float64, of the batch's shape followed by its own, and its constraint.
 
-    An end of a Uniform is beyond the other one, by a positive width.
+    An end of a `Uniform` is measured from the other end, which `beyond` names: upwards if `sign` is 1, else downwards.
     """
 
     value: Tensor

@@ -19,11 +19,11 @@ from kullback.generators.divergence import (
     Divergence,
     FinitePair,
     Growth,
+    WeightedSum,
     finite,
     power_series,
     times,
 )
-from kullback.generators.weighted_sum import WeightedSum
 
 KL_SERIES = [(-1) ** n / math.factorial(n) for n in range(2, 2 + SERIES_TERMS)]
 

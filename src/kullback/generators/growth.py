@@ -19,15 +19,19 @@ from kullback.errors import invalid_value
 from kullback.generators.divergence import Corner, Divergence, End, FinitePair, Growth
 from kullback.generators.power import Alpha, ChiSquared, Renyi, SquaredHellinger
 
-# Logarithms of ratios at which `end_of` measures growth, the farthest first. It also uses a half and a quarter of each.
+# Logarithms of ratios at which `end_of` measures growth, the farthest first, near the largest float64, e^709. It takes
+# the first at which the terms are finite, and measures also at a half and a quarter of it.
 _REACHES = (700.0, 500.0, 350.0, 250.0, 170.0, 120.0, 80.0, 56.0, 40.0, 28.0, 20.0, 14.0, 10.0, 7.0, 5.0)
 # Terms that already overflow at this logarithm of the ratio grow faster than every power.
 _NO_POWER = 15.0
+# Terms have reached their limit if they change by less than this share between half the reach and the reach.
 _CONVERGED = 1e-12
+# A smaller measured power of the ratio is the error of the measurement, and counts as 0.
 _NO_EXCESS = 1e-4
 # The step of the difference quotient at the reach, relative to the reach.
 _BACK = 1e-3
-# The search for corners: the largest |log(p / q)|, the number of intervals, and the number of halvings.
+# The search for corners: the largest |log(p / q)|, the number of intervals, and the number of halvings, after which an
+# interval is about as wide as float64's rounding.
 _WIDEST, _INTERVALS, _HALVINGS = 30.0, 3000, 42
 # Logarithms of ratios at which derivatives are compared with difference quotients; their step, and the tolerance.
 _CHECKED = (-3.1, -1.7, -0.83, -0.37, 0.41, 0.79, 1.3, 2.9)
@@ -45,7 +49,7 @@ class _Reading(NamedTuple):
 
     growth: Growth
     multiples: tuple[float, float, float]
-    """The slope of f at 1, and the excess multiples of the masses in the derivatives by log p and by log q."""
+    """The slope of f at 1, and the multiples of p and of q by which `derivatives` exceeds those of the terms."""
     is_normalized: bool
     """Whether all multiples are 0, and the terms and derivatives are numbers where a mass is 0."""
 
@@ -247,7 +251,7 @@ def end_of(terms: Callable[[Tensor], Tensor], sign: int) -> End:
 
 
 def corners_of(slope: Callable[[Tensor], Tensor]) -> tuple[Corner, ...]:
-    """Return the jumps of f' as a function of log(p / q): halving an interval does not reduce its change there."""
+    """Return the jumps of f' and their log(p / q). Halving an interval around a jump keeps the change of f' in it."""
     edges = torch.linspace(-_WIDEST, _WIDEST, _INTERVALS + 1, dtype=torch.float64, device="cpu") + 1e-3
     low, high = edges[:-1].clone(), edges[1:].clone()
     at_low, at_high = slope(low), slope(high)

@@ -74,7 +74,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
             point.load()  # creates the class, which takes its name
     kind = NAMED.get(word)
     if kind is None:
-        wanted = "one of " + ", ".join(_usage(each) for each in dict.fromkeys(NAMED.values()))
+        wanted = "one of " + ", ".join(_usage(kind) for kind in dict.fromkeys(NAMED.values()))
         close = get_close_matches(word, NAMED, n=1)
         kind = NAMED[close[0] if close else "kl"]
     else:

@@ -15,17 +15,17 @@ from kullback.generators.divergence import (
     BuiltIn,
     Divergence,
     FinitePair,
+    WeightedSum,
     finite,
     power_series,
 )
 from kullback.generators.entropic import KL, ReverseKL
-from kullback.generators.weighted_sum import WeightedSum
 
 _LARGEST = torch.finfo(torch.float64).max
-# Small enough that sums of derivatives over a row stay finite.
+# A sum of this over 1e18 classes is still finite.
 _LARGEST_DERIVATIVE = 1e290
 _SMALLEST = torch.finfo(torch.float64).tiny
-# Smaller masses are computed from their logarithms.
+# Products with smaller masses, which may be subnormal and lose digits, are computed from logarithms.
 _UNDERFLOW = 1e-290
 
 

@@ -77,8 +77,8 @@ class PolicyKL(ExactMetric):
         >>> sampled = torch.tensor([[-1.0, -2.0, -0.5], [-0.5, -1.0, 0.0]])  # by the inference engine
         >>> trained = torch.tensor([[-1.05, -2.0, -0.7], [-0.52, -0.99, 0.0]])
         >>> metric.update(sampled, trained, mask=torch.tensor([[True, True, True], [True, True, False]]))
-        >>> found = metric.compute()
-        >>> {name: round(float(found[name]), 4) for name in ("k3", "k3_error", "sequence_k3", "beyond")}
+        >>> results = metric.compute()
+        >>> {name: round(float(results[name]), 4) for name in ("k3", "k3_error", "sequence_k3", "beyond")}
         {'k3': 0.004, 'k3_error': 0.0031, 'sequence_k3': 0.0101, 'beyond': 0.2}
 
     References:

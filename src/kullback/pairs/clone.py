@@ -1,4 +1,4 @@
-"""Copies of distributions with changed parameters, for any class of distribution."""
+"""Copies of distributions with changed parameters, for any class, and the lists of parts and parameters in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kullback.common.inputs import are_ordinary, dense, is_fake
 from kullback.errors import invalid_value, no_rule
 from kullback.pairs.density_overrides import overrides_density
 
-# Its arguments are the distribution or transform with the tensor, the attribute's name, and the tensor.
+# A function of the distribution or transform that has a tensor, of the attribute's name, and of the tensor.
 Change = Callable[[Any, str, Tensor], Tensor]
 
 
@@ -36,7 +36,7 @@ def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
         return type(thing)(_copied(part, change, copies) for part in thing)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if not isinstance(thing, Distribution | Transform):
         return thing
-    # Before the copy of its contents: a transform and its inverse refer to each other.
+    # The copy is stored before its contents are copied, because a transform and its inverse refer to each other.
     new = copies[id(thing)] = copy.copy(thing)
     for name, value in vars(thing).items():
         if isinstance(value, Tensor):
@@ -44,7 +44,7 @@ def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
                 copies[id(value)] = change(thing, name, value)
             new.__dict__[name] = copies[id(value)]
         elif isinstance(value, weakref.ref):
-            # It points to the inverse of the original transform; torch makes a new inverse on demand.
+            # This reference is to the inverse of the original; torch makes a new inverse on demand.
             new.__dict__[name] = None
         elif isinstance(value, _CONTAINERS) and type(value) is not torch.Size:
             new.__dict__[name] = _copied(value, change, copies)
@@ -189,7 +189,7 @@ def upcast_copy(d: Distribution) -> Any:
 
 
 def unvalidated(d: Distribution) -> Any:
-    """Return a copy without validation of values, also in the distributions inside it."""
+    """Return a copy that does not validate values, and whose inner distributions do not either."""
     new = with_tensors(d, lambda _owner, _name, x: x)
     for part in parts_of(new):
         part._validate_args = False  # noqa: SLF001

@@ -1,6 +1,6 @@
-"""Subclasses and instances that override `log_prob`, or the draws, of a family.
+"""Whether a subclass or an instance overrides the `log_prob`, or the draws, of its family.
 
-The rules of the family do not serve such a distribution. It is integrated or summed by its own `log_prob`.
+The rules of the family do not serve such a distribution. Its own `log_prob` is integrated or summed instead.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ def _overriding_class(kind: type, method: str) -> type | None:
     own = next((i for i, each in enumerate(kind.__mro__) if method in vars(each)), len(kind.__mro__))
     before = next((i for i, each in enumerate(kind.__mro__) if _is_family(each)), 0)
     overriding = kind.__mro__[own] if own < before else None
-    if not torch.compiler.is_compiling():  # a graph that changes an object that it has read is traced again
+    if (
+        not torch.compiler.is_compiling()
+    ):  # a compiled graph that writes to a dict which it has read is traced again
         _OVERRIDING[key] = overriding
     return overriding

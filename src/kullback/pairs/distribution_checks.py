@@ -19,10 +19,12 @@ from kullback.errors import Name, P, Q, invalid_value, no_rule
 from kullback.pairs.clone import parts_of
 from kullback.pairs.densities.image import Ends, ends_after
 from kullback.pairs.densities.maps import inverted_by, parts_of_maps
+from kullback.pairs.family import support_of
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
 
-# How far outside the domain of a map rounding may move the end of a support, relative to the end of the domain.
+# Rounding may move the end of a support out of the domain of a map by this much, relative to the end of the domain:
+# a few times the rounding of float32, in which users compute ends.
 _ROUNDING = 1e-6
 # Parameters that have to be finite and, except for the location, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")
@@ -50,7 +52,7 @@ def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
     """Check all transforms in a distribution, and return the ends of its support; None if they are not known."""
     d = _unwrapped(d)
     if not isinstance(d, TransformedDistribution):
-        return _ends_of(_support_of(d))
+        return _ends_of(support_of(d))
     ends = _checked_ends(call, argument, d.base_dist)
     for step in parts_of_maps(d.transforms):
         domain = _ends_of(step.domain)
@@ -73,13 +75,6 @@ def _checked_ends(call: str, argument: str, d: Distribution) -> Ends | None:
             )
         ends = ends_after(ends, step)
     return ends
-
-
-def _support_of(d: Distribution) -> object:
-    try:
-        return d.support
-    except NotImplementedError:
-        return None
 
 
 def _ends_of(constraint: object) -> Ends | None:

@@ -1,7 +1,7 @@
 """A family of distributions: one record with the facts that the rules need, and the table of all records.
 
-Every consumer reads a record: the closed forms from moments, the test for an infinite divergence, the conversion from
-SciPy, the change of units, the compiled kernels and `fit`. So none of them needs a table of types of its own.
+The closed forms from moments, the test for an infinite divergence, the conversion from SciPy, the change of units, the
+compiled kernels and `fit` all read the records. So none of them needs a table of types of its own.
 """
 
 from __future__ import annotations
@@ -171,3 +171,10 @@ def match_of_mean(name: str, of_mean: Callable[[Tensor, Parameters], Tensor]) ->
 def family_of(kind: type) -> Family | None:
     """Return the record of the nearest class that has one: of the type itself, or of one of its bases."""
     return next((FAMILIES[each] for each in kind.__mro__ if each in FAMILIES), None)
+
+
+def support_of(d: Distribution) -> Any:
+    """Return the constraint of the values of a distribution; None if its class has none."""
+    with suppress(NotImplementedError, AttributeError):
+        return d.support
+    return None

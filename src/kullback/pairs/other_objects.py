@@ -1,4 +1,4 @@
-"""Objects of other libraries that stand for distributions, and the line that makes a distribution of each.
+"""Lines of code, for error messages, that make a distribution of an object of SciPy or scikit-learn.
 
 The libraries are not imported: their objects are known by the names of their classes.
 """
@@ -31,7 +31,7 @@ def line_for(x: object, name: str) -> str | None:
 
 
 def _of_class(x: type) -> str | None:
-    """Return the line for a class in place of a distribution."""
+    """Return the line that makes a distribution of a class, which the user passed instead of an instance."""
     is_scipy = any(kind.__name__ == "_ProbabilityDistribution" for kind in x.__mro__)
     if not (is_scipy or issubclass(x, Distribution)):
         return None

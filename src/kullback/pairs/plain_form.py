@@ -1,4 +1,4 @@
-"""The same distribution in its plain form: without wrappers and maps that change nothing, or only a parameter."""
+"""`plain_form`: an equal distribution without needless wrappers and maps: a Normal for an affine map of a Normal."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def plain_form(d: Distribution) -> Distribution:
 def pulled_back(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution] | None:
     """Return both variables before the last map of P, or of Q, onto a part of the line; None if there is none.
 
-    A map such as exp brings the ends of the line close to 0, where the mass of slow tails cannot be resolved. Before
-    the map, it can. The divergence is the same.
+    A map such as exp brings one end of the line close to 0, where float64 cannot resolve the mass of a slow tail.
+    Before the map it can, and the divergence is the same.
     """
     for side, other in ((p, q), (q, p)):
         if not is_map(side) or side.event_shape:

@@ -1,4 +1,4 @@
-"""SciPy's distributions with parameters as torch distributions: frozen ones, and those of its new interface.
+"""The conversion of SciPy's distributions to torch: frozen distributions, and those of SciPy's new interface.
 
 The result is torch's own family if there is one; otherwise it calls SciPy for the density. This module does not import
 SciPy, because a caller who passes its objects has imported it.
@@ -25,9 +25,9 @@ from kullback.pairs.densities.transformed import AffineDensity
 from kullback.pairs.family import FAMILIES, ScipyForm
 from kullback.pairs.numerics.parameters import given_logits
 
-# The maximum number of outcomes in a list of probabilities.
+# The maximum number of outcomes in a list of probabilities: 8 MB.
 _MOST_OUTCOMES = 1_000_000
-# The rounding error of their sum, by SciPy's formulas.
+# The largest error of the sum of these probabilities that counts as rounding of SciPy's formulas.
 _MASS = 1e-6
 
 _ONE = torch.Size()
@@ -91,7 +91,7 @@ def to_torch(call: str, argument: str, frozen: Any) -> Distribution:
 def with_equal_outcomes(p: Any, q: Any) -> tuple[Any, Any]:
     """Return two distributions over 0, 1, ... with as many classes in both; the added ones have no mass.
 
-    Others are unchanged. Numbers of SciPy are values, so that 0 to 9 and 0 to 19 are comparable.
+    Other pairs are returned unchanged. Integers of SciPy are values, not classes, so 0 to 9 and 0 to 19 are comparable.
     """
     bases: list[Any] = [d.base_dist if isinstance(d, ShiftedCounts) else d for d in (p, q)]
     if not all(isinstance(base, families.Categorical) for base in bases):

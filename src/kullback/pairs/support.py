@@ -1,9 +1,10 @@
-"""Tests for an infinite divergence: P has mass outside Q's support, or P's tail falls too slowly for Q."""
+"""Where a divergence is +inf: P has mass outside of Q's support, or P's tail falls too slowly for Q."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -14,13 +15,17 @@ from kullback.common.dtypes import tensor_of
 from kullback.errors import P, Q, invalid_value
 from kullback.generators.growth import End as EndOfTerms, Growth
 from kullback.pairs.densities.density import Density, Tail
-from kullback.pairs.family import FAMILIES, End, Family
+from kullback.pairs.family import FAMILIES, End, Family, support_of
 from kullback.pairs.registry import SURFACES, Plan, plan_for
 from kullback.pairs.torch_registry import PLANS
 
-# If the terms grow by at least this power of log(p / q), their sum is infinite wherever KL is.
+_Pair = tuple[Tensor | None, Tensor | None]
+_Ends = tuple[Tensor | None, Tensor | None, Tail, Tail]
+
+# If the terms grow at least as log(p / q) to this power, their sum counts as infinite wherever KL is. Powers are
+# measured and rounded to tenths, so 0.95 separates 1, as for KL, from 0.9.
 _NO_LESS_THAN_KL = 0.95
-# Coefficients of tails with a smaller relative difference count as equal.
+# Coefficients of tails with a smaller relative difference count as equal, because they are rounded products.
 _ROUNDING = 1e-12
 
 
@@ -47,7 +52,8 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
     plan = plan or plan_for(type(p), type(q))
     if plan.is_comparable and p.batch_shape == q.batch_shape:
         return
-    discrete = _is_discrete(p), _is_discrete(q)
+    supports = support_of(p), support_of(q)
+    discrete = _is_discrete(supports[0]), _is_discrete(supports[1])
     if None not in discrete and discrete[0] != discrete[1]:
         names = ["a discrete distribution" if d else "a continuous one" for d in discrete]
         raise invalid_value(
@@ -57,7 +63,7 @@ def check_comparable(call: str, p: Distribution, q: Distribution, plan: Plan | N
             got=f"{names[0]}, {type(p).__name__}, and {names[1]}, {type(q).__name__}",
             instead="a discretized or relaxed version of one of them",
         )
-    spaces = _space(p), _space(q)
+    spaces = [SURFACES.get(type(support), "arrays of numbers") for support in supports]
     if spaces[0] != spaces[1]:
         raise invalid_value(
             call,
@@ -82,22 +88,14 @@ def _event(d: Distribution) -> str:
     return f"{type(d).__name__} with event_shape {tuple(d.event_shape)}"
 
 
-def _is_discrete(d: Distribution) -> bool | None:
-    try:
-        return d.support.is_discrete if d.support is not None else None
-    except (NotImplementedError, AttributeError):
-        return None
-
-
-def _space(d: Distribution) -> str:
-    try:
-        return SURFACES.get(type(d.support), "arrays of numbers")
-    except (NotImplementedError, AttributeError):
-        return "arrays of numbers"
+def _is_discrete(support: Any) -> bool | None:
+    with suppress(NotImplementedError):
+        return None if support is None else support.is_discrete
+    return None
 
 
 def is_always_infinite(p: Family, q: Family) -> bool:
-    """Return whether KL is +inf for all parameters, by the supports of two families and their constant tails."""
+    """Return whether KL is +inf for all parameters of two families, by their supports and constant tails."""
     if not p.is_full or p.has_integers is None or p.has_integers != q.has_integers:
         return False
     tails = _constant_tails(p), _constant_tails(q)
@@ -119,7 +117,7 @@ def is_always_finite(p: type, q: type) -> bool:
 
 
 def _unknown_density(family: Family) -> Density | None:
-    """Return the density of a member of which no parameter is known: all are NaN. None if the record has no class."""
+    """Return the density of a member whose parameters are all NaN, for unknown; None if the record has no class."""
     if not isinstance(family.density, type):
         return None
     unknown = torch.full((), math.nan, dtype=torch.float64, device="cpu")
@@ -127,7 +125,7 @@ def _unknown_density(family: Family) -> Density | None:
 
 
 def _constant_tails(family: Family) -> tuple[Tail, Tail]:
-    """Return the tails of all members of a family, with NaN for a field that depends on the parameters."""
+    """Return the tails that all members of a family share, with NaN for a field that depends on the parameters."""
     density = _unknown_density(family)
     tails = () if density is None else (density.lower_tail(), density.upper_tail())
     constant = [Tail(*(math.nan if isinstance(x, Tensor) else x for x in tail)) for tail in tails]
@@ -135,7 +133,7 @@ def _constant_tails(family: Family) -> tuple[Tail, Tail]:
 
 
 def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
-    """Return whether an end of P is outside of Q's for all parameters. An end with a name is a finite parameter."""
+    """Return whether P's support extends beyond an end of Q's for all parameters. A named end is a finite parameter."""
     if not isinstance(end_p, float) or end_q is None:
         return False
     if isinstance(end_q, str):
@@ -146,17 +144,19 @@ def _is_beyond(end_p: End, end_q: End, q: Family, side: int) -> bool:
 
 def is_infinite(p: Density, q: Density) -> Tensor | None:
     """Return a mask of the batch elements where KL is certainly +inf; None if no test applies to the densities."""
-    below = p.lower_tail(), q.lower_tail()
     if p.has_equal_tails and q.has_equal_tails:
-        return _diverges_at(None, None, *below)
-    low_p, low_q, high_p, high_q = p.low(), q.low(), p.high(), q.high()
-    return _any(
-        _reaches_out(low_p, low_q, below=True),
-        _reaches_out(high_p, high_q, below=False),
-        _reaches_into_gaps(p, q),
-        _diverges_at(low_p, low_q, *below),
-        _diverges_at(high_p, high_q, p.upper_tail(), q.upper_tail()),
-    )
+        return _diverges_at(None, None, p.lower_tail(), q.lower_tail())
+    lower, upper = _both_ends(p, q)
+    outside = _has_mass_outside(p, q, lower[:2], upper[:2])
+    return _any(outside, _diverges_at(*lower), _diverges_at(*upper))
+
+
+def _both_ends(p: Density, q: Density) -> list[_Ends]:
+    """Return P's and Q's lower end and their tails there, then the same at the upper ends."""
+    return [
+        (p.low(), q.low(), p.lower_tail(), q.lower_tail()),
+        (p.high(), q.high(), p.upper_tail(), q.upper_tail()),
+    ]
 
 
 def _any(*tests: Tensor | None) -> Tensor | None:
@@ -195,17 +195,13 @@ def _margin(
     return torch.where(both & is_power, tensor_of(tail.coefficient - other.power, torch.float64), torch.inf)
 
 
-def has_mass_outside(p: Density, q: Density) -> Tensor | None:
-    """Return where P has mass outside of Q's support: beyond its ends, or in a gap; None if nowhere."""
-    return _any(
-        _reaches_out(p.low(), q.low(), below=True),
-        _reaches_out(p.high(), q.high(), below=False),
-        _reaches_into_gaps(p, q),
-    )
+def _has_mass_outside(p: Density, q: Density, lower: _Pair, upper: _Pair) -> Tensor | None:
+    """Return where P has mass outside of Q's support: beyond its lower or upper end, or in a gap; None if nowhere."""
+    return _any(_reaches_out(*lower, below=True), _reaches_out(*upper, below=False), _reaches_into_gaps(p, q))
 
 
 def _reaches_into_gaps(p: Density, q: Density) -> Tensor | None:
-    """Return where an interval of P's support overlaps a gap between the intervals of Q's; None if Q's has one."""
+    """Return where P's support overlaps a gap between the intervals of Q's; None if Q's is a single interval."""
     pieces = q.pieces()
     if pieces is None or p.integer:
         return None
@@ -248,7 +244,7 @@ def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
 
 
 def _diverges(tail: Tail, other: Tail) -> Tensor:
-    """Return where the mean of -log q over P's tail is infinite: -log q outgrows 1 / (P's mass in the tail)."""
+    """Return where P's mean of -log q over the tail is infinite: -log q outgrows the inverse of P's mass beyond it."""
     (level, power, coefficient), (level_q, power_q, _) = tail, other
     of_power = (level_q < level - 1) | ((level_q == level - 1) & (power_q >= coefficient))
     diverges = (
@@ -272,7 +268,7 @@ def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
         return is_power_infinite(p, q, 1 + end.rate)
     if end.rate == 0 and end.power > _NO_LESS_THAN_KL:
         return is_infinite(p, q)
-    return has_mass_outside(p, q)
+    return _has_mass_outside(p, q, (p.low(), q.low()), (p.high(), q.high()))
 
 
 def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
@@ -282,10 +278,11 @@ def is_power_infinite(p: Density, q: Density, alpha: float) -> Tensor | None:
     if alpha < 0:
         return is_power_infinite(q, p, 1 - alpha)
     factor = alpha * p.tail_factor() - (alpha - 1) * q.tail_factor()
+    lower, upper = _both_ends(p, q)
     return _any(
-        has_mass_outside(p, q),
-        _power_diverges_at(p.low(), q.low(), p.lower_tail(), q.lower_tail(), alpha, factor),
-        _power_diverges_at(p.high(), q.high(), p.upper_tail(), q.upper_tail(), alpha, factor),
+        _has_mass_outside(p, q, lower[:2], upper[:2]),
+        _power_diverges_at(*lower, alpha, factor),
+        _power_diverges_at(*upper, alpha, factor),
     )
 
 
@@ -335,10 +332,7 @@ def is_divergence_finite(p: Density, q: Density, growth: Growth) -> Tensor:
     for first, second, end in ((p, q, growth.far), (q, p, growth.near)):
         if end.limit < math.inf:
             continue
-        for end_p, end_q, tail, other in (
-            (first.low(), second.low(), first.lower_tail(), second.lower_tail()),
-            (first.high(), second.high(), first.upper_tail(), second.upper_tail()),
-        ):
+        for end_p, end_q, tail, other in _both_ends(first, second):
             same_end = _same_end(end_p, end_q)
             if same_end is None or not 0 < end.rate < math.inf:
                 return torch.zeros_like(result)

@@ -73,8 +73,8 @@ def _sizes(n: tuple[int | Tensor, int | Tensor] | None) -> list[str]:
     if n is None:
         return []
     shown = _ranges(n)
-    known = [f"{name} known" for name, x in zip("PQ", shown, strict=True) if x == "0"]
-    return [f"n = {' + '.join(x for x in shown if x != '0')}", *known]
+    without_draws = [f"{name} known" for name, x in zip("PQ", shown, strict=True) if x == "0"]
+    return [f"n = {' + '.join(x for x in shown if x != '0')}", *without_draws]
 
 
 def _ranges(n: tuple[int | Tensor, int | Tensor], spec: str = "") -> list[str]:

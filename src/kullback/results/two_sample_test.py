@@ -63,10 +63,10 @@ class TwoSampleTest(ShortRepr, Shown):
             f"{self.statistic:.6g}",
             self.permutations,
         ]
-        said = [
+        notes = [
             f"<p>{escape(note)}</p>"
             for note in self.notes
             if self.effect is None or note not in self.effect.notes
         ]
         effect = [] if self.effect is None else [self.effect._repr_html_()]  # pyright: ignore[reportPrivateUsage]
-        return "\n".join([html_table(header, [row]), *said, *effect])
+        return "\n".join([html_table(header, [row]), *notes, *effect])

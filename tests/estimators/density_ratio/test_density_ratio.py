@@ -254,7 +254,12 @@ def test_more_dimensions_than_draws():
         (torch.zeros(1, 2), torch.zeros(50, 2), {}, "two draws of each side"),
         (torch.randn(50, 2), torch.randn(9, 2), {}, "9 draws"),
         (torch.randn(50, 2), torch.randn(50, 3), {}, "same number of components"),
-        (torch.randn(50, 2), torch.randn(50, 2), {"folds": 1}, "folds=1"),
+        (
+            torch.randn(50, 2),
+            torch.randn(50, 2),
+            {"folds": 1},
+            r"\(folds=\.\.\.\): wanted an integer of 2 or more; got 1",
+        ),
         (torch.randn(50, 2), torch.randn(50, 2), {"confidence": 95}, "between 0 and 1"),
         (
             torch.tensor([math.inf] + [0.0] * 49),

@@ -24,7 +24,8 @@ from kullback.estimators.discrete.categorical_estimators import (
     plugin as plugin_estimate,
     zhang_grabchak,
 )
-from kullback.estimators.discrete.count_intervals import coarser, kl_interval
+from kullback.estimators.discrete.count_intervals import kl_interval
+from kullback.estimators.discrete.formulas import CategoryCounts
 from kullback.estimators.draws import variance_of_sum
 from kullback.estimators.registry import CATEGORICAL
 from tests.oracles.sample_cases import categorical_case, zipf
@@ -142,7 +143,7 @@ def test_the_influences_are_the_derivatives_of_the_divergence():
 def test_the_variance_is_that_of_repeated_draws(name, off):
     a, b = drawn(name, 100_000)
     seen = float(formulas.zhang_grabchak(a, b).var())
-    assert float(formulas.kl_variance(a, b).mean()) == pytest.approx(seen, rel=off)
+    assert float(CategoryCounts.of(a, b).variance.mean()) == pytest.approx(seen, rel=off)
 
 
 def test_clusters_of_one_draw_have_the_variance_of_draws():
@@ -186,7 +187,7 @@ def test_clusters_of_one_draw_have_the_variance_of_draws():
 )
 def test_intervals_hold_the_divergence_as_often_as_they_say(name, n, m, least):
     a, b = drawn(name, n, m=m)
-    low, high = kl_interval(a, b)
+    low, high = kl_interval(CategoryCounts.of(a, b))
     held = (low <= truth(name)) & (truth(name) <= high)
     assert float(held.double().mean()) >= least
     if bool(high.isfinite().all()) and name.startswith("ten"):
@@ -202,7 +203,7 @@ def test_two_categories_are_covered_by_enumeration(n, p, q):
     """Every outcome of few draws that shows both categories, with its probability: nothing is random."""
     count = torch.arange(n + 1.0, dtype=torch.float64)
     each = torch.stack([count, n - count], 1)
-    low, high = kl_interval(each[:, None], each[None])
+    low, high = kl_interval(CategoryCounts.of(each[:, None], each[None]))
     kl = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
     probability = np.outer(*(scipy.stats.binom.pmf(np.arange(n + 1), n, x) for x in (p, q)))
     probability[0, 0] = probability[n, n] = 0
@@ -229,8 +230,9 @@ def test_two_categories_are_covered_where_sizes_differ(n, m):
                 continue
             kl = scipy.stats.entropy(*([x, 1 - x] for x in shares))
             (a, of_a), (b, of_b) = (binomial_outcomes(*given) for given in zip(sizes, shares, strict=True))
-            low, high = kl_interval(a[:, None], b[None])
-            given = (sum(coarser(a[:, None], b[None])) > 0).sum(-1) >= 2  # otherwise there is no interval
+            table = CategoryCounts.of(a[:, None], b[None])
+            low, high = kl_interval(table)
+            given = (table.coarser.a + table.coarser.b > 0).sum(-1) >= 2  # otherwise there is no interval
             probability = np.outer(of_a, of_b) * given.numpy()
             if probability.sum() < 0.02:
                 continue
@@ -247,7 +249,7 @@ def test_what_one_side_showed_never_is_not_taken_for_none():
 
 @pytest.mark.parametrize("confidence", [0.5, 0.8, 0.99])
 def test_intervals_keep_other_confidences(confidence):
-    low, high = kl_interval(*drawn("ten_categories", 3000), confidence)
+    low, high = kl_interval(CategoryCounts.of(*drawn("ten_categories", 3000)), confidence)
     held = (low <= truth("ten_categories")) & (truth("ten_categories") <= high)
     assert float(held.double().mean()) == pytest.approx(confidence, abs=0.04)
 
@@ -255,9 +257,12 @@ def test_intervals_keep_other_confidences(confidence):
 @pytest.mark.sweep
 def test_intervals_have_an_upper_end_where_the_draws_show_the_categories_and_none_where_they_do_not():
     # By chance, categories that Q never showed may outnumber those that it showed once: rarely.
-    assert float(kl_interval(*drawn("zipf_permuted", 100_000))[1].isfinite().double().mean()) > 0.98
-    assert bool(kl_interval(*drawn("zipf", 100_000))[1].isfinite().all())
-    low, high = kl_interval(*drawn("zipf_permuted", 1000))
+    assert (
+        float(kl_interval(CategoryCounts.of(*drawn("zipf_permuted", 100_000)))[1].isfinite().double().mean())
+        > 0.98
+    )
+    assert bool(kl_interval(CategoryCounts.of(*drawn("zipf", 100_000)))[1].isfinite().all())
+    low, high = kl_interval(CategoryCounts.of(*drawn("zipf_permuted", 1000)))
     assert bool(high.isinf().all())
     assert float(low.mean()) > 1.5
 
@@ -282,7 +287,7 @@ def test_the_exponential_integral_at_both_ends():
         b = torch.tensor([0] * unseen + [1] * once)
         share = 1 / (unseen + once)
         rate = (once * share + share) / (unseen * share + share)
-        whole = formulas.coverage_correction(a.double(), b.double()).predicted
+        whole = CategoryCounts.of(a, b).correction.predicted
         assert float(whole) == pytest.approx(
             unseen * share * math.exp(rate) * scipy.special.exp1(rate), rel=1e-10
         )
@@ -303,7 +308,7 @@ def test_strings_align_by_label_and_integers_by_value(estimator):
     expected = CATEGORICAL[by_name.method].of_counts(a, b).clamp(min=0)
     for found in (by_name, by_number, as_rows):
         torch.testing.assert_close(found.value, expected)
-        torch.testing.assert_close(found.interval[0], kl_interval(a, b)[0])
+        torch.testing.assert_close(found.interval[0], kl_interval(CategoryCounts.of(a, b))[0])
         assert found.value.dtype == torch.float64
         assert found.n == (43, 45)
         assert found.method == estimator.__name__

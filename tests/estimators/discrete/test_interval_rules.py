@@ -7,18 +7,17 @@ import pytest
 import scipy.stats
 import torch
 
-from kullback.estimators.discrete.count_intervals import coarser, has_upper_end, kl_interval
-from kullback.estimators.discrete.formulas import (
-    coverage_correction,
-    first_order,
-    second_order,
-    zhang_grabchak,
-)
-from kullback.estimators.discrete.measures import FEWEST_DRAWS
+from kullback.estimators.discrete.count_intervals import has_upper_end, kl_interval
+from kullback.estimators.discrete.formulas import FEWEST_DRAWS, CategoryCounts, zhang_grabchak
 
 
 def counts(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def coarser(a, b):
+    table = CategoryCounts.of(a, b).coarser
+    return table.a, table.b
 
 
 @pytest.mark.parametrize(
@@ -44,13 +43,13 @@ def counts(*values: int) -> torch.Tensor:
 )
 def test_an_upper_end_needs_what_q_has_not_shown_to_be_rare(a, b, half_width, answer):
     given = () if half_width is None else (half_width,)
-    assert bool(has_upper_end(counts(*a), counts(*b), *given)) == answer
+    assert bool(has_upper_end(CategoryCounts(counts(*a), counts(*b)), *given)) == answer
 
 
 def test_of_bins_only_the_share_that_q_never_showed_counts():
-    assert bool(has_upper_end(counts(95, 5), counts(50, 0), bins=True))
-    assert not bool(has_upper_end(counts(94, 6), counts(50, 0), bins=True))
-    assert not bool(has_upper_end(counts(95, 5), counts(50, 0)))
+    assert bool(has_upper_end(CategoryCounts(counts(95, 5), counts(50, 0), bins=True)))
+    assert not bool(has_upper_end(CategoryCounts(counts(94, 6), counts(50, 0), bins=True)))
+    assert not bool(has_upper_end(CategoryCounts(counts(95, 5), counts(50, 0))))
 
 
 def test_rare_categories_become_one():
@@ -70,17 +69,20 @@ def test_the_ends_are_the_roots_of_their_equation(inflation, spread, confidence)
     """(T - t)^2 = z^2 (S + t c), solved as a polynomial in t, for categories of which none is rare."""
     a, b = counts(300, 200, 100, 50), counts(60, 180, 250, 160)
     scale = float(1 / a.sum() + 1 / b.sum())
-    change, of_equal = coverage_correction(a, b), 1.5 * scale  # (K - 1) / 2 (1 / n + 1 / m)
+    change, of_equal = CategoryCounts(a, b).correction, 1.5 * scale  # (K - 1) / 2 (1 / n + 1 / m)
     estimate = float(zhang_grabchak(a, b) + change.shrunken)
     # Dependence multiplies the part of a variance that grows with t alone.
     share = of_equal / (estimate + of_equal / 2)
-    variances = [float(v) * (f + (f - 1) * share) for v, f in zip(first_order(a, b), inflation, strict=True)]
+    variances = [
+        float(v) * (f + (f - 1) * share)
+        for v, f in zip(CategoryCounts(a, b).variances, inflation, strict=True)
+    ]
     c = sum(variances) / (estimate + of_equal)
     assert c > 2 * scale  # not near P = Q
     z = scipy.stats.norm.ppf((1 + confidence) / 2)
-    variance = spread * float(second_order(a, b).variance) + float(change.variance)
+    variance = spread * float(CategoryCounts(a, b).second_order.variance) + float(change.variance)
     low, high = np.sort(np.roots([1, -2 * estimate - z * z * c, estimate**2 - z * z * variance]))
-    found = kl_interval(a, b, confidence, inflation, spread=spread)
+    found = kl_interval(CategoryCounts(a, b, inflation, spread), confidence)
     assert float(found[0]) == pytest.approx(low + min(0.0, float(change.predicted)), rel=1e-9)
     assert float(found[1]) == pytest.approx(high + 1.5 * max(0.0, float(change.predicted)), rel=1e-9)
 
@@ -88,17 +90,17 @@ def test_the_ends_are_the_roots_of_their_equation(inflation, spread, confidence)
 def test_near_equality_the_variance_is_that_of_a_chi_square():
     """Equal proportions show no first-order variance; the upper end still allows for the one that larger t have."""
     a = counts(500, 300, 200)
-    low, high = kl_interval(a, a)
+    low, high = kl_interval(CategoryCounts(a, a))
     scale = 2 / 1000
     z = scipy.stats.norm.ppf(0.975)
     assert float(low) == 0
     # t of which T = 0 is not rejected: t^2 = z^2 (S + t c) with half of c's limit, 2 (1 / n + 1 / m), at T = 0.
-    change = coverage_correction(a, a)
+    change = CategoryCounts(a, a).correction
     assert -1.01 * scale < float(zhang_grabchak(a, a) + change.shrunken) <= 0
-    assert float(second_order(a, a).variance) == pytest.approx(scale**2, rel=0.05)
-    s = float(second_order(a, a).variance + change.variance)
+    assert float(CategoryCounts(a, a).second_order.variance) == pytest.approx(scale**2, rel=0.05)
+    s = float(CategoryCounts(a, a).second_order.variance + change.variance)
     # With three categories (K - 1) / 2 is 1; the first-order variance is all but 0.
-    variance = float(sum(first_order(a, a)))
+    variance = float(sum(CategoryCounts(a, a).variances))
     assert variance < 1e-3 * scale**2
     c = (variance / scale + 2 * scale) / 2
     expected = z * z * c / 2 + z * (s + (z * c / 2) ** 2) ** 0.5
@@ -131,13 +133,13 @@ TABLES = [
 
 def plain_interval(a, b, z: float, *, bins: bool = False) -> tuple[float, float]:
     """The ends table by table, from the roots of their equation."""
-    change = coverage_correction(a, b)
+    change = CategoryCounts(a, b).correction
 
     def roots(x, y, shrunken: float, added: float) -> np.ndarray:
         scale, dof = float(1 / x.sum() + 1 / y.sum()), int(((x > 0) & (y > 0)).sum()) - 1
         of_equal = max(dof, 0) / 2 * scale
         estimate = max(0.0, float(zhang_grabchak(x, y)) + shrunken)
-        first = float(sum(first_order(x, y)))
+        first = float(sum(CategoryCounts(x, y).variances))
         floor = (first + 2 * scale * of_equal) / (estimate + 2 * of_equal)
         c = max(first / (estimate + of_equal), min(floor, 2 * scale))
         variance = of_equal * scale + added
@@ -177,7 +179,7 @@ def plain_interval(a, b, z: float, *, bins: bool = False) -> tuple[float, float]
     low = least(a, b, *more) + min(0.0, float(change.predicted))
     if max(a[b == 0].sum(), a[a == 1].sum()) * 20 > a.sum():
         low = least(*coarser(a, b), 0.0, 0.0)
-    bounded = has_upper_end(a, b, (high - low) / 2, bins=bins)
+    bounded = has_upper_end(CategoryCounts.of(a, b, bins=bins), (high - low) / 2)
     return max(0.0, low), high if bounded else np.inf
 
 
@@ -188,7 +190,7 @@ def test_every_rule_of_the_ends_is_that_of_a_plain_loop(table, bins):
     given = {} if bins is None else {"bins": bins}
     want = plain_interval(a, b, scipy.stats.norm.ppf(0.975), **given)
     for shape in ((), (2, 3)):
-        low, high = kl_interval(a.expand(*shape, -1), b.expand(*shape, -1), **given)
+        low, high = kl_interval(CategoryCounts(a.expand(*shape, -1), b.expand(*shape, -1), **given))
         assert low.shape == high.shape == shape
         for ours, true in ((low, want[0]), (high, want[1])):
             assert ours.flatten().tolist() == pytest.approx([true] * ours.numel(), rel=1e-9, abs=1e-14)

@@ -21,7 +21,7 @@ from kullback import (
     divergence,
     estimate,
 )
-from kullback.estimators.discrete.counts import CategoryCounts
+from kullback.estimators.discrete.formulas import CategoryCounts
 from kullback.estimators.discrete.kinds import describe_kind, measured
 from kullback.generators import parse
 from tests.oracles.sample_cases import zipf
@@ -61,7 +61,7 @@ def truth(kind, p, q):  # noqa: PLR0911  # one for each formula
 
 def interval_of(kind, a, b):
     """The ends for each row of counts."""
-    table = CategoryCounts(torch.as_tensor(a).double(), torch.as_tensor(b).double(), (1.0, 1.0), 1.0, (0, 0))
+    table = CategoryCounts.of(torch.as_tensor(a), torch.as_tensor(b))
     low, high = describe_kind(table, kind, 0.95).ends
     assert not bool((low.isnan() | high.isnan()).any())
     assert bool((low <= high).all())
@@ -143,9 +143,8 @@ def test_powers_are_estimated_without_bias(name):
     first, second = (x.ravel() for x in np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij"))
     weight = scipy.stats.binom.pmf(first, n, p) * scipy.stats.binom.pmf(second, n, q)
     kind = parse(name)
-    found = measured(
-        kind, torch.tensor(np.stack([first, n - first], -1)), torch.tensor(np.stack([second, n - second], -1))
-    )
+    sides = (torch.tensor(np.stack([x, n - x], -1)) for x in (first, second))
+    found = measured(kind, CategoryCounts.of(*sides))
     wanted, plain = truth(kind, [p, 1 - p], [q, 1 - q]), found.value.numpy()
     if name == "renyi:2":  # whose power is what has no bias
         wanted, plain = math.exp(wanted), np.exp(plain)
@@ -168,7 +167,7 @@ def test_bounded_kinds_lose_most_of_their_bias(kind):
     rng = np.random.default_rng(1)
     a, b = (torch.from_numpy(rng.multinomial(200, x, 2000)) for x in (p, q))
     wanted = truth(kind, p, q)
-    value = measured(kind, a, b).value
+    value = measured(kind, CategoryCounts.of(a, b)).value
     plain = divergence(Counts(a.double()), Counts(b.double()), kind)
     assert abs(float(value.mean()) - wanted) < 0.4 * abs(float(plain.mean()) - wanted)
 
@@ -190,8 +189,8 @@ def test_standard_errors_are_the_spread_of_the_values():
     rng = np.random.default_rng(2)
     a, b = (torch.from_numpy(rng.multinomial(1000, x, 500)) for x in (p, q))
     for kind in KINDS:
-        found = measured(kind, a, b)
-        assert float(found.standard_error.mean()) == pytest.approx(float(found.value.std()), rel=0.12), kind
+        found = measured(kind, CategoryCounts.of(a, b))
+        assert float(found.error.mean()) == pytest.approx(float(found.value.std()), rel=0.12), kind
 
 
 @pytest.mark.sweep

@@ -347,9 +347,16 @@ def test_categories_are_refused() -> None:
         nearest_neighbors(Samples([1, 2, 3]), Samples([1, 2, 3]))
 
 
-@pytest.mark.parametrize("k", [0, -1, 100])
-def test_more_neighbors_than_draws_are_refused(k: int) -> None:
-    with refused(ArgumentValueError, wanted="1 to 99 neighbors"):
+@pytest.mark.parametrize(
+    ("k", "wanted"),
+    [
+        (0, "^an integer of 1 or more, or None$"),
+        (-1, "^an integer of 1 or more, or None$"),
+        (100, "1 to 99 neighbors"),
+    ],
+)
+def test_numbers_of_neighbors_that_do_not_exist_are_refused(k: int, wanted: str) -> None:
+    with refused(ArgumentValueError, argument="k", wanted=wanted):
         nearest_neighbors(*sides(LINE, OTHER), k=k)
 
 

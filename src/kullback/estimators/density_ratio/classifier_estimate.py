@@ -229,7 +229,7 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
     trials = [_with_best_penalty(candidate, work, some, folds == 0) for candidate in candidates]
     trials = [trial for trial in trials if np.isfinite(trial[1]).all()]
     least = min(trials, key=lambda trial: float(trial[1].sum()))[1]
-    usable: list[tuple[float, NamedClassifier, Array]] = []
+    accepted: list[tuple[float, NamedClassifier, Array]] = []
     for candidate, losses in trials:
         excess = losses - least
         if excess.mean() > _DROP_ABOVE * excess.std() / math.sqrt(len(excess)):
@@ -239,16 +239,16 @@ def _select(candidates: list[NamedClassifier], work: _Work, rng: np.random.Gener
             continue
         log_odds = calibrated(raw, some)[0]
         if heaviness(log_odds[some.from_p]) < _HEAVY:
-            usable.append((float(some.weights @ log_loss(log_odds, some)), candidate, raw))
-    if not usable:  # trees, the last one, are bounded
-        usable = [(0.0, trials[-1][0], work.without_fold(trials[-1][0], some, folds))]
-    best = min(loss for loss, _, _ in usable)
+            accepted.append((float(some.weights @ log_loss(log_odds, some)), candidate, raw))
+    if not accepted:  # trees, the last one, are bounded
+        accepted = [(0.0, trials[-1][0], work.without_fold(trials[-1][0], some, folds))]
+    best = min(loss for loss, _, _ in accepted)
     independent = len(np.unique(some.units)) / len(some.units)
-    shares = [math.exp((best - loss) * independent) for loss, _, _ in usable]
+    shares = [math.exp((best - loss) * independent) for loss, _, _ in accepted]
     total = sum(share for share in shares if share > _LEAST_SHARE)
     selected = [
         _Selected(candidate, share / total, raw if used.all() else None)
-        for share, (_, candidate, raw) in zip(shares, usable, strict=True)
+        for share, (_, candidate, raw) in zip(shares, accepted, strict=True)
         if share > _LEAST_SHARE
     ]
     return sorted(selected, key=lambda one: -one.share)
@@ -277,14 +277,13 @@ def _combined(selected: list[_Selected], sides: tuple[Draws, Draws], work: _Work
         _gaussian(*sides) if one.candidate.name == GAUSSIAN else _direct(one, work) for one in selected
     ]
     shares = [one.share for one in selected]
-    value = sum(share * each.value for share, each in zip(shares, results, strict=True))
+    value = sum(share * one.value for share, one in zip(shares, results, strict=True))
     influence = sum(
-        (share * each.influence for share, each in zip(shares, results, strict=True)),
+        (share * one.influence for share, one in zip(shares, results, strict=True)),
         np.zeros(len(work.draws.x)),
     )
     spread = sum(
-        share * (each.beyond**2 + (each.value - value) ** 2)
-        for share, each in zip(shares, results, strict=True)
+        share * (one.beyond**2 + (one.value - value) ** 2) for share, one in zip(shares, results, strict=True)
     )
     return _RatioValue(value, influence, math.sqrt(spread))
 
@@ -343,8 +342,8 @@ def _rate(side: Draws, scores: Array) -> float:
     Near P = Q, log p / q has a variance of twice KL under both. Clusters multiply the variance of its mean as for the
     components or for the classifier's scores, whichever is more.
     """
-    usable = [side.x] if np.ptp(scores) == 0 else [side.x, scores[:, None]]
-    return 2 / min(number_from_scores(each, side) for each in usable)
+    scorings = [side.x] if np.ptp(scores) == 0 else [side.x, scores[:, None]]
+    return 2 / min(number_from_scores(scoring, side) for scoring in scorings)
 
 
 def _evidence(

@@ -278,7 +278,7 @@ def _trees(seed: int) -> FitClassifier:
 
 
 def _binned(x: Array, edges: Array) -> Array:
-    columns = [np.searchsorted(own, column) for own, column in zip(edges.T, x.T, strict=True)]
+    columns = [np.searchsorted(bounds, column) for bounds, column in zip(edges.T, x.T, strict=True)]
     return np.stack(columns, axis=1).astype(np.float64)
 
 

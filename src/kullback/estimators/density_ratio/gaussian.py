@@ -48,8 +48,8 @@ def gaussian_kl(x: Array, y: Array, w: Array, v: Array, n: float, m: float) -> G
     log_determinants = _log_determinant(covariance_q, m) - _log_determinant(covariance_p, n)
     value = 0.5 * (trace + square - d + log_determinants)
 
-    own, other = x - mean_p, x - mean_q
-    inside = _squares(other, precision) - _squares(own, precision_p)
+    from_mean_p, from_mean_q = x - mean_p, x - mean_q
+    inside = _squares(from_mean_q, precision) - _squares(from_mean_p, precision_p)
     z = y - mean_q
     u = z @ precision
     outside = _squares(z, precision) - _squares(u, covariance_p + np.outer(shift, shift))

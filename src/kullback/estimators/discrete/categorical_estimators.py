@@ -1,4 +1,4 @@
-"""KL from draws of categories: the estimators of `point`, with notes, standard errors and intervals.
+"""KL from draws of categories: its estimators, with notes, standard errors and intervals.
 
 All estimators share the interval of `kl_interval`. It is an interval for KL and does not depend on the estimator.
 Weighted and clustered draws enter as the number of independent draws with the same information.
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from kullback.common.constraints import Arguments, Number
 from kullback.estimators.discrete import formulas
-from kullback.estimators.discrete.count_intervals import MOST_UNSEEN, coarser, kl_interval
-from kullback.estimators.discrete.counts import CategoryCounts, both_sides, count_categories
-from kullback.estimators.discrete.measures import FEWEST_DRAWS
+from kullback.estimators.discrete.count_intervals import MOST_UNSEEN, kl_interval
+from kullback.estimators.discrete.counts import count_categories
+from kullback.estimators.discrete.formulas import FEWEST_DRAWS, CategoryCounts
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence
 from kullback.estimators.registry import from_draws
 from kullback.representations import Counts
@@ -50,7 +50,7 @@ def _of_counts(formula: Callable[..., Tensor]) -> Callable[..., Estimate]:
     def evidence(p: Any, q: Any, *, confidence: float, generator: object = None, **options: Any) -> Evidence:
         del generator
         table = count_categories(name, p, q)
-        return described(table, formula(*both_sides(table.a, table.b), **options), confidence, name)
+        return described(table, formula(table.a, table.b, **options), confidence, name)
 
     functools.update_wrapper(evidence, formula)
     del cast("Any", evidence).__wrapped__
@@ -59,7 +59,12 @@ def _of_counts(formula: Callable[..., Tensor]) -> Callable[..., Estimate]:
     signature = inspect.signature(_declared)
     options = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
     estimator.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *options])
-    estimator.of_counts = lambda a, b, *more, **named: formula(*both_sides(a, b), *more, **named)
+
+    def of_counts(a: Tensor, b: Tensor, *more: Any, **named: Any) -> Tensor:
+        table = CategoryCounts.of(a, b)
+        return formula(table.a, table.b, *more, **named)
+
+    estimator.of_counts = of_counts
     return estimator
 
 
@@ -108,7 +113,8 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
         Entropy and the species accumulation curve: a novel entropy estimator via discovery rates of new species
         (Chao, Wang and Jost, 2013)
     """
-    return formulas.zhang_grabchak(a, b) + formulas.coverage_correction(a, b).shrunken
+    table = CategoryCounts(a, b)
+    return table.estimate + table.correction.shrunken
 
 
 @_of_counts
@@ -128,7 +134,7 @@ def zhang_grabchak(a: Tensor, b: Tensor) -> Tensor:
     References:
         Nonparametric Estimation of Kullback-Leibler Divergence (Zhang and Grabchak, 2014)
     """
-    return formulas.zhang_grabchak(a, b)
+    return CategoryCounts(a, b).estimate
 
 
 @_of_counts
@@ -228,26 +234,22 @@ def dirichlet(a: Tensor, b: Tensor, prior: float = 0.5) -> Tensor:
     return cast("Any", plugin).of_counts(a + prior, b + prior)
 
 
-def described(
-    table: CategoryCounts, raw: Tensor, confidence: float, method: str, categories: str = "categories"
-) -> Evidence:
-    """Return the evidence of an estimate from counts; `categories` is what notes call the categories."""
+def described(table: CategoryCounts, raw: Tensor, confidence: float, method: str) -> Evidence:
+    """Return the evidence of an estimate of KL from counts."""
     value = raw.clamp(min=0)
     if value.ndim:
         return _of_rows(table, value, confidence)
-    variance = formulas.kl_variance(table.a, table.b, table.inflation)
-    unseen, singletons = map(float, formulas.unseen_shares(table.a, table.b))
-    finite = math.isfinite(float(value))
+    unseen, singletons = map(float, table.unseen_shares)
+    finite, categories = math.isfinite(float(value)), "bins" if table.bins else "categories"
     notes: list[str] = [] if finite else [_what_q_misses(table)]
-    if categories == "categories":
+    if not table.bins:
         notes += nothing_shared(table)
-    if bool(is_refused(table)) or not bool(variance.isfinite()):
-        notes.append(_refusal(table, variance, categories))
+    if bool(is_refused(table)) or not bool(table.variance.isfinite()):
+        notes.append(_refusal(table, categories))
         return Evidence(raw, notes=notes, remarks=table.notes, n=table.n)
-    bins = categories == "bins"
-    low, high = kl_interval(table.a, table.b, confidence, table.inflation, spread=table.spread, bins=bins)
+    low, high = kl_interval(table, confidence)
     is_open = not bool(high.isfinite())
-    if is_open or (unseen * table.a.sum() >= _SEVERAL and not bins):
+    if is_open or (unseen * table.a.sum() >= _SEVERAL and not table.bins):
         missed = (
             f"{100 * unseen:.3g} % of {SIDE_P}'s samples are in {categories} where {SIDE_Q} has no samples"
         )
@@ -268,7 +270,7 @@ def described(
     if high.isfinite() and value > math.log(table.n[1]) - 1:
         end = f"{table.n[1]} draws: a larger divergence would look the same."
         notes.append(f"The value is near the logarithm of {SIDE_Q}'s {end}")
-    error = variance.sqrt() if finite else None
+    error = table.variance.sqrt() if finite else None
     return Evidence(raw, error=error, ends=(low, high), notes=notes, remarks=table.notes, n=table.n)
 
 
@@ -294,11 +296,10 @@ def _of_rows(table: CategoryCounts, value: Tensor, confidence: float) -> Evidenc
 
     A row without an interval gets the interval from 0 to infinity.
     """
-    a, b = table.a, table.b
-    low, high = kl_interval(a, b, confidence)
+    low, high = kl_interval(table, confidence)
     refused = is_refused(table)
     low, high = low.masked_fill(refused, 0.0), high.masked_fill(refused, math.inf)
-    error = formulas.kl_variance(a, b).sqrt().masked_fill(refused | value.isinf(), math.inf)
+    error = table.variance.sqrt().masked_fill(refused | value.isinf(), math.inf)
     outside = value.isfinite() & ~((low <= value) & (value <= high))
     never = f"{SIDE_Q} has no draw of a category of {SIDE_P}: the divergence of the proportions is infinite."
     rare = (
@@ -310,8 +311,8 @@ def _of_rows(table: CategoryCounts, value: Tensor, confidence: float) -> Evidenc
         (value.isinf(), never),
         (outside, "the value is outside the interval: its bias exceeds its standard error."),
     )
-    said = [rows_note(rows, text) for rows, text in notes if bool(rows.any())]
-    return Evidence(value, error=error, ends=(low, high), notes=said, n=table.n)
+    shown = [rows_note(rows, text) for rows, text in notes if bool(rows.any())]
+    return Evidence(value, error=error, ends=(low, high), notes=shown, n=table.n)
 
 
 def rows_note(rows: Tensor, text: str) -> str:
@@ -321,12 +322,12 @@ def rows_note(rows: Tensor, text: str) -> str:
 
 def is_refused(table: CategoryCounts) -> Tensor:
     """Return whether too few categories have enough draws for an interval."""
-    a, b = coarser(table.a, table.b)
-    return (a + b > 0).sum(-1) < 2
+    return (table.coarser.a + table.coarser.b > 0).sum(-1) < 2
 
 
-def _refusal(table: CategoryCounts, variance: Tensor, categories: str) -> str:
-    if not bool(variance.isfinite()):
+def _refusal(table: CategoryCounts, categories: str) -> str:
+    """Return why there is no interval."""
+    if not bool(table.variance.isfinite()):
         return "One side has a single cluster, so the variance between clusters is unknown: there is no interval."
     number = int((table.a + table.b > 0).sum())
     if number == 1:

@@ -1,21 +1,14 @@
-"""Confidence intervals for KL(P || Q) from counts: `kl_interval`."""
+"""Confidence intervals for divergences from counts: `kl_interval`."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kullback.estimators.discrete.formulas import CoverageCorrection, unseen_shares
-from kullback.estimators.discrete.measures import (
-    KL_MEASURE,
-    KNOWN,
-    Measure,
-    is_rare,
-    no_correction,
-)
+from kullback.estimators.discrete.formulas import KNOWN, CategoryCounts, CoverageCorrection, merged
+from kullback.estimators.discrete.kind_counts import KindCounts
 from kullback.estimators.draws import student_ratio
 from kullback.estimators.evidence import standard_normal_quantile
 
@@ -29,11 +22,11 @@ MOST_UNSEEN = 0.05
 # for powers of p / q.
 _FEW = 3
 _FEW_OF_POWERS = 15
+# With fewer draws of a side, powers of p / q have no upper limit.
 _FEWEST_FOR_POWERS = 20
 
-# The upper limit adds an upward correction of the bias this many times more.
+# The upper limit adds an upward correction of the bias this many times.
 _CAUTION = 1.5
-
 
 # With an excess of this many standard errors, categories without draws of Q are unlike the ones that it drew rarely.
 _UNLIKE = 1.7
@@ -41,47 +34,39 @@ _UNLIKE = 1.7
 _NATS_ALONE = 8.0
 
 
-def has_upper_end(a: Tensor, b: Tensor, half_width: Tensor | float = 0.0, *, bins: bool = False) -> Tensor:
+def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Tensor:
     """Return whether the draws bound KL from above, if categories without draws of Q are like its rarest ones.
 
     They do not bound it in three cases. First, more than 5 % of P's draws are in categories without draws of Q. Second,
     significantly more of P's draws are in them than the mean of those in categories that Q drew once and that it drew
     twice: then Q does not lack them by chance. Third, Q drew no category once or twice, and two or more draws of P are
     in categories without draws of Q, where a ratio of e^8 could add more than half of the interval.
-    For `bins` of a line, where neighbors bound a density, only the first case counts.
+    For bins of a line, where neighbors bound a density, only the first case counts.
     """
-    n = a.sum(-1)
-    never = torch.where((a > 0) & (b == 0), a / n.unsqueeze(-1), 0.0).sum(-1)
+    a, b, n = table.a, table.b, table.a.sum(-1)
+    never = table.unseen_shares[0]
     few = never <= MOST_UNSEEN
-    if bins:
+    if table.bins:
         return few
-    once, twice = (unseen_shares(a, (b - k).abs())[0] for k in (1, 2))
+    share = a / n.unsqueeze(-1)
+    once, twice = (torch.where((a > 0) & (b == k), share, 0.0).sum(-1) for k in (1, 2))
     more, variance = n * (never - (once + twice) / 2), n * (never + (once + twice) / 4)
     unlike = (more > 0) & (more >= _UNLIKE * variance.sqrt())
-    # Where Q showed each category several times, two draws of P elsewhere are like none of them.
+    # Where Q drew each category several times, two draws of P elsewhere are like none of them.
     alone = (once + twice == 0) & (n * never >= 1.5)
     return few & ~unlike & ~(alone & (never * _NATS_ALONE > half_width))
 
 
-def kl_interval(
-    a: Tensor,
-    b: Tensor,
-    confidence: float = 0.95,
-    inflation: tuple[float, float] = (1.0, 1.0),
-    *,
-    spread: float = 1.0,
-    bins: bool = False,
-    measure: Measure = KL_MEASURE,
-) -> tuple[Tensor, Tensor]:
+def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
     r"""Return a confidence interval for KL from counts, one-sided if too many categories have no draws.
 
     The interval contains the divergences t that the estimate T of `coverage_adjusted` does not reject:
 
     .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
 
-    V and S are defined in `kl_variance`. A variance that grows with t is right at P = Q, where T has a :math:`\chi^2`
-    distribution. It is also right far from it, where T is normal. The rate c has a lower bound near the value for P
-    near Q, :math:`2 (\frac1n + \frac1m)`.
+    V and S are defined in `CategoryCounts.variance`. A variance that grows with t is right at P = Q, where T has a
+    :math:`\chi^2` distribution. It is also right far from it, where T is normal. The rate c has a lower bound near the
+    value for P near Q, :math:`2 (\frac1n + \frac1m)`.
 
     The limits also allow for the following:
 
@@ -94,188 +79,137 @@ def kl_interval(
       the lower limit comes from merged categories. Merging cannot raise KL.
 
     Arguments:
-        a, b: the counts of P and of Q, shape (..., K).
+        table: the counts of P and of Q, shape (..., K). `KindCounts` give an interval for their own divergence.
         confidence: the probability that the interval contains the divergence.
-        inflation: the factors of the two variances in V for dependent draws.
-        spread: the factor of S for dependent draws.
-        bins: whether the categories are bins of a line, as in `has_upper_end`.
 
     Returns:
         the two limits in nats, float64, shape (...). The lower one is at least 0, and the upper one may be infinite.
 
     Example:
         >>> import torch
-        >>> kl_interval(torch.tensor([[30, 10], [30, 10]]), torch.tensor([[20, 20], [40, 0]]))
+        >>> kl_interval(CategoryCounts.of(torch.tensor([[30, 10], [30, 10]]), torch.tensor([[20, 20], [40, 0]])))
         (tensor([0.0117, 0.0852], dtype=torch.float64), tensor([0.5450,    inf], dtype=torch.float64))
 
     References:
         Interval estimation for a binomial proportion (Brown, Cai and DasGupta, 2001)
         Probable inference, the law of succession, and statistical inference (Wilson, 1927)
     """
-    a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     z = standard_normal_quantile(confidence)
-    rare = torch.maximum(*unseen_shares(a, b))
-    if measure is not KL_MEASURE:
-        rare = torch.maximum(rare, torch.maximum(*unseen_shares(b, a)))
-    change = measure.correction(a, b)
-    settings = _Settings(measure, z, inflation, spread)
-    low, high = _ends(a, b, settings, change)
-    low = low + change.predicted.clamp(max=0)
-    high = high + _CAUTION * change.predicted.clamp(min=0)
+    correction = table.correction
+    low, high = _ends(table, z, correction)
+    low = low + correction.predicted.clamp(max=0)
+    high = high + _CAUTION * correction.predicted.clamp(min=0)
+    rare = torch.maximum(*table.unseen_shares) if table.is_kl else table.rarest_share
     is_coarse = rare > MOST_UNSEEN
     if bool(is_coarse.any()):
-        low = torch.where(is_coarse, _ends(*coarser(a, b), settings, no_correction(a, b))[0], low)
+        no_correction = CoverageCorrection(*[torch.zeros_like(low)] * 3)
+        low = torch.where(is_coarse, _ends(table.coarser, z, no_correction)[0], low)
     low = low.clamp(min=0)
-    closed = _is_closed(measure, a, b, (high - low) / 2, bins=bins)
+    closed = _is_closed(table, (high - low) / 2)
     # A difference of two infinite divergences gives no limit.
     low = low.nan_to_num(nan=0.0)
     high = torch.where(closed, high, torch.inf).nan_to_num(nan=math.inf, posinf=math.inf)
-    return low, high.clamp(max=measure.largest)
+    return low, high.clamp(max=table.largest)
 
 
-def _is_closed(measure: Measure, a: Tensor, b: Tensor, half_width: Tensor, *, bins: bool) -> Tensor:
+def _is_closed(table: CategoryCounts, half_width: Tensor) -> Tensor:
     """Return whether the draws bound a divergence from above."""
     closed = torch.ones_like(half_width, dtype=torch.bool)
-    for is_open, x, y in ((measure.open_above, a, b), (measure.open_below, b, a)):
+    for is_open, side in ((table.open_above, table), (table.open_below, table.reversed)):
         if is_open:
-            closed &= has_upper_end(x, y, half_width, bins=bins)
-            if measure.power:
-                closed &= ~((x > 0) & (y == 0)).any(-1) & (
-                    torch.minimum(x.sum(-1), y.sum(-1)) >= _FEWEST_FOR_POWERS
-                )
+            closed &= has_upper_end(side, half_width)
+            if table.power:
+                closed &= ~((side.a > 0) & (side.b == 0)).any(-1)
+                closed &= torch.minimum(side.a.sum(-1), side.b.sum(-1)) >= _FEWEST_FOR_POWERS
     return closed
 
 
-class _Settings(NamedTuple):
-    """The divergence, the normal quantile, and the factors of the variances for dependent draws."""
-
-    measure: Measure
-    z: float
-    inflation: tuple[float, float]
-    spread: float
-
-
-def _ends(a: Tensor, b: Tensor, settings: _Settings, change: CoverageCorrection) -> tuple[Tensor, Tensor]:
+def _ends(table: CategoryCounts, z: float, correction: CoverageCorrection) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest divergence that the counts do not reject.
 
-    The smallest one is also tested with half a draw of one side in all categories that only the other side showed.
+    The smallest one is also tested with half a draw of one side in all categories that only the other side drew.
     This is the continuity correction of zero counts, whose estimated variance is too small as well.
     """
-
-    measure = settings.measure
-
-    def bounds(estimate: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return _not_rejected(estimate, x, y, settings, change.variance)
-
-    estimate = measure.estimate(a, b) + change.shrunken
-    low, high = bounds(estimate, a, b)
-    below, above = _with_few(a, b, settings)
+    a, b, (_, shrunken, added) = table.a, table.b, correction
+    estimate = table.estimate + shrunken
+    low, high = _not_rejected(table, estimate, z, added)
+    below, above = _with_few(table, z)
     low = torch.minimum(low, estimate + below)
-    if measure.above != measure.estimate:
-        estimate = measure.above(a, b) + change.shrunken
-        high = bounds(estimate, a, b)[1]
+    if isinstance(table, KindCounts):
+        estimate = table.above + shrunken
+        high = _not_rejected(table, estimate, z, added)[1]
     high = torch.maximum(high, estimate + above)
     only_p, only_q = (a > 0) & (b == 0), (a == 0) & (b > 0)
     for only, with_half, other in ((only_q, a, b), (only_p, b, a)):
         if bool(only.any()):
             half = 0.5 * only.any(-1, keepdim=True)
-            sides = torch.cat([with_half.masked_fill(only, 0), half], -1), _merged(other, only)
-            x, y = sides if only is only_q else sides[::-1]
-            low = torch.minimum(low, bounds(measure.estimate(x, y) + change.shrunken, x, y)[0])
+            sides = torch.cat([with_half.masked_fill(only, 0), half], -1), merged(other, only)
+            moved = table.with_draws(*(sides if only is only_q else sides[::-1]))
+            low = torch.minimum(low, _not_rejected(moved, moved.estimate + shrunken, z, added)[0])
     return low, high
 
 
-def _with_few(a: Tensor, b: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
+def _with_few(table: CategoryCounts, z: float) -> tuple[Tensor, Tensor]:
     """Return the changes of the estimate, at most and at least 0, when the probability of few draws is at its limits.
 
     The few are all draws in categories that P drew at most k times, for each k where there are at most 3 of them. The
     limits are Wilson's with a continuity correction of half a draw. The lower change takes the probability between them
     that is nearest to Q's. For kinds other than KL, few draws of Q count in the same way.
     """
-    measure, z, inflation, _ = settings
-    first = _with_few_of(a, b, measure, z * inflation[0] ** 0.5)
-    if measure is KL_MEASURE:
-        return first
-    second = _with_few_of(b, a, measure, z * inflation[1] ** 0.5, swapped=True)
-    least, most = ((x.square() + y.square()).sqrt() for x, y in zip(first, second, strict=True))
+    few = _FEW_OF_POWERS if table.power else _FEW
+    changes: list[tuple[Tensor, Tensor]] = []
+    sides = (table.a, table.b), (table.b, table.a)
+    for of_other_side, ((a, b), inflation) in enumerate(zip(sides, table.inflation, strict=True)):
+        most_draws = torch.arange(few + 1, device=a.device).reshape(-1, *[1] * a.ndim)
+        rare = (a <= most_draws) & (b > 0)
+        drawn, q, n = (a * rare).sum(-1), (b * rare).sum(-1) / b.sum(-1), a.sum(-1)
+        events, own_z = torch.stack([drawn - 0.5, drawn + 0.5]), z * inflation**0.5
+        events = torch.minimum(events.clamp(min=0), n)
+        middle, reach = events + own_z**2 / 2, own_z * (events * (1 - events / n) + own_z**2 / 4).sqrt()
+        low, high = (middle - reach)[0] / (n + own_z**2), (middle + reach)[1] / (n + own_z**2)
+        nearest = torch.minimum(torch.maximum(q, low), high)
+        probabilities = torch.stack([drawn / n, nearest, high, low])
+        of_q = q.expand_as(probabilities)
+        pair = (of_q, probabilities) if of_other_side else (probabilities, of_q)
+        now, at_nearest, farthest, at_low = table.of_two(*pair)
+        if not table.is_kl:
+            farthest = torch.maximum(farthest, at_low)
+        valid = (drawn <= few) & (q > 0) & ((q < 1) | (table.largest < math.inf))
+        least = torch.where(valid, at_nearest - now, 0.0).amin(0).clamp(max=0)
+        most = torch.where(valid & now.isfinite(), farthest - now, 0.0).amax(0).clamp(min=0)
+        if table.is_kl:
+            return least, most
+        changes.append((least, most))
+    least, most = ((x.square() + y.square()).sqrt() for x, y in zip(*changes, strict=True))
     return -least, most
 
 
-def _with_few_of(
-    a: Tensor, b: Tensor, measure: Measure, z: float, *, swapped: bool = False
-) -> tuple[Tensor, Tensor]:
-    n, m = a.sum(-1), b.sum(-1)
-    few = _FEW_OF_POWERS if measure.power else _FEW
-    of_a: list[Tensor] = []
-    of_b: list[Tensor] = []
-    for k in range(few + 1):
-        rare = (a <= k) & (b > 0)
-        of_a.append((a * rare).sum(-1))
-        of_b.append((b * rare).sum(-1))
-    drawn, q = torch.stack(of_a), torch.stack(of_b) / m
-    lows, highs = _wilson(torch.stack([drawn - 0.5, drawn + 0.5]), n, z)
-    low, high = lows[0], highs[1]
-    nearest = torch.minimum(torch.maximum(q, low), high)
-    probabilities = torch.stack([drawn / n, nearest, high, low])
-    of_q = q.expand_as(probabilities)
-    pair = (of_q, probabilities) if swapped else (probabilities, of_q)
-    now, at_nearest, farthest, at_low = measure.of_two(*pair)
-    if measure is not KL_MEASURE:
-        farthest = torch.maximum(farthest, at_low)
-    valid = (drawn <= few) & (q > 0) & ((q < 1) | (measure.largest < math.inf))
-    least = torch.where(valid, at_nearest - now, 0.0).amin(0).clamp(max=0)
-    most = torch.where(valid & now.isfinite(), farthest - now, 0.0).amax(0).clamp(min=0)
-    return least, most
-
-
-def _wilson(drawn: Tensor, n: Tensor, z: float) -> tuple[Tensor, Tensor]:
-    """Return Wilson's limits of the probability of an event that occurred in `drawn` of n draws."""
-    drawn = torch.minimum(drawn.clamp(min=0), n)
-    middle, reach = drawn + z**2 / 2, z * (drawn * (1 - drawn / n) + z**2 / 4).sqrt()
-    return (middle - reach) / (n + z**2), (middle + reach) / (n + z**2)
-
-
-def _not_rejected(
-    estimate: Tensor, a: Tensor, b: Tensor, settings: _Settings, added: Tensor
-) -> tuple[Tensor, Tensor]:
+def _not_rejected(table: CategoryCounts, estimate: Tensor, z: float, added: Tensor) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest divergence within z of its standard errors; `added` is more variance."""
-    measure, z, inflation, spread = settings
-    from_p, from_q = measure.variances(a, b)
-    second = measure.near(a, b)
+    (from_p, from_q), (in_p, in_q), second = table.variances, table.inflation, table.second_order
     estimate = estimate.clamp(min=0)
     plain = (estimate + second.mean).clamp(min=torch.finfo(estimate.dtype).tiny)
     # Dependent draws inflate only the part of the variance that grows with t.
     share = second.mean / (estimate + second.mean / 2).clamp(min=torch.finfo(estimate.dtype).tiny)
-    in_p, in_q = inflation
     rate = (from_p * (in_p + (in_p - 1) * share) + from_q * (in_q + (in_q - 1) * share)) / plain
     # Few draws may underestimate the variance: near P = Q, a noncentral chi-square has 2 t (1/n + 1/m).
-    scale = measure.curvature * (1 / a.sum(-1) + 1 / b.sum(-1))
+    scale = table.curvature * (1 / table.a.sum(-1) + 1 / table.b.sum(-1))
     near = (rate * plain + 2 * scale * second.mean) / (plain + second.mean)
     rate = torch.maximum(rate, near)
     middle = estimate + z**2 * rate / 2
-    reach = z * (spread * second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
+    reach = z * (table.spread * second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
     low, high = middle - reach, middle + reach
     # If P is known, the variance is large when the estimate is large by chance.
-    known = a.sum(-1) > KNOWN / 2
-    low = torch.where(known, torch.minimum(low, estimate - z * (from_q * inflation[1]).sqrt()), low)
-    if measure.power == 0:
+    p_is_known = table.a.sum(-1) > KNOWN / 2
+    low = torch.where(p_is_known, torch.minimum(low, estimate - z * (from_q * in_q).sqrt()), low)
+    if not (isinstance(table, KindCounts) and table.power):
         return low, high
     # A mean of powers of p / q is skewed: its logarithm is nearer to a normal variable.
-    first = from_p * inflation[0] + from_q * inflation[1]
-    null = spread * second.variance
-    error = torch.maximum(first - null, null).sqrt() * z * student_ratio(measure.dof(a, b), z)
-    skew = torch.maximum(measure.power * error / (1 + measure.power * estimate), error / (estimate + error))
+    first = from_p * in_p + from_q * in_q
+    null = table.spread * second.variance
+    error = torch.maximum(first - null, null).sqrt() * z * student_ratio(table.dof, z)
+    skew = torch.maximum(table.power * error / (1 + table.power * estimate), error / (estimate + error))
     skew = torch.nan_to_num(skew).clamp(min=1e-9)
     return torch.minimum(low, estimate - error), torch.maximum(
         high, estimate + error * torch.expm1(skew) / skew
     )
-
-
-def coarser(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge the rare categories into one additional column."""
-    rare = is_rare(a, b)
-    return _merged(a, rare), _merged(b, rare)
-
-
-def _merged(x: Tensor, rare: Tensor) -> Tensor:
-    return torch.cat([x.masked_fill(rare, 0), x.masked_fill(~rare, 0).sum(-1, keepdim=True)], -1)

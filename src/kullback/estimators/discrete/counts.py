@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from numbers import Number
 from typing import Any
 
@@ -12,8 +11,7 @@ from torch import Tensor
 
 from kullback.common.inputs import can_inspect
 from kullback.errors import invalid_value, safe_repr
-from kullback.estimators.discrete import formulas
-from kullback.estimators.discrete.measures import KNOWN
+from kullback.estimators.discrete.formulas import KNOWN, CategoryCounts, kl_influence
 from kullback.estimators.draws import (
     Draws,
     cluster_correction,
@@ -32,28 +30,6 @@ from kullback.samples import Samples
 _MOST_FOR_SPREAD = 1000
 
 
-@dataclass(frozen=True)
-class CategoryCounts:
-    """The counts of each of K categories, in independent draws of equal weight.
-
-    Arguments:
-        a: P's effective counts, float64, shape (..., K): the shares of its weight times the number of independent draws
-            with the same information.
-        b: Q's.
-        inflation: the factors of the variances of P's and of Q's shares for clusters and weights.
-        spread: the factor of the variance at P = Q for clusters and weights.
-        n: the numbers of draws of P and of Q; a tensor if the rows of a batch differ, and 0 for known probabilities.
-        notes: notes about the draws.
-    """
-
-    a: Tensor
-    b: Tensor
-    inflation: tuple[float, float]
-    spread: float
-    n: tuple[int | Tensor, int | Tensor]
-    notes: tuple[str, ...] = ()
-
-
 def count_categories(call: str, p: Samples | Draws | Counts, q: Samples | Draws | Counts) -> CategoryCounts:
     """Count the categories of both sides; weights and clusters give effective counts."""
     if isinstance(p, Counts) and isinstance(q, Counts):
@@ -68,14 +44,8 @@ def count_categories(call: str, p: Samples | Draws | Counts, q: Samples | Draws 
             got=f"{p!r} and {q!r}",
             instead="Samples(x.long()) for categories, or method='nearest_neighbors' for numbers",
         )
-    codes_p, codes_q, categories = _codes(p, q)
+    codes_p, codes_q, categories = codes_of(p, q)
     return tabulate(codes_p, codes_q, categories, p, q)
-
-
-def both_sides(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the counts of both sides in float64 and one shape."""
-    first, second = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
-    return first, second
 
 
 def is_drawn(x: object) -> bool:
@@ -103,7 +73,7 @@ def table_of(p: Representation, q: Representation) -> CategoryCounts:
         sides.append(x)
     a, b = torch.broadcast_tensors(*sides)
     shown = (a + b > 0).reshape(-1, a.shape[-1]).any(0)
-    return CategoryCounts(a[..., shown], b[..., shown], (1.0, 1.0), 1.0, (sizes[0], sizes[1]))
+    return CategoryCounts(a[..., shown], b[..., shown], n=(sizes[0], sizes[1]))
 
 
 def drawn_one_by_one(call: str, x: Any) -> Any:
@@ -157,18 +127,20 @@ def _check_whole(call: str, *sides: Counts) -> None:
             )
 
 
-def tabulate(codes_p: Tensor, codes_q: Tensor, categories: int, p: Draws, q: Draws) -> CategoryCounts:
+def tabulate(
+    codes_p: Tensor, codes_q: Tensor, categories: int, p: Draws, q: Draws, *, bins: bool = False
+) -> CategoryCounts:
     """Count codes 0 to categories - 1, as independent draws of equal weight with the same information."""
     a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
-    of_p, of_q = formulas.kl_influence(a, b)
+    of_p, of_q = kl_influence(a, b)
     inflation = (_inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q))
     notes = tuple(
         f"{name}'s {side.groups} clusters carry the information of about {float(x.sum()):.3g} independent draws."
         for name, x, side in ((SIDE_P, a, p), (SIDE_Q, b, q))
         if side.cluster is not None
     )
-    spread = 1.0 if _plain(p) and _plain(q) else _spread(codes_p, codes_q, a, b, p, q)
-    return CategoryCounts(a, b, inflation, spread, (len(p), len(q)), notes)
+    spread = 1.0 if p.is_plain and q.is_plain else _spread(codes_p, codes_q, a, b, p, q)
+    return CategoryCounts(a, b, inflation, spread, (len(p), len(q)), notes, bins)
 
 
 def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q: Draws) -> float:
@@ -186,9 +158,9 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
     covariance = torch.zeros(number, number, dtype=torch.float64, device="cpu")
     squares, factor = 0.0, 1.0
     for codes, counts, samples in ((codes_p, a, p), (codes_q, b, q)):
-        if _plain(samples):
+        if samples.is_plain:
             root = pooled.sqrt()
-            own = (
+            of_side = (
                 torch.eye(number, dtype=torch.float64, device="cpu") - torch.outer(root, root)
             ) / counts.sum().cpu()
         elif samples.cluster is None:
@@ -196,11 +168,11 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
             proportions = torch.bincount(place[codes], shares, minlength=number).cpu()
             squares_in = torch.bincount(place[codes], shares.square(), minlength=number).cpu()
             both = torch.outer(squares_in, proportions)
-            own = torch.diag(squares_in) - both - both.T
-            own += squares_in.sum() * torch.outer(proportions, proportions)
+            of_side = torch.diag(squares_in) - both - both.T
+            of_side += squares_in.sum() * torch.outer(proportions, proportions)
             root = pooled.cpu().sqrt()
-            own = own / torch.outer(root, root)
-            squares -= float(torch.trace(own)) ** 2 / effective_number(shares, len(shares))
+            of_side = of_side / torch.outer(root, root)
+            squares -= float(torch.trace(of_side)) ** 2 / effective_number(shares, len(shares))
         else:
             shares = shares_of(samples, counts)
             clusters = samples.groups
@@ -208,18 +180,18 @@ def _spread(codes_p: Tensor, codes_q: Tensor, a: Tensor, b: Tensor, p: Draws, q:
             table = torch.bincount(index, shares, minlength=clusters * number).reshape(clusters, number).cpu()
             errors = (table - torch.outer(table.sum(1), table.sum(0))) / pooled.cpu().sqrt()
             sizes = table.sum(1)
-            own = errors.T @ errors * (cluster_correction(sizes) if clusters > 1 else 1.0)
+            of_side = errors.T @ errors * (cluster_correction(sizes) if clusters > 1 else 1.0)
             # Eigenvalues from few clusters, or few large ones, also vary by chance.
             alike = effective_number(sizes, clusters)
-            squares -= float(torch.trace(own)) ** 2 / alike
+            squares -= float(torch.trace(of_side)) ** 2 / alike
             factor = max(factor, few_clusters(max(alike, 2.0), standard_normal_quantile(0.95)) ** 2)
-        covariance += own
+        covariance += of_side
     trace = float(torch.trace(covariance))
     squares += float(covariance.square().sum())
     return factor * max(squares * (number - 1) / trace**2, 1.0) if trace > 0 else 1.0
 
 
-def _codes(p: Draws, q: Draws) -> tuple[Tensor, Tensor, int]:
+def codes_of(p: Draws, q: Draws) -> tuple[Tensor, Tensor, int]:
     """Return the categories of both sides as numbers from 0, and the number of categories."""
     n = len(p)
     if p.labels is not None and q.labels is not None:
@@ -235,13 +207,9 @@ def _codes(p: Draws, q: Draws) -> tuple[Tensor, Tensor, int]:
     return codes[:n], codes[n:], distinct.numel()
 
 
-def _plain(samples: Draws) -> bool:
-    return samples.weights is None and samples.cluster is None
-
-
 def _effective_counts(codes: Tensor, categories: int, samples: Draws) -> Tensor:
     """Return the categories' proportions times the effective number of draws."""
-    if _plain(samples):
+    if samples.is_plain:
         return torch.bincount(codes, minlength=categories).to(torch.float64)
     shares = shares_of(samples, codes.new_zeros((), dtype=torch.float64))
     proportions = torch.bincount(codes, shares, minlength=categories)
@@ -287,7 +255,7 @@ def _clustered_number(codes: Tensor, shares: Tensor, proportions: Tensor, cluste
 
 def _inflation(codes: Tensor, influence: Tensor, x: Tensor, samples: Draws) -> float:
     """Return the variance relative to the same effective number of independent draws."""
-    if _plain(samples):
+    if samples.is_plain:
         return 1.0
     terms = shares_of(samples, x) * (influence - (x * influence).sum() / x.sum())[codes]
     independent = (x * influence.square()).sum() / x.sum() ** 2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,10 +13,11 @@ from torch import Tensor
 from kullback.errors import NoRuleError, explain
 from kullback.estimators.discrete.categorical_estimators import is_refused, nothing_shared, rows_note
 from kullback.estimators.discrete.count_intervals import kl_interval
-from kullback.estimators.discrete.counts import CategoryCounts, count_categories
-from kullback.estimators.discrete.measures import KL_MEASURE, Measure, at_the_ends, measure_of
+from kullback.estimators.discrete.counts import count_categories
+from kullback.estimators.discrete.formulas import CategoryCounts
+from kullback.estimators.discrete.kind_counts import at_the_ends, counts_of_kind
 from kullback.estimators.discrete.total_variation import total_variation_estimate, total_variation_interval
-from kullback.estimators.evidence import Evidence
+from kullback.estimators.evidence import Evidence, added
 from kullback.estimators.registry import from_draws
 from kullback.generators import (
     KL,
@@ -82,14 +84,10 @@ def bias_corrected(
     return describe_kind(count_categories("bias_corrected", p, q), kind, confidence)
 
 
-def describe_kind(
-    table: CategoryCounts, kind: Divergence, confidence: float, *, bins: bool = False
-) -> Evidence:
+def describe_kind(table: CategoryCounts, kind: Divergence, confidence: float) -> Evidence:
     """Return the evidence of a divergence from counts, with notes."""
-    a, b = table.a, table.b
-    value, error, (low, high) = measured(
-        kind, a, b, confidence, table.inflation, spread=table.spread, bins=bins
-    )
+    evidence = measured(kind, table, confidence)
+    error, (low, high) = cast("Tensor", evidence.error), cast("tuple[Tensor, Tensor]", evidence.ends)
     refused = is_refused(table) | ~error.isfinite()
     largest = largest_of(kind)
     low, high = low.masked_fill(refused, 0.0), high.masked_fill(refused, largest)
@@ -102,23 +100,15 @@ def describe_kind(
     )
     cases = ((refused, no_bound), (high.isinf() & ~refused, no_end))
     notes = [text if rows.ndim == 0 else rows_note(rows, text) for rows, text in cases if bool(rows.any())]
-    if not bins and a.ndim == 1:
+    if not table.bins and table.a.ndim == 1:
         notes = [*nothing_shared(table), *notes]
     error = error.masked_fill(refused, math.inf)
-    return Evidence(value, error=error, ends=(low, high), notes=[*notes, *table.notes], n=table.n)
+    return replace(evidence, error=error, ends=(low, high), notes=[*notes, *table.notes], n=table.n)
 
 
 def largest_of(kind: Divergence) -> float:
     """Return the largest value that a kind can have."""
     return sum(at_the_ends(kind)) if kind.additive else math.inf
-
-
-class DebiasedEstimate(NamedTuple):
-    """An estimate with its bias removed as far as the counts allow, its standard error and its interval."""
-
-    value: Tensor
-    standard_error: Tensor
-    interval: tuple[Tensor, Tensor]
 
 
 def estimable(call: str, kind: Divergence) -> Divergence:
@@ -136,71 +126,39 @@ def estimable(call: str, kind: Divergence) -> Divergence:
     return kind.simplest()
 
 
-def measured(
-    kind: Divergence,
-    a: Tensor,
-    b: Tensor,
-    confidence: float = 0.95,
-    inflation: tuple[float, float] = (1.0, 1.0),
-    *,
-    spread: float = 1.0,
-    bins: bool = False,
-) -> DebiasedEstimate:
+def measured(kind: Divergence, table: CategoryCounts, confidence: float = 0.95) -> Evidence:
     """Estimate a divergence from the counts of categories.
 
     `KL`, `ReverseKL` and `Jeffreys`, the sum of both, use `kl_interval`. Bounded kinds and powers of p / q solve the
-    same equation with their `Measure`. `TotalVariation` uses `total_variation_interval`. A `Renyi` divergence is a
+    same equation with their `KindCounts`. `TotalVariation` uses `total_variation_interval`. A `Renyi` divergence is a
     function of the power divergence, and so are its limits.
 
     Arguments:
         kind: the divergence, as `estimable` returns it.
-        a, b: the counts of P and of Q, shape (..., K).
+        table: the counts of P and of Q, shape (..., K).
         confidence: the probability that the interval contains the divergence.
-        inflation: the factors of the variances of P's and of Q's shares for dependent draws.
-        spread: the factor of the variance at P = Q for dependent draws.
-        bins: whether the categories are bins of a line.
     """
-    a, b = torch.broadcast_tensors(a.to(torch.float64), b.to(torch.float64))
     if isinstance(kind, ReverseKL):
-        return measured(KL(), b, a, confidence, (inflation[1], inflation[0]), spread=spread, bins=bins)
+        return measured(KL(), table.reversed, confidence)
     if isinstance(kind, Jeffreys):
-        one, other = (
-            measured(each, a, b, confidence, inflation, spread=spread, bins=bins)
-            for each in (KL(), ReverseKL())
-        )
-        low, high = (x + y for x, y in zip(one.interval, other.interval, strict=True))
-        # The two directions have dependent errors.
-        return DebiasedEstimate(
-            one.value + other.value, one.standard_error + other.standard_error, (low, high)
-        )
+        return added(measured(KL(), table, confidence), measured(ReverseKL(), table, confidence))
     if isinstance(kind, TotalVariation):
-        value, error = total_variation_estimate(a, b, inflation)
-        return DebiasedEstimate(value, error, total_variation_interval(a, b, confidence, inflation))
+        value, error = total_variation_estimate(table)
+        return Evidence(value, error=error, ends=total_variation_interval(table, confidence))
     if isinstance(kind, Renyi):
-        return _renyi(
-            kind.alpha, measured(Alpha(kind.alpha), a, b, confidence, inflation, spread=spread, bins=bins)
-        )
-    measure = KL_MEASURE if isinstance(kind, KL) else measure_of(kind)
-    interval = kl_interval(a, b, confidence, inflation, spread=spread, bins=bins, measure=measure)
-    value = measure.estimate(a, b) + measure.correction(a, b).shrunken
-    return DebiasedEstimate(value.clamp(0, measure.largest), _error(measure, a, b, inflation), interval)
+        return _renyi(kind.alpha, measured(Alpha(kind.alpha), table, confidence))
+    table = counts_of_kind(kind, table)
+    value = (table.estimate + table.correction.shrunken).clamp(0, table.largest)
+    return Evidence(value, error=table.variance.sqrt(), ends=kl_interval(table, confidence))
 
 
-def _error(measure: Measure, a: Tensor, b: Tensor, inflation: tuple[float, float]) -> Tensor:
-    (from_p, from_q), second = measure.variances(a, b), measure.near(a, b).variance
-    return torch.maximum(from_p * inflation[0] + from_q * inflation[1] - second, second).sqrt()
-
-
-def _renyi(alpha: float, power: DebiasedEstimate) -> DebiasedEstimate:
+def _renyi(alpha: float, power: Evidence) -> Evidence:
     """Return log(1 + alpha (alpha - 1) D) / (alpha - 1) of the power divergence D."""
-    factor = alpha * (alpha - 1)
+    factor, (low, high) = alpha * (alpha - 1), cast("tuple[Tensor, Tensor]", power.ends)
 
     def of(x: Tensor) -> Tensor:
         return torch.log1p((factor * x).clamp(min=-1)) / (alpha - 1)
 
-    error = (
-        power.standard_error
-        * alpha
-        / (1 + factor * power.value).clamp(min=torch.finfo(power.value.dtype).tiny)
-    )
-    return DebiasedEstimate(of(power.value), error, (of(power.interval[0]), of(power.interval[1])))
+    value, error = cast("Tensor", power.value), cast("Tensor", power.error)
+    error = error * alpha / (1 + factor * value).clamp(min=torch.finfo(torch.float64).tiny)
+    return Evidence(of(value), error=error, ends=(of(low), of(high)))

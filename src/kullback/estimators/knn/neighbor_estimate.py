@@ -272,7 +272,7 @@ def _searched(
     whitening_p, whitening_q = _whitenings(p_points, q_points, p, q, whiten=whiten, pilot=pilot)
     at_p, at_q, draws_q = whitening_p(p_points), whitening_q(p_points), whitening_q(q_points)
     radii = np.sqrt(np.square(at_q).sum(1)), np.sqrt(np.square(draws_q).sum(1))
-    wide = (_wide(each, p, q) for each in (ks, fewer) if each)
+    wide = (_wide(numbers, p, q) for numbers in (ks, fewer) if numbers)
     numbers = tuple(sorted({*ks, *fewer, *(k for k in wide if k is not None)}))
     every_own = search_space(
         at_p, at_p, numbers, own=True, weights=p.weights, query_weights=p.weights, device=device
@@ -318,7 +318,7 @@ def _terms(
     log_ratio += smoothing + (math.log(len(q) / (len(p) - 1)) + stretch)
     used = len(ks)
     smoothing = np.broadcast_to(smoothing, log_ratio.shape)[:used]
-    in_p, in_q = ([each.occurrence for each in side[:used]] for side in nearest)
+    in_p, in_q = ([nearest_k.occurrence for nearest_k in side[:used]] for side in nearest)
     wide = log_ratio[used] if len(log_ratio) > used else None
     return _NeighborTerms(ks, log_ratio[:used], smoothing, in_p, in_q, radii, wide)
 
@@ -326,8 +326,8 @@ def _terms(
 def _wide(ks: tuple[int, ...], p: Draws, q: Draws) -> int | None:
     """Return a third number of neighbors, four times the largest; None if it is not needed or draws are few."""
     wide, d = 4 * ks[-1], p.x.shape[1]
-    usable = len(ks) > 1 and _FEWEST_DIMENSIONS_WIDE <= d <= _MOST_DIMENSIONS
-    return wide if usable and wide <= min(len(p) - 1, len(q)) else None
+    is_needed = len(ks) > 1 and _FEWEST_DIMENSIONS_WIDE <= d <= _MOST_DIMENSIONS
+    return wide if is_needed and wide <= min(len(p) - 1, len(q)) else None
 
 
 def _flat(p: tuple[Array, Array], q: tuple[Array, Array], k: int) -> str:

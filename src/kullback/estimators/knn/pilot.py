@@ -1,4 +1,4 @@
-"""Coordinates with more exact neighbors, and a Gaussian pilot for the density inside their balls.
+"""Coordinates in which draws are nearly Gaussian, and a Gaussian pilot for the density inside their balls.
 
 A smooth map of the draws leaves KL unchanged. Each coordinate is mapped so that Q's draws look normal in it, by a
 monotone spline through a few quantiles with generalized Pareto tails. In these coordinates a Gaussian g is fitted to
@@ -20,8 +20,15 @@ from kullback.common.special import HALF_LOG_2PI
 from kullback.estimators.draws import Array
 from kullback.estimators.tails import fit_tail
 
+# `benchmarks/bench_neighbors.py` and `benchmarks/coverage.py` check these constants.
+
+# The number of quantiles under the spline, and the share of draws in each Pareto tail beyond it.
 _KNOTS = 6
 _TAIL = 0.05
+# The candidates for a coordinate's tails, in degrees of freedom of Student's t; the last is the Gaussian. They are
+# fitted to about this number of draws, so that many draws take no longer.
+_DOFS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, np.inf)
+_ENOUGH_TO_MATCH = 10_000
 
 
 class MarginalGaussianization:
@@ -92,3 +99,65 @@ class Whitening:
 def log_ball_volume(d: int) -> float:
     """Return the log-volume of the unit ball in d dimensions."""
     return d / 2 * math.log(math.pi) - math.lgamma(d / 2 + 1)
+
+
+class FlatError(Exception):
+    """The draws are in a plane of fewer dimensions."""
+
+
+def gaussianized(x: Array, weights: Array) -> tuple[Array, Array]:
+    """Return nearly Gaussian, uncorrelated coordinates, and the log-volume of their change at each draw.
+
+    Each coordinate is mapped by the distribution function of the best Student's t to a Gaussian one, and then all by a
+    linear map. Both leave KL unchanged.
+    """
+    columns, log_derivatives = zip(
+        *(_gaussianized_coordinate(column, weights) for column in x.T), strict=True
+    )
+    z = np.stack(columns, axis=1)
+    z = z - np.average(z, axis=0, weights=weights)
+    covariance = (z * (weights / weights.sum())[:, None]).T @ z
+    scales = np.sqrt(np.diag(covariance))
+    if not (scales > 0).all() or np.linalg.cond(covariance / np.outer(scales, scales)) > 1e14:
+        raise FlatError
+    root = np.linalg.cholesky(covariance)
+    z = np.linalg.solve(root, z.T).T
+    return z, np.sum(log_derivatives, axis=0) - np.log(np.diag(root)).sum()
+
+
+def _gaussianized_coordinate(column: Array, weights: Array) -> tuple[Array, Array]:
+    """Map a coordinate from the Student's t that fits it best to a Gaussian; return it and the log-derivative."""
+    special = load("scipy.special", "from_density")
+    stride = -(-len(column) // _ENOUGH_TO_MATCH)
+    some, counted = column[::stride], weights[::stride]
+    quartiles = np.quantile(some, [0.25, 0.5, 0.75], weights=counted, method="inverted_cdf")
+    best, dof, center, scale = -np.inf, np.inf, 0.0, 1.0
+    for trial in _DOFS:
+        if np.isinf(trial):
+            middle = float(np.average(some, weights=counted))
+            width = float(np.sqrt(np.average((some - middle) ** 2, weights=counted)))
+        else:
+            middle = float(quartiles[1])
+            width = float(quartiles[2] - quartiles[0]) / (2 * float(special.stdtrit(trial, 0.75)))
+        if width <= 0:
+            continue
+        fit = float(np.average(_log_student((some - middle) / width, trial), weights=counted)) - np.log(width)
+        if fit > best:
+            best, dof, center, scale = fit, trial, middle, width
+    if best == -np.inf:
+        raise FlatError
+    u = (column - center) / scale
+    if np.isinf(dof):
+        return u, np.full(len(u), -np.log(scale))
+    mapped = -np.sign(u) * special.ndtri(special.stdtr(dof, -np.abs(u)))
+    return mapped, _log_student(u, dof) - np.log(scale) - _log_student(mapped, np.inf)
+
+
+def _log_student(u: Array, dof: float) -> Array:
+    """Return the log-density of Student's t, the Gaussian with infinitely many degrees of freedom."""
+    if np.isinf(dof):
+        return -(u**2) / 2 - HALF_LOG_2PI
+    special = load("scipy.special", "from_density")
+    half = (dof + 1) / 2
+    constant = special.gammaln(half) - special.gammaln(dof / 2) - 0.5 * np.log(dof * np.pi)
+    return np.asarray(constant - half * np.log1p(u**2 / dof), dtype=np.float64)

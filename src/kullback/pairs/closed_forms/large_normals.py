@@ -33,7 +33,7 @@ LARGE_MATRIX = 128
 # The largest estimate of the relative error that is accepted. For covariances with condition numbers up to 100,000,
 # true errors were less than a thirtieth of the estimates.
 _ACCEPTED = {torch.float64: 1e-10, torch.float32: 1e-7}
-# The norm may exceed its estimate from images of random vectors by this factor.
+# The norm may exceed its estimate, which is from the images of a few random vectors, by this factor.
 _SPREAD_OF_ESTIMATE, _VECTORS = 8.0, 4
 LARGEST_ROOT = 300
 """Products with a precision lose five digits if the columns of W are this many deviations of the noise."""
@@ -49,7 +49,7 @@ class _StoredRoot(NamedTuple):
     matrix: Tensor
 
 
-# The factors in float64 of matrices in float32.
+# The Cholesky factors, in float64, of the matrices that users passed in float32.
 _ROOTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 

@@ -6,19 +6,18 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributions import LKJCholesky, Wishart
+from torch.distributions import Gamma, LKJCholesky, Wishart
 
 from kullback.common.dtypes import upcast
 from kullback.common.special import bregman_by_quadrature, itakura_saito, polynomial, stirling_bregman
 from kullback.kernels.native.native_closed_forms import Form, Parameters, required_gradients
 from kullback.pairs.closed_forms.multivariate_normal import LARGE_MATRIX, form_of_normals
-from kullback.pairs.families.gamma import kernel_of_gammas
 from kullback.pairs.families.registration import register_family
 from kullback.pairs.family import Family, ScipyForm
 from kullback.pairs.native_forms import divergence_of, is_ordinary_call
 from kullback.pairs.numerics.cholesky import factors_of, relative
 from kullback.pairs.numerics.parameters import matrix_of
-from kullback.pairs.registry import closed_form
+from kullback.pairs.registry import closed_form, native_form
 
 __all__: list[str] = []
 
@@ -28,8 +27,9 @@ _HALF_STEP = (1 / 8, -1 / 192, 1 / 640, -17 / 14336, 31 / 18432, -691 / 180224)
 _HALF_STEP_DERIVATIVE = tuple((2 * k + 1) * c for k, c in enumerate(_HALF_STEP))
 _HALF_STEP_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_HALF_STEP_DERIVATIVE))
 _NEAR = 0.05
-# The kernels serve Wishart distributions if KL is at least this share of the terms that may cancel. A derivative by the
-# degrees of freedom is a difference of such terms. Then KL must also be at least this multiple of P's degrees.
+# The kernels serve Wishart distributions if KL is at least 1/8 of the terms that may cancel, which costs three bits. A
+# derivative by the degrees of freedom is a difference of such terms, and of terms as large as these degrees. So KL must
+# also be at least a millionth of P's degrees, which leaves ten digits.
 _LEAST_SHARE, _LEAST_WITH_DERIVATIVE = 1 / 8, 1e-6
 # The factor of each matrix if the covariance is multiplied by 4.
 _FOURFOLD = {"scale_tril": 2.0, "covariance_matrix": 4.0, "precision_matrix": 0.25}
@@ -66,10 +66,10 @@ def _by_kernels(p: Wishart, q: Wishart) -> Tensor | None:
     if parameters[0].dtype is torch.float32 and name_p == name_q != "scale_tril":
         scales = (n, m) if name_p == "covariance_matrix" else (m, n)
         return _by_scaled_normals(form, (mean, of_p, of_q), scales, (n, m), (a, b))
-    rate = a.detach()  # any rate serves, if both have it
+    rate = a.detach()  # KL does not depend on the rate that both sides share
     near = divergence_of(form, (mean, of_p, mean, of_q))
     far = divergence_of(form, (mean, of_p, mean, of_q * _FOURFOLD[name_q]))
-    gammas = divergence_of(kernel_of_gammas(), (a, rate, b, rate))
+    gammas = divergence_of(native_form(Gamma, Gamma), (a, rate, b, rate))
     if near is None or far is None or gammas is None:
         return None
     less = n - m
@@ -98,7 +98,7 @@ def _by_scaled_normals(
     scale_p, scale_q = (x[..., None, None] for x in scales)
     rate_p, rate_q = (x.unsqueeze(-1).expand_as(a) for x in df)
     normals = divergence_of(form, (mean, of_p * scale_p, mean, of_q * scale_q))
-    gammas = divergence_of(kernel_of_gammas(), (a, rate_p, b, rate_q))
+    gammas = divergence_of(native_form(Gamma, Gamma), (a, rate_p, b, rate_q))
     if normals is None or gammas is None:
         return None
     size, growth = a.shape[-1], (m - n) / n

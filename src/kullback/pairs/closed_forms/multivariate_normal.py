@@ -125,7 +125,7 @@ def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
 
     Covariances W W^T + D are not formed if that saves work.
     """
-    # Q's mean comes before Q's matrix.
+    # The order is mean, matrix, and perhaps variances, of P and then of Q.
     start = 2 if len(parameters) == 5 and parameters[2].dim() < parameters[3].dim() else 3
     sides = [tuple(map(upcast, side)) for side in (parameters[:start], parameters[start:])]
     models = [FactorModel(*side) for side in sides if len(side) == 3]

@@ -47,7 +47,7 @@ def sum_of_dimensions(x: Tensor, dimensions: int) -> Tensor:
 def kl_independent_independent(
     p: Independent[Distribution], q: Independent[Distribution], kl: SolvePair
 ) -> Estimate:
-    """Return the sum over the dimensions that are event dimensions of both; the others stay wrapped."""
+    """Return the sum over the event dimensions of both sides; one side may keep further ones in an Independent."""
     shared = min(p.reinterpreted_batch_ndims, q.reinterpreted_batch_ndims)
     each = kl(_unwrapped(p, shared), _unwrapped(q, shared))
     error = None if each.error is None else sum_of_dimensions(each.error, shared)
@@ -65,7 +65,7 @@ def kl_transformed_transformed(
 ) -> Estimate | None:
     """Return KL of the variables before the last equal transforms, if these are bijective: they do not change KL.
 
-    Transforms with equal values do not cancel if they have different parameters that require gradients.
+    Equal transforms do not cancel if their parameters are different tensors that require gradients.
     """
     if same_maps(p.transforms, q.transforms) and all(step.bijective for step in p.transforms):
         if not move_apart(p.transforms, q.transforms):

@@ -16,7 +16,7 @@ from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.native_forms import NativeForm, is_ordinary_call
 from kullback.pairs.registry import plan_for, shortcut
 
-# Longer rows of logits have their own kernels.
+# Kernels of their own compute longer rows of logits.
 _MOST_CLASSES = 32
 
 

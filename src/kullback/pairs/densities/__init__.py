@@ -1,4 +1,4 @@
-"""Univariate densities for the generic rules; each module registers its densities."""
+"""Densities of numbers, which integrals and sums read; each module registers its densities."""
 
 from kullback.pairs.densities import (
     black_box as black_box,

@@ -1,7 +1,7 @@
 """The density of any continuous distribution on the line with log_prob, sample and support, such as users' classes.
 
-Draws, made once, give its center and width. The density itself, evaluated far out, gives the decay of its tails. The
-quadrature checks that its mass is 1.
+A few draws, made once, give the center and the width. Values of log_prob far out give the decay of the tails. The
+quadrature checks that the mass is 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _DRAWS, _FEWEST = 257, 8
 # The log-distances at which tails are read: from the middle, in units of the width, and from a finite end.
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
-# The largest log-distances at which the density is evaluated; the second is for float32.
+# The largest log-distances at which the density is evaluated: e^200 squared is within float64, and e^40 squared within
+# float32, in which some classes compute.
 _REACHES = (200.0, 40.0)
 # The smallest distance from an end other than 0, relative to the end.
 _RESOLUTION = 1e-8
@@ -37,7 +38,7 @@ _RESOLUTION = 1e-8
 _STEEPEST = 1e4
 # The number of doublings of a distance in the search for the point where the density is 0.
 _STEPS = 40
-# The number of correct digits of a power that two logarithms give.
+# The number of correct digits of a power that two logarithms of the density give.
 _DIGITS = 8
 
 
@@ -68,7 +69,7 @@ class Quartiles(NamedTuple):
 def black_box(distribution: Distribution) -> BlackBoxDensity:
     """Return the density of a distribution, from draws with a fixed seed.
 
-    Draws outside of the support do not count. A class has some if it narrows its family's support, but not its draws.
+    Draws outside of the support do not count: a user's class may narrow the support of its base class alone.
     """
     distribution = unvalidated(distribution)
     low, high = _ends_of(distribution)
@@ -149,9 +150,9 @@ class BlackBoxDensity(Density):
         return result
 
     def _continued(self, side: int, at: Points, log_density: Tensor) -> Tensor:
-        """Extrapolate the density as a power of the distance where points or their squares exceed float64."""
+        """Extrapolate the density, as a power of the distance, to points at which it is not evaluated."""
         end = self.low() if side < 0 else self.high()
-        # The last point at which the density is evaluated, and its logarithm just before and at that point.
+        # The last point at which the density is evaluated, and the log-densities just before this point and at it.
         edge, inner, outer = self._logs_at(side, _REACHES[0])
         if not bool((outer - inner).isfinite().all()):
             edge, inner, outer = self._logs_at(side, _REACHES[1])
@@ -281,7 +282,7 @@ def _tail(
 
 
 def _inside(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
-    """Return x moved off the ends: rounding may put a point on an end, where the density may not be defined."""
+    """Return x, but the next number inside of the support for an x on or beyond an end, where log_prob may raise."""
     if low is not None:
         x = torch.where(x <= low, torch.nextafter(low.detach(), torch.full_like(low, torch.inf)), x)
     if high is not None:

@@ -60,7 +60,7 @@ class MixtureDensity(Density):
         return (low, high) if pieces is None else (low.flatten(-2), high.flatten(-2))
 
     def _of_used(self, x: Tensor, otherwise: float) -> Tensor:
-        """Replace the components without weight."""
+        """Return x with `otherwise` for the components of weight 0."""
         return torch.where(self.log_weights == -torch.inf, otherwise, x)
 
     def log_density(self, at: Points) -> Tensor:

@@ -1,7 +1,8 @@
-"""Univariate densities for the generic rules: their supports, log-densities and tails.
+"""`Density`, the base class of all densities of numbers, and `density_of`, which returns the density of a distribution.
 
 A density is evaluated at `Points`, which also contain the logarithms of the distances from the ends of P's support.
-These are necessary near a singular end: most of the mass of Beta(0.01, 0.01) is closer to 1 than float64 can resolve.
+Near an end where a density is infinite, x alone does not suffice: most of the mass of Beta(0.01, 0.01) is closer to 0
+or 1 than float64 numbers near 1 are to each other.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
 
 
 def log_sum(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(e^a + e^b); where a is -inf this is b, in value and derivative."""
+    """Return log(e^a + e^b). Where a is -inf, the value and the derivative are those of b."""
     alone = a == -torch.inf
     return torch.where(alone, b, _log_add_exp(torch.where(alone, b, a), b))
 
@@ -44,7 +45,7 @@ def log_mean_exp(rest: Tensor, weight: Tensor, u: Tensor) -> Tensor:
 
 
 def breakpoints_around(center: Tensor, width: Tensor, bend: Tensor, steps: Tensor) -> list[Tensor]:
-    """Return the breakpoints of a density that may be wide in its coordinate, but bends within a few units."""
+    """Return the points `steps` widths from the center, and more around the place where a wide density bends."""
     marks = [center + steps * width]
     return [*marks, bend + steps * width.clamp(max=24.0) / 2] if bool((width > 6).any()) else marks
 
@@ -142,7 +143,7 @@ class Coordinate:
 
     @staticmethod
     def _width(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return high - low, and where high is infinite; None if it is finite for the whole batch."""
+        """Return high - low, and a mask of infinite high; the mask is None if high is finite for the whole batch."""
         open_end = high.isinf()
         if not bool(open_end.any()):
             return high - low, None
@@ -152,10 +153,10 @@ class Coordinate:
 class Tail(NamedTuple):
     """How -log of the mass beyond u grows at an end, where u is |x| at infinity and 1 / distance at a finite end.
 
-    It grows as coefficient y^power, where y is the logarithm of u, taken `level` times: u at level 0, log u at level 1,
-    e^u at level -1. Tails u^-a have level 1, and tails e^(-a u) have level 0. A map of x such as exp adds
-    the same number to all levels, so the comparison of two tails does not depend on the variable. Unknown fields are
-    NaN.
+    It grows as coefficient y^power, where y is the logarithm of u taken `level` times: u at level 0, log u at level 1,
+    log log u at level 2, and e^u at level -1. Tails u^-a have level 1, and tails e^(-a u) have level 0. A map of x such
+    as exp adds the same number to all levels, so the comparison of two tails does not depend on the variable. Unknown
+    fields are NaN.
     """
 
     level: Tensor | float = math.nan
@@ -200,7 +201,7 @@ class Density(ABC):
         cls.has_equal_tails = is_line and cls.lower_tail is cls.upper_tail
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
-        """Return the density with `change` applied to every parameter, for example to its shape."""
+        """Return the density after applying `change`, for example a new shape, to every parameter."""
         parameters = dict(vars(self))
         for name, x in parameters.items():
             if isinstance(x, Tensor):
@@ -217,7 +218,7 @@ class Density(ABC):
         return tensors
 
     def detached(self) -> Density:
-        """Return the density with the same values, without derivatives by the parameters, forward or backward."""
+        """Return the same density without derivatives by its parameters, in forward and backward mode."""
         parameters = dict(vars(self))
         for name, x in parameters.items():
             if isinstance(x, Tensor):
@@ -318,9 +319,42 @@ class UnitDensity(PositiveAtEnds):
     support: ClassVar[tuple[End, End]] = UNIT
 
 
+class DelegatingDensity(Density):
+    """A density that answers as another one, `part`, to the questions that a subclass does not answer itself."""
+
+    part: Density
+
+    def low(self) -> Tensor | None:
+        return self.part.low()
+
+    def high(self) -> Tensor | None:
+        return self.part.high()
+
+    def log_density(self, at: Points) -> Tensor:
+        return self.part.log_density(at)
+
+    def center_and_width(self) -> tuple[Tensor, Tensor]:
+        return self.part.center_and_width()
+
+    def breakpoints(self, steps: Tensor) -> list[Tensor]:
+        return self.part.breakpoints(steps)
+
+    def nonsmooth_points(self) -> list[Tensor]:
+        return self.part.nonsmooth_points()
+
+    def tail_factor(self) -> Tensor | float:
+        return self.part.tail_factor()
+
+    def lower_tail(self) -> Tail:
+        return self.part.lower_tail()
+
+    def upper_tail(self) -> Tail:
+        return self.part.upper_tail()
+
+
 # Returns the density of a distribution, or None if it is not known.
 DensityReader = Callable[..., "Density | None"]
-# By class; a class of a package that kullback does not import stands by its module and name.
+# The readers by class. The key is a string, module and name, for a class of a package that kullback does not import.
 _READERS: dict[type | str, DensityReader] = {}
 DensityReaderT = TypeVar("DensityReaderT", bound=DensityReader)
 

@@ -1,4 +1,7 @@
-"""The image of a distribution under transforms, which may be smaller than the codomain of the last transform."""
+"""The image of a support under transforms, and the density of a transformed distribution from its own log_prob.
+
+The image may be smaller than the codomain of the last transform, which torch declares as the support.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def ends_after(ends: Ends, step: Transform) -> Ends | None:
         at = torch.full((), infinite, dtype=torch.float64, device="cpu") if end is None else end
         try:
             image = upcast(tensor_of(step(at)))
-        except (NotImplementedError, ValueError):  # a distribution function of torch may have no value there
+        except (NotImplementedError, ValueError):  # a distribution function of torch raises at some points
             return None
         if bool(image.isnan().any()):
             return None

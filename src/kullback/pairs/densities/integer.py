@@ -1,7 +1,7 @@
 """Densities on the integers, extended to the reals between them.
 
-The probabilities use the saddle-point form: small differences from Stirling's formula and deviances replace the large
-logarithms of factorials.
+The logarithms of factorials are large and cancel. The saddle-point form of the probabilities replaces them by deviances
+and by the small errors of Stirling's formula.
 
 Fast and Accurate Computation of Binomial Probabilities (Loader, 2000)
 """

@@ -1,7 +1,7 @@
 """The densities of increasing functions of a variable: exp, sigmoid, softplus, distribution functions, and inverses.
 
-Each function is a record, `Increasing`, in logarithms of the distances from both ends. A composition such as
-log(e^y - 1) would overflow where the function itself does not.
+Each function is a record, `Increasing`, in logarithms of the distances from both ends. Written as a composition of
+elementary functions, log(e^y - 1) would overflow where its value is moderate.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kullback.common.special import HALF_LOG_2PI
 from kullback.pairs.densities.density import Coordinate, Density, Points, Tail
 from kullback.pairs.densities.location_scale import log_one_plus_square
 
+# Beyond this logarithm, a sum of it and a number of size 1 has lost all but two digits of the number.
 _FARTHEST = 1e14
 
 
@@ -124,7 +125,7 @@ class MappedDensity(Density):
         return self.part.high() if side else self.part.low()
 
     def _tail_end(self, side: int) -> Tensor | None:
-        """Return the same; infinite for the elements of a batch that it is None for."""
+        """Return the same end, but infinite for the elements of a batch whose image is the image of infinity."""
         return self._part_end(side)
 
     def _image_of_infinity(self, side: int) -> Tensor | None:
@@ -356,7 +357,7 @@ _LOG_HALF = math.log(0.5)
 
 
 def _normal_log_mass(y: Tensor) -> Tensor:
-    """Return log of the standard normal mass below y; torch's derivative is NaN where y^2 overflows."""
+    """Return the logarithm of the standard normal mass below y; torch's derivative is NaN where y^2 overflows."""
     far = y < -_FAR_OUT
     size = -y.clamp(_LEAST, -_FAR_OUT)
     asymptote = -(size**2) / 2 - torch.log(size) - HALF_LOG_2PI + torch.log1p(-1 / size**2)
@@ -412,7 +413,7 @@ EXP = Increasing(
         lambda log_d, high, _, y: _log_minus_log1p(log_d - high, high - y),
     ),
 )
-# The logarithms in `preimage` are of the points themselves.
+# For its inverse, y is the logarithm of the point itself.
 LOG = EXP._replace(preimage=lambda at: torch.log(at.x))
 SIGMOID = Increasing(
     torch.sigmoid,
@@ -432,7 +433,7 @@ SIGMOID = Increasing(
     ),
     limits=(0.0, 1.0),
 )
-# The same distances for the inverse, where the ends of the image are the ones that are known exactly.
+# The inverse has the ends of x, not of y, and needs its formulas in terms of these.
 LOGIT = SIGMOID._replace(
     after=(
         lambda log_d, low, y: logsigmoid(low) + logsigmoid(-y) + _log_expm1(log_d),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kullback.pairs.densities.composite import MixtureDensity
-from kullback.pairs.densities.density import Density, Points, Tail
+from kullback.pairs.densities.density import DelegatingDensity, Density, Points
 from kullback.pairs.densities.location_scale import LocationScaleDensity, log_one_plus_square
 from kullback.pairs.densities.transformed import AffineDensity
 
@@ -165,7 +165,7 @@ def _in_unit(d: Density, loc: Tensor, scale: Tensor, component: int | None) -> D
 
 
 @dataclass(frozen=True)
-class _Share(Density):
+class _Share(DelegatingDensity):
     """A density times how near a point is to one of several places, or to none of them if there is no index."""
 
     part: Density
@@ -209,12 +209,6 @@ class _Share(Density):
         ends = [] if self.index is None else [self.part.low(), self.part.high()]
         return [*self.part.nonsmooth_points(), *(end for end in ends if end is not None)]
 
-    def lower_tail(self) -> Tail:
-        return self.part.lower_tail()
-
-    def upper_tail(self) -> Tail:
-        return self.part.upper_tail()
-
 
 def _with_weight(x: Tensor, log_weights: Tensor) -> Tensor:
     x, log_weights = torch.broadcast_tensors(x, log_weights)
@@ -238,20 +232,15 @@ def _location_and_scale(d: Density) -> tuple[Tensor, Tensor] | None:
 
 def _scaled(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
     """Return the density of (x - loc) / scale, which is the standard one of the family where that is its own unit."""
-    if isinstance(d, LocationScaleDensity):
-        return replace(
-            d, loc=torch.where(own, 0.0, (d.loc - loc) / scale), scale=torch.where(own, 1.0, d.scale / scale)
-        )
-    if isinstance(d, AffineDensity):
+    if isinstance(d, LocationScaleDensity | AffineDensity):
+        unit = -1.0 if isinstance(d, AffineDensity) and d.falls else 1.0
+        place = torch.where(own, 0.0, (d.loc - loc) / scale), torch.where(own, unit, d.scale / scale)
+        if isinstance(d, LocationScaleDensity):
+            return replace(d, loc=place[0], scale=place[1])
         part = d.part
         if _location_and_scale(part) is not None:
             part = _scaled(part, torch.zeros_like(loc), torch.ones_like(scale), own)
-        return replace(
-            d,
-            part=part,
-            loc=torch.where(own, 0.0, (d.loc - loc) / scale),
-            scale=torch.where(own, -1.0 if d.falls else 1.0, d.scale / scale),
-        )
+        return replace(d, part=part, loc=place[0], scale=place[1])
     if isinstance(d, MixtureDensity):
         return replace(d, part=_scaled(d.part, loc.unsqueeze(-1), scale.unsqueeze(-1), own.unsqueeze(-1)))
     # In two steps, so that the distance of an end from the location keeps its digits.

@@ -1,6 +1,6 @@
-"""The families of distributions, one file each: the record, the density and the closed forms.
+"""The families of distributions. Each file has the record, the density and the closed forms of one family or a few.
 
-`register_family` is the door for a family of another package too.
+Other packages register their own families with `register_family` too.
 """
 
 from kullback.pairs.densities.density import Density, HalfLineDensity, Points, PositiveAtEnds, Tail

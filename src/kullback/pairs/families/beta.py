@@ -1,4 +1,4 @@
-"""The family of Beta distributions."""
+"""The family of Beta distributions, and `PowersAtEnds`, the kind of density that Kumaraswamy shares with it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BetaDensity(PowersAtEnds):
     def log_density(self, at: Points) -> Tensor:
         a, b = self.a, self.b
         n, log_x, log_rest = a + b, at.log_above(0.0), at.log_below(1.0)
-        # In terms of the logit minus the logit of the mean, large concentrations give no large terms.
+        # With u, the logit of x minus the logit of the mean, large concentrations give no large terms.
         u = log_x - log_rest - torch.log(a) + torch.log(b)
         shape = a * log_mean_exp(a / n, b / n, -u) + b * log_mean_exp(b / n, a / n, u)
         return (
@@ -114,7 +114,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 def dirichlet_from_mean_logs(mean_logs: Tensor) -> Tensor:
     """Return the concentrations with psi(a_k) - psi(sum a) = E log x_k, by Newton's method on a concave function.
 
-    NaN if there are none: the mean logarithms then belong to a single point.
+    The result is NaN if no concentrations exist, because a distribution with these mean logarithms is a single point.
     """
     a = torch.full_like(mean_logs, 0.1)
     for _ in range(200):
@@ -123,7 +123,7 @@ def dirichlet_from_mean_logs(mean_logs: Tensor) -> Tensor:
         z = trigamma(a.sum(-1, keepdim=True))
         shared = (gradient / q).sum(-1, keepdim=True) / (1 / z + (1 / q).sum(-1, keepdim=True))
         step = -(gradient - shared) / q
-        # No further than to a tenth, or to ten times as much.
+        # A step changes a concentration by a factor of at most 10.
         new = torch.minimum(torch.maximum(a + step, a / 10), 10 * a)
         if bool(((new - a).abs() <= 1e-16 * a).all()):
             break

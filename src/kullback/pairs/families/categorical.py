@@ -1,4 +1,4 @@
-"""The families of classes: Categorical, OneHotCategorical and Multinomial."""
+"""The Categorical, OneHotCategorical and Multinomial families, whose divergences are sums over classes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kl_categorical_categorical(p: Classes, q: Classes) -> Tensor:
 
 @closed_form(Multinomial, Multinomial)
 def kl_multinomial_multinomial(p: Multinomial, q: Multinomial) -> Tensor:
-    """Return n times KL of one draw; +inf for different n, because no outcome is then common."""
+    """Return n times KL of one draw; +inf for different n, because no outcome is then possible under both."""
     rows = _rows(p, q)
     if p.total_count != q.total_count:
         return torch.where(rows >= 0, torch.inf, rows)

@@ -1,4 +1,4 @@
-"""The families of Cauchy variables, and of their sizes."""
+"""The Cauchy family, and the HalfCauchy family of absolute values of Cauchy variables."""
 
 from __future__ import annotations
 

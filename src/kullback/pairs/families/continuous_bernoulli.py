@@ -1,4 +1,4 @@
-"""The family of continuous Bernoulli distributions."""
+"""The family of continuous Bernoulli distributions, whose density on [0, 1] is proportional to e^(logit x)."""
 
 from __future__ import annotations
 
@@ -199,9 +199,8 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 def _density(d: ContinuousBernoulli) -> Density:
-    if given_logits(d):
-        return ContinuousBernoulliDensity(upcast(d.logits))
-    return ContinuousBernoulliDensity(torch.special.logit(upcast(d.probs)))
+    logits = upcast(d.logits) if given_logits(d) else torch.special.logit(upcast(d.probs))
+    return ContinuousBernoulliDensity(logits)
 
 
 register_family(Family(ContinuousBernoulli, CHOICE, _density, UNIT, tensors="_param", match=_match))

@@ -1,4 +1,4 @@
-"""The family of Dirichlet distributions; Beta distributions are those over two classes.
+"""The family of Dirichlet distributions, and the closed form that it shares with Beta, its case of two classes.
 
 Large batches are computed in blocks.
 """
@@ -24,16 +24,18 @@ from kullback.pairs.numerics.parameters import is_transformed
 from kullback.pairs.registry import closed_form
 from kullback.pairs.renyi import mixed, renyi_form
 
-# The number of concentrations in a block: the series for lgamma needs hundreds of numbers for each.
+# The number of concentrations in a block. The series for lgamma stores hundreds of numbers for each concentration,
+# so 2^15 of them take tens of megabytes.
 _BLOCK = 2**15
 # The largest number of classes in one row of the kernel.
 _LONGEST_ROW = 256
-# The rounded differences of totals may be at most this many times as large as KL.
+# The differences of the totals are rounded. If their sum is at most this multiple of KL, rounding costs KL three of
+# its 16 digits.
 _DIGITS_OF_TOTALS = 1e3
 
 
 def rounding_error(p: Beta | Dirichlet, q: Beta | Dirichlet, value: Tensor) -> Tensor:
-    """Bound the rounding error of KL by the only term that is subtracted."""
+    """Bound the rounding error of KL by the size of the only term of its formula that is subtracted."""
     totals = [concentrations(d).detach() for d in (p, q)]
     # For huge totals the term depends only on their ratio, so smaller totals replace them and do not overflow.
     is_huge = torch.maximum(*(x.amax(-1) for x in totals)) > 1e290
@@ -109,8 +111,8 @@ _KERNEL = NativeForm(kl_dirichlet_dirichlet, RowForm.DIRICHLET, Dirichlet, Diric
 def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:
     """Return KL over more classes than a row of the kernel has; None if the kernel declines.
 
-    The totals of groups of classes have a Dirichlet distribution too. So do, independently, the shares within each
-    group. KL is the sum of their divergences, which are non-negative.
+    The totals of groups of classes have a Dirichlet distribution, and so have the shares within each group. All of
+    these are independent, so KL is the sum of their divergences, which are non-negative.
     """
     form, dtype = _KERNEL.form, p.dtype
     a, b = torch.broadcast_tensors(upcast(p), upcast(q))
@@ -139,7 +141,7 @@ def _in_groups(p: Tensor, q: Tensor) -> Tensor | None:
 @renyi_form(Dirichlet)
 @renyi_form(Beta)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return the divergence of Dirichlet distributions; over two classes they are Beta distributions."""
+    """Return Renyi's divergence of Dirichlet or Beta distributions."""
     a, b = concentrations(p), concentrations(q)
     c = a + rest * (b - a)
     finite = (c > 0).all(-1)

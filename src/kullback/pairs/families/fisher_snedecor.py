@@ -1,4 +1,4 @@
-"""The family of F distributions: the ratio of two chi-squared means."""
+"""The FisherSnedecor family of F distributions: the ratio of two chi-squared variables, each divided by its mean."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The families of Gamma, Exponential, InverseGamma and Chi2 variables, which share one formula.
+"""The Gamma, Exponential, InverseGamma and Chi2 families, which share one formula.
 
-An Exponential or Chi2 is a Gamma variable, and an InverseGamma is the inverse of one.
+Exponential and Chi2 variables are Gamma variables. An InverseGamma variable is 1 / X for a Gamma variable X.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -40,14 +40,20 @@ from kullback.common.special import (
     within_floats,
 )
 from kullback.kernels.codes import ElementForm
-from kullback.kernels.native.native_closed_forms import Form
-from kullback.pairs.densities.density import HalfLineDensity, Points, Tail, breakpoints_around
+from kullback.pairs.densities.density import (
+    DelegatingDensity,
+    Density,
+    HalfLineDensity,
+    Points,
+    Tail,
+    breakpoints_around,
+)
 from kullback.pairs.densities.maps import exact, scaling
 from kullback.pairs.families.gumbel import gumbel_divergence, kl_to_gumbel
 from kullback.pairs.families.registration import register_family
-from kullback.pairs.family import Family, Means, Parameters, ScipyForm
+from kullback.pairs.family import POSITIVE, Family, Means, Parameters, ScipyForm, match_of_mean
 from kullback.pairs.numerics.log_moments import Exact, Factor, GammaProduct, LogMoments, positive
-from kullback.pairs.registry import closed_form, native_form
+from kullback.pairs.registry import closed_form
 from kullback.pairs.renyi import mixed, renyi_form
 
 
@@ -61,7 +67,7 @@ def log_gamma_density(c: Tensor, log_y: Tensor) -> Tensor:
 class GammaDensity(HalfLineDensity):
     """rate^c x^(c - 1) e^(-rate x) / Gamma(c)."""
 
-    # The variable to this power has a Gamma distribution.
+    # X to this power has a Gamma distribution.
     power: ClassVar[int] = 1
 
     concentration: Tensor
@@ -97,28 +103,23 @@ class InverseGammaDensity(GammaDensity):
 
 
 @dataclass(frozen=True)
-class ExponentialDensity(HalfLineDensity):
+class ExponentialDensity(DelegatingDensity):
     """The Gamma density of concentration 1, which is positive at 0."""
 
     rate: Tensor
+    support = POSITIVE
+    low, high = Density.low, Density.high
 
-    def _gamma(self) -> GammaDensity:
+    @property
+    def part(self) -> GammaDensity:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The same density, as a Gamma density."""
         return GammaDensity(torch.ones_like(self.rate), self.rate)
-
-    def log_density(self, at: Points) -> Tensor:
-        return self._gamma().log_density(at)
-
-    def center_and_width(self) -> tuple[Tensor, Tensor]:
-        return self._gamma().center_and_width()
-
-    def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        return self._gamma().breakpoints(steps)
 
     def tail_factor(self) -> float:
         return 0.0
 
-    def upper_tail(self) -> Tail:
-        return self._gamma().upper_tail()
+    def lower_tail(self) -> Tail:
+        return Tail.of_power(1.0)
 
 
 @closed_form(Exponential, Exponential, native=ElementForm.EXPONENTIAL)
@@ -143,11 +144,6 @@ def kl_gamma_gamma(p: Gamma | InverseGamma | Exponential, q: Gamma | InverseGamm
     Without the regrouping: KL-Divergences of Normal, Gamma, Dirichlet and Wishart densities (Penny, 2001)
     """
     return gamma_divergence(*shape_and_rate(p), *shape_and_rate(q))
-
-
-def kernel_of_gammas() -> Form:
-    """Return the kernel of KL between Gamma distributions."""
-    return native_form(Gamma, Gamma)
 
 
 def gamma_divergence(
@@ -182,7 +178,7 @@ def kl_gamma_gumbel(p: Gamma | Exponential, q: Gumbel) -> Tensor:
     """Return log s + E z + E e^-z - H(X), where E e^(-x / s) = (1 + 1 / (r s))^-a."""
     (a, rate), loc, scale = shape_and_rate(p), upcast(q.loc), upcast(q.scale)
     unit = torch.ones_like(rate) / rate / scale
-    return kl_to_gumbel(_gamma_moments(a, rate), loc, scale, a * unit, -a * torch.log1p(unit))
+    return kl_to_gumbel(_of_gamma(p), loc, scale, a * unit, -a * torch.log1p(unit))
 
 
 @closed_form(Exponential, Laplace)
@@ -193,7 +189,7 @@ def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
     spread = (torch.ones_like(rate) / rate / scale).clamp(max=1e308)
     start = within_floats(upcast(q.loc) / scale)
     inside = start.clamp(min=0)
-    # A smaller spread adds nothing to the logarithms, and its quotient has no derivative in floats.
+    # A smaller spread changes no digit of the logarithms, and the derivative of its quotient overflows.
     is_large = spread > 1e-300
     divisor = torch.where(is_large, spread, 1)
     decay = torch.where(is_large, 2 * divisor * torch.exp(-clamped_quotient(inside, divisor, 745)), 0)
@@ -204,7 +200,7 @@ def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
 @renyi_form(Gamma, Exponential)
 @renyi_form(InverseGamma)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return the divergence of Gamma or InverseGamma distributions."""
+    """Return Renyi's divergence of Gamma or InverseGamma distributions."""
     (a, rate_p), (b, rate_q) = shape_and_rate(p), shape_and_rate(q)
     c, rate = a + rest * (b - a), rate_p + rest * (rate_q - rate_p)
     finite = (c > 0) & (rate > 0)
@@ -225,13 +221,9 @@ def log_gamma_entropy(a: Tensor) -> Tensor:
 
 
 def _of_gamma(d: Gamma | Exponential) -> LogMoments:
-    return _gamma_moments(*shape_and_rate(d))
-
-
-def _gamma_moments(a: Tensor, rate: Tensor) -> LogMoments:
-    return GammaProduct(
-        log_gamma_entropy(a), -torch.log(rate), (Factor(a),), Exact((a, rate), (torch.ones_like(a), a))
-    )
+    a, rate = shape_and_rate(d)
+    exact = Exact((a, rate), (torch.ones_like(a), a))
+    return GammaProduct(log_gamma_entropy(a), -torch.log(rate), (Factor(a),), exact)
 
 
 def _of_inverse_gamma(d: InverseGamma) -> LogMoments:
@@ -262,27 +254,13 @@ def _to_inverse_gamma(p: LogMoments, q: InverseGamma) -> Tensor:
     return means + a * gap + stirling_remainder(a) - p.entropy
 
 
-def _match_exponential(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    return {"rate": 1 / target.mean()}
+def _match(target: Means, start: Parameters, fixed: frozenset[str], *, power: int = 1) -> Parameters:
+    """Match the mean and the mean logarithm of x; for `power` -1, those of 1 / x."""
 
+    def log_x(at: Points) -> Tensor:
+        return power * at.log_above(0.0)
 
-def _match_gamma(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    return _matched(target, start, fixed, log_x=_log_x, mean=target.mean())
-
-
-def _match_inverse_gamma(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    mean = target.mean_of(lambda at: torch.exp(-_log_x(at)))
-    return _matched(target, start, fixed, log_x=lambda at: -_log_x(at), mean=mean)
-
-
-def _log_x(at: Points) -> Tensor:
-    return at.log_above(0.0)
-
-
-def _matched(
-    target: Means, start: Parameters, fixed: frozenset[str], log_x: Callable[[Points], Tensor], mean: Tensor
-) -> Parameters:
-    """Match the mean and the mean logarithm of a variable with this logarithm."""
+    mean = target.mean() if power == 1 else target.mean_of(lambda at: torch.exp(log_x(at)))
     if "rate" in fixed:
         mean_log = target.mean_of(log_x) + start["rate"].log()
         a = start["concentration"]
@@ -314,13 +292,14 @@ register_family(Family(
         ScipyForm("erlang", lambda a, scale: Gamma(a, 1 / scale)),
         ScipyForm("chi2", lambda k, scale: Gamma(k / 2, 0.5 / scale)),
     ],
-    match=_match_gamma,
+    match=_match,
 ))  # fmt: skip
 register_family(Family(
     Exponential, "rate", ExponentialDensity, units={"rate": -1},
     cdf=lambda d: [scaling(-exact(d.rate)), ExpTransform(), AffineTransform(1.0, -1.0)],
     log_moments=_of_gamma, from_log_moments=_to_exponential,
-    scipy=[ScipyForm("expon", lambda scale: Exponential(1 / scale))], match=_match_exponential,
+    scipy=[ScipyForm("expon", lambda scale: Exponential(1 / scale))],
+    match=match_of_mean("rate", lambda mean, _: 1 / mean),
 ))  # fmt: skip
 register_family(Family(
     InverseGamma, "base_dist.concentration base_dist.rate", InverseGammaDensity,
@@ -329,6 +308,6 @@ register_family(Family(
         ScipyForm("invgamma", InverseGamma),
         ScipyForm("levy", lambda scale: InverseGamma(torch.full_like(scale, 0.5), scale / 2)),
     ],
-    match=_match_inverse_gamma,
+    match=partial(_match, power=-1),
 ))  # fmt: skip
 register_family(Family(Chi2, match=_match_chi2))  # the rest is Gamma's

@@ -1,6 +1,6 @@
-"""The family of generalized Pareto distributions.
+"""The family of generalized Pareto distributions, with closed forms to Exponential, Normal and HalfNormal.
 
-Their tails are too heavy for quadrature where a moment is barely finite.
+Quadrature cannot replace these forms: where a moment is barely finite, the tails are too heavy for it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class KumaraswamyDensity(PowersAtEnds):
         log_x, log_rest = at.log_above(0.0), at.log_below(1.0)
         # Near 1, log x is inaccurate and log(1 - x) is accurate.
         log_x = torch.where(log_rest < -1, torch.log1p(-torch.exp(log_rest.clamp(max=-1))), log_x)
-        # 1 - x^a is a (1 - x), nearly, where 1 - x^a underflows.
+        # Where 1 - x^a underflows, it is nearly a (1 - x).
         tiny = a * log_x > -1e-100
         inner = torch.log(-torch.expm1(torch.where(tiny, -1, a * log_x)))
         inner = torch.where(tiny, torch.log(a) + log_rest, inner)

@@ -1,9 +1,10 @@
-"""The families of Normal, LogNormal and HalfNormal variables: a Normal one, e to its power, and its size."""
+"""The Normal family, and the families of e^X (LogNormal) and |X| (HalfNormal) for a Normal variable X."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -130,10 +131,10 @@ def kl_normal_gumbel(p: Normal, q: Gumbel) -> Tensor:
 @closed_form(HalfNormal, Gumbel)
 def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
     """Return log s + E z + E e^-z - H(X), where E e^(-x / s) = e^(t^2) erfc(t) at t = s_p / (s sqrt 2)."""
-    loc, scale, scale_p = upcast(q.loc), upcast(q.scale), upcast(p.scale)
-    t = scale_p / scale * math.sqrt(0.5)
+    loc, scale = upcast(q.loc), upcast(q.scale)
+    t = upcast(p.scale) / scale * math.sqrt(0.5)
     mean = t * (2 / math.sqrt(math.pi))
-    return kl_to_gumbel(_half_normal_moments(scale_p), loc, scale, mean, torch.log(torch.special.erfcx(t)))
+    return kl_to_gumbel(_of_half_normal(p), loc, scale, mean, torch.log(torch.special.erfcx(t)))
 
 
 @renyi_form(Normal)
@@ -172,10 +173,7 @@ def _of_log_normal(d: LogNormal) -> LogMoments:
 
 
 def _of_half_normal(d: HalfNormal) -> LogMoments:
-    return _half_normal_moments(upcast(d.scale))
-
-
-def _half_normal_moments(scale: Tensor) -> LogMoments:
+    scale = upcast(d.scale)
     half = torch.full_like(scale, 0.5)
     entropy = torch.full_like(scale, (math.log(math.pi) + 1 + EULER_GAMMA) / 2)
     mean = scale, torch.full_like(scale, math.sqrt(math.pi / 2))
@@ -209,21 +207,12 @@ def _to_normal(p: LogMoments, q: Normal) -> Tensor:
     )
 
 
-def _match_normal(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    both = None if fixed & {"loc", "scale"} else target.mean_and_deviation()
+def _match(target: Means, start: Parameters, fixed: frozenset[str], *, of_log: bool = False) -> Parameters:
+    both = None if of_log or fixed & {"loc", "scale"} else target.mean_and_deviation()
     if both is not None:
         return {"loc": both[0], "scale": both[1]}
-    loc = start["loc"] if "loc" in fixed else target.mean()
-    return {"loc": loc, "scale": start["scale"] if "scale" in fixed else target.deviation(loc)}
-
-
-def _match_log_normal(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    loc = start["loc"] if "loc" in fixed else target.mean_log()
-    return {"loc": loc, "scale": start["scale"] if "scale" in fixed else target.deviation(loc, of_log=True)}
-
-
-def _match_half_normal(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameters:
-    return {"scale": target.deviation(torch.zeros_like(start["scale"]))}
+    loc = start["loc"] if "loc" in fixed else target.mean_log() if of_log else target.mean()
+    return {"loc": loc, "scale": start["scale"] if "scale" in fixed else target.deviation(loc, of_log=of_log)}
 
 
 register_family(Family(
@@ -234,15 +223,17 @@ register_family(Family(
         ScipyForm("Normal", Normal, reads="mu sigma"),
         ScipyForm("StandardNormal", Normal, reads="mu sigma"),
     ],
-    match=_match_normal,
+    match=_match,
 ))  # fmt: skip
 register_family(Family(
     LogNormal, "base_dist.loc base_dist.scale", LogNormalDensity, log_moments=_of_log_normal,
     from_log_moments=_to_log_normal,
-    scipy=[ScipyForm("lognorm", lambda s, scale: LogNormal(torch.log(scale), s))], match=_match_log_normal,
+    scipy=[ScipyForm("lognorm", lambda s, scale: LogNormal(torch.log(scale), s))],
+    match=partial(_match, of_log=True),
 ))  # fmt: skip
 register_family(Family(
     HalfNormal, "base_dist.scale", HalfNormalDensity, units={"scale": 1},
     log_moments=_of_half_normal, from_log_moments=_to_half_normal, cdf=folded(Normal),
-    scipy=[ScipyForm("halfnorm", HalfNormal)], match=_match_half_normal,
+    scipy=[ScipyForm("halfnorm", HalfNormal)],
+    match=lambda target, start, _: {"scale": target.deviation(torch.zeros_like(start["scale"]))},
 ))  # fmt: skip

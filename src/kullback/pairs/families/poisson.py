@@ -55,7 +55,7 @@ def kl_poisson_poisson(p: Poisson, q: Poisson) -> Tensor:
 
 @renyi_form(Poisson)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return the sum of the two KL, where R has the rate m_P^alpha m_Q^(1 - alpha).
+    """Return the divergence from KL(R || P) and KL(R || Q), for R with the rate m_P^alpha m_Q^(1 - alpha).
 
     If a rate is 0, the result is its limit: m_Q + alpha / (1 - alpha) m_P for orders below 1. For orders above 1 it is
     m_Q if m_P is 0, and +inf otherwise.

@@ -1,4 +1,4 @@
-"""`register_family`: enter the record of a family, and the pairs that follow from it, in all tables of types."""
+"""`register_family`, which enters the record of a family, and the pairs that follow from it, in the tables of types."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The families of repeated trials with two outcomes: Bernoulli, Binomial, Geometric and NegativeBinomial.
+"""The Bernoulli, Binomial, Geometric and NegativeBinomial families, which count the outcomes of repeated trials.
 
-Their divergences are sums of the terms p log(p / q) - p + q of one trial, none of them negative.
+Their divergences are sums of terms p log(p / q) - p + q of a single trial. No term is negative.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Trials(IntegerDensity):
         return (self.log_success == -torch.inf) | (self.log_failure == -torch.inf)
 
     def uncertain(self) -> _Trials:
-        """Return the density with probabilities 1/2 where one outcome is impossible: all logarithms are finite."""
+        """Return the density with probabilities of 1/2 where one outcome is impossible, for finite logarithms."""
         certain = self.certain()
         half = (0.5, 0.5, math.log(0.5), math.log(0.5))
         own = (self.success, self.failure, self.log_success, self.log_failure)
@@ -167,7 +167,8 @@ def kl_binomial_binomial(p: Binomial, q: Binomial) -> Tensor | None:
 def kl_geometric_geometric(p: Geometric, q: Geometric) -> Tensor:
     """Return KL of one trial times the mean number of trials, 1 / p."""
     a, b = probabilities_of(p), probabilities_of(q)
-    # For tiny probabilities, whose odds may overflow, the other outcome is negligible. Logits give a more exact ratio.
+    # The odds of tiny probabilities may overflow. Then the other outcome is negligible, and KL depends on their ratio
+    # alone. Logits give this ratio more exactly.
     tiny = (a.success < _TINY) & (b.success < _TINY) & (a.success > 0) & (b.success > 0)
     tiny = tiny & (a.logits is None or b.logits is None)
     left, right = (
@@ -206,7 +207,7 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
         log_odds: the logarithm of P's probability of the other outcome over P's probability of the last outcome.
         log_odds_of_q: the logarithm of Q's probability of the other outcome over P's probability of the last outcome.
     """
-    # The second term is proportional to the odds, which may overflow where it does not.
+    # The second term is proportional to the odds. The odds may overflow where the term does not.
     beyond = (log_odds - _LOG_HUGE).clamp(0, 100)
     odds, odds_of_q = (torch.exp((x - beyond).clamp(max=_LOG_HUGE)) for x in (log_odds, log_odds_of_q))
     return expm1mx(-last) + generalized_kl(odds, odds_of_q, others) * torch.exp(beyond)

@@ -69,7 +69,7 @@ def kl_uniform_uniform(p: Uniform, q: Uniform) -> Tensor:
 
 
 def _ends(p: Uniform, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the ends of P's interval, or of an arbitrary interval within the bounds where P exceeds them."""
+    """Return the ends of P's interval. Where P exceeds the bounds, return an arbitrary interval within them."""
     low, high = upcast(p.low), upcast(p.high)
     inside = (low >= least) & (high <= most)
     return torch.where(inside, low, max(least, 0.25)), torch.where(inside, high, min(most, 0.75))

@@ -115,7 +115,7 @@ def _match(target: Means, start: Parameters, fixed: frozenset[str]) -> Parameter
 
 
 def _on_the_circle(k: Tensor, loc: Tensor, scale: Tensor) -> Distribution | None:
-    """Return the member; None for a circle of another length, which has no density in torch, nor on the line."""
+    """Return the member; None for another length of the circle, because torch has no such distribution."""
     return VonMises(loc, k) if bool((scale == 1).all()) else None
 
 

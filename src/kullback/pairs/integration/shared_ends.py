@@ -18,7 +18,7 @@ from torch import Tensor
 from kullback.common.dtypes import tensor_of
 from kullback.generators import Divergence
 from kullback.generators.growth import growth_of, order_of
-from kullback.pairs.densities.density import Density, Points, Tail
+from kullback.pairs.densities.density import DelegatingDensity, Density, Points, Tail
 from kullback.pairs.densities.transformed import AffineDensity
 from kullback.pairs.families.uniform import UniformDensity
 from kullback.pairs.integration.divergence_terms import DivergenceTerms
@@ -177,7 +177,7 @@ def _following(d: Density, other: Density, follows: list[Tensor], least: list[Te
 
 
 @dataclass(frozen=True)
-class _FollowingDensity(Density):
+class _FollowingDensity(DelegatingDensity):
     """A density at nodes that move with the ends of another density where the masks say so.
 
     The ends are equal. The distance of a node from the own end has a derivative by both.
@@ -215,24 +215,6 @@ class _FollowingDensity(Density):
                 below,
             )
         )
-
-    def center_and_width(self) -> tuple[Tensor, Tensor]:
-        return self.part.center_and_width()
-
-    def breakpoints(self, steps: Tensor) -> list[Tensor]:
-        return self.part.breakpoints(steps)
-
-    def nonsmooth_points(self) -> list[Tensor]:
-        return self.part.nonsmooth_points()
-
-    def tail_factor(self) -> Tensor | float:
-        return self.part.tail_factor()
-
-    def lower_tail(self) -> Tail:
-        return self.part.lower_tail()
-
-    def upper_tail(self) -> Tail:
-        return self.part.upper_tail()
 
 
 def _moved(log_distance: Tensor, more: Tensor, follows: Tensor, least: Tensor) -> Tensor:

@@ -1,0 +1,200 @@
+r"""Divergences other than KL from counts of categories: `KindCounts`, with the estimate and its variance.
+
+They are estimated from a of P's n draws and b of Q's m draws in each category, in one of two ways:
+
+* Powers of p / q of order outside (0, 1) have unbiased estimates of :math:`p^\alpha q^{1 - \alpha}` by ratios of gamma
+  functions: :math:`E[\Gamma(a + 1) / \Gamma(a + 1 - \alpha)] = (n p)^\alpha` for a Poisson count, except for terms that
+  decay exponentially with n p.
+* Bounded kinds use the divergence of the shares minus the jackknife's estimate of its bias.
+
+Variances are the jackknife's. Counts have shape (..., K), and everything is computed in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from kullback.estimators.discrete.formulas import KNOWN, CategoryCounts, CoverageCorrection
+from kullback.generators import KL, Divergence
+from kullback.generators.divergence import FinitePair
+from kullback.generators.growth import power_of
+
+# With more draws, the second differences of the jackknife's bias are rounding: 1 / n^2 is below float64's precision.
+_EXACT = 1e9
+# From here on, ratios of gamma functions are powers to float64's precision: the next term of Stirling's series is
+# about x^-2.
+_LARGE = 1e5
+
+Terms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KindCounts(CategoryCounts):
+    """Counts of categories, and the estimate of another divergence than KL, a sum over the categories.
+
+    Attributes:
+        kind: the divergence.
+        terms: the term of a category, from its counts and the numbers of draws, P's first.
+        constant: the divergence minus the sum of the terms.
+        takes_q_first: whether the terms take Q's counts first.
+    """
+
+    kind: Divergence
+    terms: Terms
+    constant: float = 0.0
+    takes_q_first: bool = False
+
+    is_kl = False
+
+    @cached_property
+    def correction(self) -> CoverageCorrection:
+        """0: no formula predicts the part of categories without draws."""
+        zero = torch.zeros_like((self.a + self.b).sum(-1))
+        return CoverageCorrection(zero, zero, zero)
+
+    @cached_property
+    def estimate(self) -> Tensor:
+        """The sum of the terms minus its bias; a sum of powers has none."""
+        return self._sum - (0.0 if self.power else self._bias.sum(-1))
+
+    @cached_property
+    def above(self) -> Tensor:
+        """The estimate for the upper limit, which keeps the bias of rare categories.
+
+        The bias is upwards for a convex function, and of unknown size for a category with few draws.
+        """
+        return self._sum - (0.0 if self.power else self._bias.masked_fill(self.is_rare, 0).sum(-1))
+
+    @cached_property
+    def variances(self) -> tuple[Tensor, Tensor]:
+        from_p, from_q = self._variances
+        return from_p.sum(-1), from_q.sum(-1)
+
+    @cached_property
+    def dof(self) -> Tensor:
+        """The degrees of freedom of the variance, by Satterthwaite."""
+        from_p, from_q = self._variances
+        squares = from_p.square() / self.a.clamp(min=1) + from_q.square() / self.b.clamp(min=1)
+        return (from_p + from_q).sum(-1).square() / squares.sum(-1).clamp(min=torch.finfo(self.a.dtype).tiny)
+
+    def of_two(self, p: Tensor, q: Tensor) -> Tensor:
+        return of_shares(self.kind, torch.stack([p, 1 - p], -1), torch.stack([q, 1 - q], -1)).sum(-1)
+
+    @property
+    def _ordered(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The counts that the terms take first, their sum, the other counts, and their sum."""
+        a, b = (self.b, self.a) if self.takes_q_first else (self.a, self.b)
+        return a, a.sum(-1, keepdim=True), b, b.sum(-1, keepdim=True)
+
+    @cached_property
+    def _sum(self) -> Tensor:
+        return self.terms(*self._ordered).sum(-1) + self.constant
+
+    @cached_property
+    def _bias(self) -> Tensor:
+        """The bias of the divergence of the shares by its second differences, for each category."""
+        a, n, b, m = self._ordered
+        bias = torch.zeros_like(a + b)
+        for x, total, of in (
+            (a, n, lambda y: self.terms(y, n, b, m)),
+            (b, m, lambda y: self.terms(a, n, y, m)),
+        ):
+            curved = of(x + 1) - 2 * of(x) + of((x - 1).clamp(min=0))
+            bias = bias + torch.where((x > 0) & (total < _EXACT), x * (1 - x / total) / 2 * curved, 0.0)
+        return bias
+
+    @cached_property
+    def _variances(self) -> tuple[Tensor, Tensor]:
+        """The jackknife's variance of the sum in two parts, for each category: from P's draws, and from Q's."""
+        a, n, b, m = self._ordered
+        parts: list[Tensor] = []
+        for x, total, without in (
+            (a, n, lambda y, t: self.terms(y, t, b, m)),
+            (b, m, lambda y, t: self.terms(a, n, y, t)),
+        ):
+            fewer = (total - 1).clamp(min=torch.finfo(total.dtype).tiny)
+            others, share = without(x, fewer), x / total
+            # Without one draw of a category; the sum over the other categories is the same for all.
+            change = torch.where(x > 0, without((x - 1).clamp(min=0), fewer) - others, 0.0)
+            spread = share * (change - (share * change).sum(-1, keepdim=True)).square()
+            parts.append(torch.where(total < KNOWN / 2, (total - 1) * spread, 0.0))
+        return (parts[1], parts[0]) if self.takes_q_first else (parts[0], parts[1])
+
+
+def counts_of_kind(kind: Divergence, table: CategoryCounts) -> CategoryCounts:
+    """Return counts with the estimate of a kind other than `ReverseKL`, `Renyi` and total variation."""
+    if isinstance(kind, KL):
+        return table
+    order, factor = power_of(kind) or (0.5, 1.0)
+    takes_q_first, power, constant = False, 0.0, 0.0
+    if 0 < order < 1:
+        terms = _terms_of_shares(kind)
+    else:
+        takes_q_first, order = order < 0, max(order, 1 - order)
+        power = order * (order - 1) / factor
+        terms, constant = _powers(order, power), -1 / power
+    above, below = at_the_ends(kind)
+    return KindCounts(
+        *(table.a, table.b, table.inflation, table.spread, table.n, table.notes, table.bins),
+        kind=kind,
+        terms=terms,
+        constant=constant,
+        takes_q_first=takes_q_first,
+        curvature=_curvature(kind),
+        largest=above + below,
+        open_above=math.isinf(above),
+        open_below=math.isinf(below),
+        power=power,
+    )
+
+
+def at_the_ends(kind: Divergence) -> tuple[float, float]:
+    """Return the terms of a class with mass in P only, and with mass in Q only; their sum is the largest value."""
+    ones, zeros = _double(1.0), _double(0.0)
+    return float(of_shares(kind, ones, zeros)), float(of_shares(kind, zeros, ones))
+
+
+def of_shares(kind: Divergence, p: Tensor, q: Tensor) -> Tensor:
+    """Return the terms of a divergence of two measures, which need not add up to one."""
+    ratio = torch.where(p == q, 0.0, p.log() - q.log())
+    return kind.terms(FinitePair(p, q, ratio))
+
+
+def _terms_of_shares(kind: Divergence) -> Terms:
+    return lambda a, n, b, m: of_shares(kind, a / n, b / m)
+
+
+def _double(*x: float) -> Tensor:
+    return torch.tensor(x, dtype=torch.float64, device="cpu")
+
+
+def _curvature(kind: Divergence) -> float:
+    """Return f''(1): a term of p = 1 + h and q = 1 is f''(1) h^2 / 2 for small h."""
+    h = 1e-4
+    return float(of_shares(kind, _double(1 + h, 1 - h), _double(1, 1)).sum()) / h**2
+
+
+def _powers(order: float, power: float) -> Terms:
+    """Return the terms of a sum of powers without bias, over `power`."""
+
+    def terms(a: Tensor, n: Tensor, b: Tensor, m: Tensor) -> Tensor:
+        of_p, of_q = _falling(a, order) / _falling(n, order), _falling(b, 1 - order) / _falling(m, 1 - order)
+        return of_p * of_q / power
+
+    return terms
+
+
+def _falling(x: Tensor, order: float) -> Tensor:
+    """Return Gamma(x + 1) / Gamma(x + 1 - order), 0 where x is too small for it; about x^order."""
+    many = x > _LARGE
+    small = torch.where(many, 0.0, x)
+    below = small + 1 - order
+    exact = torch.lgamma(small + 1) - torch.lgamma(below.clamp(min=torch.finfo(x.dtype).tiny))
+    logs = torch.where(many, order * (torch.where(many, x, 1.0) + (1 - order) / 2).log(), exact)
+    return torch.where(many | (below > 0), logs.exp(), 0.0)
