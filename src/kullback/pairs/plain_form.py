@@ -29,6 +29,7 @@ from kullback.pairs.densities.maps import (
     inverted_by,
     is_elementwise,
     is_map,
+    mapped,
     same_maps,
 )
 from kullback.pairs.density_overrides import overrides_density
@@ -66,7 +67,7 @@ def pulled_back(p: Distribution, q: Distribution) -> tuple[Distribution, Distrib
             continue
         back = [step.inv for step in reversed(steps[last:])]
         moved = TransformedDistribution(other, back, validate_args=False)
-        before = TransformedDistribution(base, steps[:last], validate_args=False) if last else base
+        before = mapped(base, steps[:last])
         if density_of(moved) is not None:
             return (before, moved) if side is p else (moved, before)
     return None

@@ -22,7 +22,14 @@ from kullback.common.dtypes import upcast
 from kullback.common.special import safe_logsumexp
 from kullback.errors import P, Q, no_rule
 from kullback.pairs.densities.composite import log_weights_of
-from kullback.pairs.densities.maps import is_elementwise, move_apart, parts_of_maps, same_maps
+from kullback.pairs.densities.maps import (
+    is_elementwise,
+    mapped,
+    move_apart,
+    parts_of_maps,
+    same_maps,
+    shared_last_steps,
+)
 from kullback.pairs.density_overrides import overrides_density
 from kullback.pairs.numerics.parameters import dtype_of, given_logits
 from kullback.pairs.registry import reduction
@@ -68,19 +75,10 @@ def kl_transformed_transformed(
     if type(p) is not TransformedDistribution or type(q) is not TransformedDistribution:
         return None
     steps = parts_of_maps(p.transforms), parts_of_maps(q.transforms)
-    count = 0
-    for pair in zip(*map(reversed, steps), strict=False):
-        if not (same_maps(*pair) and pair[0].bijective and not move_apart(*pair)):
-            break
-        count += 1
+    count = shared_last_steps(*steps)
     if not count or not all(map(is_elementwise, steps)):
         return kl_of_dimensions(p, q, kl)
-    rest = [each[: len(each) - count] for each in steps]
-    bases = (
-        TransformedDistribution(d.base_dist, maps, validate_args=False) if maps else d.base_dist
-        for d, maps in zip((p, q), rest, strict=True)
-    )
-    return kl(*bases)
+    return kl(*(mapped(d.base_dist, own[: len(own) - count]) for d, own in zip((p, q), steps, strict=True)))
 
 
 @reduction(TransformedDistribution, Independent)

@@ -368,3 +368,21 @@ def move_apart(a: object, b: object) -> bool:
         return move_apart(inverted_by(a), inverted_by(b))
     others = _attributes(b)
     return any(move_apart(x, others.get(name)) for name, x in _attributes(a).items())
+
+
+def shared_last_steps(steps: list[Transform], others: list[Transform]) -> int:
+    """Return how many last maps of two variables are equal and bijective: without them, a divergence is the same.
+
+    Maps with equal values are not shared if they have different parameters that require gradients.
+    """
+    count = 0
+    for step, other in zip(reversed(steps), reversed(others), strict=False):
+        if not (step.bijective and same_maps(step, other) and not move_apart(step, other)):
+            break
+        count += 1
+    return count
+
+
+def mapped(base: Distribution, steps: list[Transform]) -> Distribution:
+    """Return the distribution of a mapped variable."""
+    return TransformedDistribution(base, steps, validate_args=False) if steps else base

@@ -28,8 +28,9 @@ from kullback.common.dtypes import upcast
 from kullback.errors import NoRuleError, no_rule
 from kullback.pairs.clone import detached
 from kullback.pairs.densities.density import Density, Points, density_of, register_density
+from kullback.pairs.densities.maps import mapped
 from kullback.pairs.density_overrides import overrides_density
-from kullback.pairs.monte_carlo.maps import is_of_numbers, mapped, maps_outside, pushed
+from kullback.pairs.monte_carlo.maps import is_of_numbers, maps_outside, pushed
 from kullback.pairs.registry import names_of
 from kullback.pairs.sampling.quasi_monte_carlo import SEQUENCES, quasi_draws
 

@@ -16,7 +16,7 @@ from torch.distributions import (
     TransformedDistribution,
 )
 
-from kullback.pairs.densities.maps import move_apart, parts_of_maps, same_maps
+from kullback.pairs.densities.maps import mapped, parts_of_maps, shared_last_steps
 from kullback.pairs.density_overrides import overrides
 
 
@@ -70,19 +70,10 @@ def _is_shared(step: Transform) -> bool:
     )
 
 
-def mapped(base: Distribution, steps: list[Transform]) -> Distribution:
-    """Return the distribution of a mapped variable."""
-    return TransformedDistribution(base, steps, validate_args=False) if steps else base
-
-
 def without_shared_maps(p: Distribution, q: Distribution) -> tuple[Distribution, Distribution]:
     """Return the variables of P and Q before the last maps that they share; equal bijective maps do not change KL."""
     (base_p, steps_p), (base_q, steps_q) = maps_outside(p), maps_outside(q)
-    count = 0
-    for step, other in zip(reversed(steps_p), reversed(steps_q), strict=False):
-        if not (step.bijective and same_maps(step, other) and not move_apart(step, other)):
-            break
-        count += 1
+    count = shared_last_steps(steps_p, steps_q)
     if not count:
         return p, q
     left, right = (mapped(d, s[: len(s) - count]) for d, s in ((base_p, steps_p), (base_q, steps_q)))
