@@ -35,6 +35,8 @@ from kullback.generators.growth import order_of
 
 _KL = KL()
 
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
+
 # The smallest mean number of draws of P and Q together in a bin.
 _DRAWS_IN_A_BIN = 20
 

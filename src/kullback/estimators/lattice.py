@@ -9,6 +9,9 @@ import torch
 
 from kullback.estimators.draws import Array, Draws
 
+# `tests/estimators/test_lattice.py` checks the constants of this file on rounded numbers and on prices, and
+# `benchmarks/coverage.py` on rounded normal draws.
+
 # The largest number of steps in the smallest gap between two values.
 _MOST_STEPS = 12
 # A value that is this many steps off the lattice, apart from rounding of floats, is not on it.

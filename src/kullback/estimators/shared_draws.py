@@ -17,6 +17,8 @@ from kullback.estimators.evidence import SIDE_P, SIDE_Q
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
+# `tests/estimators/test_shared_draws.py` checks the constants of this file on parts of a data set and on chance ties.
+
 # A smaller share of the draws of either side has little effect.
 _FEWEST_SHARED = 0.01
 # The negative logarithm of the largest probability that ties of independent draws look like shared draws.

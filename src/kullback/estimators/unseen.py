@@ -24,6 +24,7 @@ _MOST_NATS = 20.0
 _SEVERAL = 3
 # The probability of a false `abrupt` at P = Q.
 _FALSE_ALARMS = 0.05
+# The number of gaps around one whose mean is compared with it.
 _NEIGHBORING_GAPS = 20
 # Draws of P beyond Q's outermost ones add nothing if chance has at least this probability.
 _BY_CHANCE = 0.3
