@@ -1,4 +1,4 @@
-"""Draws in groups, if their order or repetitions show dependence."""
+"""Groups of draws that count as independent, where the order or repetitions of draws show dependence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws of numbers that are in both data sets, as of a part and the whole, and their division between the two.
+"""Numbers that are in both data sets, as when P's data are a part of Q's, and how the two sides share them.
 
 If P's draws are also among Q's, the two sides are not independent. They look alike: estimates are too low and intervals
 are too narrow. With each shared draw on one side only, of twice the weight, the sides are independent again.

@@ -53,7 +53,7 @@ def spatial_order(draws: Array) -> Integers:
 
 
 def _log_distance(distance: Array) -> Array:
-    """Take the log in place, -inf at 0, which the caller refuses."""
+    """Take the logarithm in place: -inf for a distance of 0, which the caller refuses."""
     with np.errstate(divide="ignore"):
         return np.log(distance, out=distance)
 
