@@ -7,6 +7,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <memory>
 #include <optional>
 
 #include "dtypes.h"
@@ -61,11 +62,31 @@ inline void* write_like(const Optional& x, const Tensor& like) {
   return x->mutable_data_ptr();
 }
 
-// Checks a tensor of one float64 number for each row.
-inline void check_numbers_of_rows(const Tensor& x, int64_t rows) {
-  STD_TORCH_CHECK(x.is_cpu() && x.scalar_type() == ScalarType::Double && x.is_contiguous() && x.dim() == 1 &&
-                      x.size(0) == rows,
-                  "kullback: one float64 number for each row expected");
+// Checks a tensor of `count` float64 numbers for each row; of one dimension if there is one number.
+inline void check_numbers(const Tensor& x, int64_t rows, int64_t count) {
+  STD_TORCH_CHECK(x.is_cpu() && x.scalar_type() == ScalarType::Double && x.is_contiguous() &&
+                      x.dim() == (count == 1 ? 1 : 2) && x.size(0) == rows && (count == 1 || x.size(1) == count),
+                  "kullback: ", count, " float64 numbers for each row expected");
+}
+
+inline const double* read_numbers(const Tensor& x, int64_t rows, int64_t count = 1) {
+  check_numbers(x, rows, count);
+  return static_cast<const double*>(x.const_data_ptr());
+}
+
+inline double* write_numbers(const Tensor& x, int64_t rows, int64_t count = 1) {
+  check_numbers(x, rows, count);
+  return static_cast<double*>(x.mutable_data_ptr());
+}
+
+// Returns a new tensor on the CPU. The dispatcher would take longer than the arithmetic of a small call.
+inline Tensor new_vector(int64_t size, ScalarType dtype) {
+  const int64_t stride = 1;
+  const int32_t code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(1, &size, &stride, code, aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
 }
 
 inline void check_number(const Optional& x) {
@@ -87,6 +108,19 @@ inline const void* moved(const void* data, int64_t bytes) {
 }
 
 inline void* moved(void* data, int64_t bytes) { return data ? static_cast<char*>(data) + bytes : nullptr; }
+
+// Memory of this thread, kept for the next call. It is not initialized: some calls need only a part of it.
+inline void* scratch_of_thread(size_t bytes) {
+  static thread_local std::unique_ptr<char[]> scratch;
+  static thread_local size_t size = 0;
+  if (size < bytes) {
+    size = 0;
+    scratch.reset();
+    scratch.reset(new char[bytes]);
+    size = bytes;
+  }
+  return scratch.get();
+}
 
 // The minimum number of rows per thread: small matrices are not worth waking other threads.
 inline int64_t rows_of_a_thread(int64_t classes) { return classes > 0 ? 1 + 16384 / classes : 1; }

@@ -61,9 +61,8 @@ void kl_of_weights(const Tensor& p, const Tensor& q, double tolerance, const Ten
   const int64_t rows = p.size(0), classes = p.size(1);
   check_like(p, p, p.scalar_type());
   check_like(q, p, p.scalar_type());
-  check_numbers_of_rows(values, rows);
   const WeightsTask task{dtype_of(p), classes, p.const_data_ptr(), q.const_data_ptr(), tolerance};
-  double* to = static_cast<double*>(values.mutable_data_ptr());
+  double* to = write_numbers(values, rows);
   torch::stable::parallel_for(0, rows, rows_of_a_thread(classes), [&](int64_t begin, int64_t end) {
     WeightsTask mine = task;
     for (int64_t i = begin; i < end; ++i) {

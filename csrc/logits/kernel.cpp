@@ -1,5 +1,4 @@
 // The divergence of a row of logits of P and of Q, and its gradients, in plain loops that the compiler vectorizes.
-#include "labels.h"
 #include "power.h"
 #include "rows.h"
 #include "selected.h"
@@ -17,8 +16,8 @@ static double curvature(const RowTask& t) {
 }
 
 // The sum of q - p, or 0 if it is negligible compared to the sum of |q - p|. It is a rounding error of the
-// normalization, which can change the sign of q - p in the largest classes. Only total variation depends on it in first
-// order.
+// normalization, which can change the sign of q - p in the largest classes. In first order, only total variation depends
+// on this sum.
 template <class Real>
 static Real imbalance(const Row<Real>& row, const Normalized<Real>& r, const RowTask& t) {
   const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);
@@ -55,10 +54,10 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   // The derivatives of KL by log q, and of reverse KL by log p, sum to zero, so they already are the gradient.
   constexpr bool q_at_once = form == kKLForm, p_at_once = form == kReverseKLForm;
   constexpr bool is_summed = (to_q && q_at_once) || (to_p && p_at_once);  // then sum_q or sum_p is a sum of q - p
-  // Where only one side's logit is -inf these are infinite, even if the other side's mass underflows.
+  // These divergences are infinite if only one side's logit is -inf, even if the other side's mass underflows to 0.
   constexpr bool p_needs_q = form == kKLForm || form == kJeffreysForm;
   constexpr bool q_needs_p = form == kReverseKLForm || form == kJeffreysForm;
-  const Real weight = static_cast<Real>(t.weight) * inverse_temperature;
+  const Real weight = t.sums_only ? Real(1) : static_cast<Real>(t.weight) * inverse_temperature;
   const Real *exp_p = row.exp_p, *exp_q = row.exp_q;
   Real *out_p = row.gradient_p, *out_q = row.gradient_q;
   const Sides<Real> sides{Side<Real>(t.p), Side<Real>(t.q)};
@@ -90,7 +89,19 @@ static void sweep(const Row<Real>& row, RowTask& t) {
     size += part_size;
     difference += part_difference;
   }
-  // The sum of q - p is the rounding error of `shift`. Only total variation depends on it in first order.
+  if (t.whole) {
+    if (infinite) value += kInf<double>;
+    t.value = value;
+    if (t.sums_only) {
+      t.sums_p = sums_of_part(out_p, exp_p, n, scale_p, 1);
+      t.sums_q = sums_of_part(out_q, exp_q, n, scale_q, 1);
+      return;
+    }
+    if constexpr (to_p && !p_at_once) project_part(out_p, exp_p, n, scale_p, t.whole->p.sums, 1, weight);
+    if constexpr (to_q && !q_at_once) project_part(out_q, exp_q, n, scale_q, t.whole->q.sums, 1, weight);
+    return;
+  }
+  // The sum of q - p is the rounding error of the normalization.
   if constexpr (is_summed) difference = to_q && q_at_once ? sum_q : -sum_p;
   value -= is_variation ? difference * sum_q : curvature<form>(t) / 2 * difference * difference;
   if (infinite) value += kInf<double>;
@@ -104,34 +115,31 @@ static void sweep(const Row<Real>& row, RowTask& t) {
   if constexpr (to_q) finish<q_at_once>(out_q, exp_q, n, scale_q, {sum_q, size}, weight);
 }
 
-template <class Real, int form>
-static void sweep_as_requested(const Row<Real>& row, RowTask& t) {
-  if (row.gradient_p && row.gradient_q) return sweep<Real, form, true, true>(row, t);
-  if (row.gradient_p) return sweep<Real, form, true, false>(row, t);
-  if (row.gradient_q) return sweep<Real, form, false, true>(row, t);
-  return sweep<Real, form, false, false>(row, t);
+template <int form, class Real>
+static void sweep_form(const Row<Real>& row, RowTask& t) {
+  sweep_as_requested(row, [&](auto to_p, auto to_q) { sweep<Real, form, to_p.value, to_q.value>(row, t); });
 }
 
 template <class Real>
 static void sweep_of_divergence(const Row<Real>& row, RowTask& t) {
   switch (t.divergence) {
-    case DivergenceCode::kKL: return sweep_as_requested<Real, kKLForm>(row, t);
-    case DivergenceCode::kReverseKL: return sweep_as_requested<Real, kReverseKLForm>(row, t);
-    case DivergenceCode::kJeffreys: return sweep_as_requested<Real, kJeffreysForm>(row, t);
-    case DivergenceCode::kTotalVariation: return sweep_as_requested<Real, kTotalVariationForm>(row, t);
+    case DivergenceCode::kKL: return sweep_form<kKLForm>(row, t);
+    case DivergenceCode::kReverseKL: return sweep_form<kReverseKLForm>(row, t);
+    case DivergenceCode::kJeffreys: return sweep_form<kJeffreysForm>(row, t);
+    case DivergenceCode::kTotalVariation: return sweep_form<kTotalVariationForm>(row, t);
     case DivergenceCode::kPower:
     case DivergenceCode::kRenyi: return sweep_powers(row, t);
     case DivergenceCode::kMixture: break;
   }
   if constexpr (!kIsDouble<Real>) {
     const bool even = t.p.share == 0.5 && t.q.share == 0.5 && t.p.weight == t.q.weight;
-    if (even) return sweep_as_requested<Real, kEvenForm>(row, t);
+    if (even) return sweep_form<kEvenForm>(row, t);
   }
-  if (t.q.weight == 0) return sweep_as_requested<Real, kSkewForm>(row, t);
-  return sweep_as_requested<Real, kMixtureForm>(row, t);
+  if (t.q.weight == 0) return sweep_form<kSkewForm>(row, t);
+  return sweep_form<kMixtureForm>(row, t);
 }
 
-// The cache has no room to prefetch after longer rows.
+// The second-level cache has no room to prefetch after longer rows: two of float32 take 256 KiB.
 constexpr int64_t kMostFetched = 32768;
 
 // The number of classes to compute with. Short rows, and rows that are converted anyway, are padded to whole vectors
@@ -192,8 +200,9 @@ static void sweep_with_label(const Row<Real>& row, RowTask& t, Real* exponential
 template <class Real>
 static void compute(const RowViews& v, RowTask& t, Real* scratch) {
   const int64_t classes = t.classes, n = padded<Real>(classes, v);
+  t.sums_only = t.whole && !v.gradient_p.data && !v.gradient_q.data;
   const auto target = [&](const RowView& out, Real* buffer) -> Real* {
-    if (!out.data) return nullptr;
+    if (!out.data) return t.sums_only ? buffer : nullptr;
     return out.dtype == kDtypeOf<Real> && n == classes ? static_cast<Real*>(out.data) : buffer;
   };
   Row<Real> row;
@@ -227,12 +236,13 @@ static void compute(const RowViews& v, RowTask& t, Real* scratch) {
     if (row.gradient_p) std::memset(row.gradient_p, 0, n * sizeof(Real));
     if (row.gradient_q) std::memset(row.gradient_q, 0, n * sizeof(Real));
   }
-  if (row.gradient_p) store(row.gradient_p, classes, v.gradient_p.dtype, v.gradient_p.data);
-  if (row.gradient_q) store(row.gradient_q, classes, v.gradient_q.dtype, v.gradient_q.data);
+  if (v.gradient_p.data) store(row.gradient_p, classes, v.gradient_p.dtype, v.gradient_p.data);
+  if (v.gradient_q.data) store(row.gradient_q, classes, v.gradient_q.dtype, v.gradient_q.data);
 }
 
+// Computes in float32 with sums in float64; in float64 if a side is float64 or float32 is not accurate enough.
 void compute_row(const RowViews& v, RowTask& t, void* scratch) {
-  t.needs_float64 = in_float64(v);
+  t.needs_float64 = v.p.dtype == Dtype::kFloat64 || v.q.dtype == Dtype::kFloat64 || t.whole;
   if (!t.needs_float64) compute(v, t, static_cast<float*>(scratch));
   if (t.needs_float64) compute(v, t, static_cast<double*>(scratch));
 }

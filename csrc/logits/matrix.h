@@ -58,9 +58,11 @@ inline void prefer_large_pages([[maybe_unused]] void* data, [[maybe_unused]] int
 }
 
 // Several threads write a gradient row by row. It must have the shape of its logits, and rows that do not overlap.
-inline Matrix writable(const Optional& x, const Tensor& logits) {
+inline Matrix writable(const Optional& x, const Tensor& logits, bool may_be_double = false) {
   if (!x) return {};
-  STD_TORCH_CHECK(x->is_cpu() && x->scalar_type() == logits.scalar_type() && has_shape_of(*x, logits),
+  const bool has_dtype =
+      x->scalar_type() == logits.scalar_type() || (may_be_double && x->scalar_type() == ScalarType::Double);
+  STD_TORCH_CHECK(x->is_cpu() && has_dtype && has_shape_of(*x, logits),
                   "kullback: a gradient like its logits expected");
   const int64_t rows = x->size(0), classes = x->size(1), size = static_cast<int64_t>(x->element_size());
   STD_TORCH_CHECK((classes <= 1 || x->stride(1) == 1) && (rows <= 1 || x->stride(0) >= classes),

@@ -148,6 +148,18 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
     difference += part_difference;
     total += part_total;
   }
+  if (t.whole) {  // only a power divergence, which is a sum over classes
+    const double factor = t.power.weight, weight = t.weight * t.inverse_temperature;
+    t.value = factor * value;
+    if (t.sums_only) {
+      t.sums_p = sums_of_part(out_p, exp_p, n, scale_p, factor);
+      t.sums_q = sums_of_part(out_q, exp_q, n, scale_q, factor);
+      return;
+    }
+    if constexpr (to_p) project_part(out_p, exp_p, n, scale_p, t.whole->p.sums, factor, weight);
+    if constexpr (to_q) project_part(out_q, exp_q, n, scale_q, t.whole->q.sums, factor, weight);
+    return;
+  }
   value -= difference * difference / 2;  // corrects the rounding of the normalization, as for the other kinds
   double factor_p = t.power.weight, factor_q = factor_p;
   t.value = t.power.weight * value;
@@ -184,17 +196,12 @@ static void sweep_power(const Row<Real>& row, RowTask& t) {
   if constexpr (to_q) project_accurately(out_q, exp_q, n, scale_q * sum_q, weight * factor_q);
 }
 
-template <class Real, bool is_renyi>
-static void sweep_powers_of(const Row<Real>& row, RowTask& t) {
-  if (row.gradient_p && row.gradient_q) return sweep_power<Real, true, true, is_renyi>(row, t);
-  if (row.gradient_p) return sweep_power<Real, true, false, is_renyi>(row, t);
-  if (row.gradient_q) return sweep_power<Real, false, true, is_renyi>(row, t);
-  return sweep_power<Real, false, false, is_renyi>(row, t);
-}
-
 template <class Real>
 static void sweep_powers(const Row<Real>& row, RowTask& t) {
-  t.divergence == DivergenceCode::kRenyi ? sweep_powers_of<Real, true>(row, t) : sweep_powers_of<Real, false>(row, t);
+  sweep_as_requested(row, [&](auto to_p, auto to_q) {
+    if (t.divergence == DivergenceCode::kRenyi) return sweep_power<Real, to_p.value, to_q.value, true>(row, t);
+    sweep_power<Real, to_p.value, to_q.value, false>(row, t);
+  });
 }
 
 }  // namespace KULLBACK_ISA

@@ -1,5 +1,5 @@
 // Converts rows of logits of P and Q to probabilities and log-ratios, and derivatives by log-probabilities to
-// gradients.
+// gradients; the cross-entropy of a row with its label.
 #pragma once
 #include "../common/convert.h"
 #include "task.h"
@@ -7,7 +7,8 @@
 namespace kullback {
 namespace KULLBACK_ISA {
 
-// Within a block, sums are in the computing precision. The sums of blocks are added in float64.
+// Within a block, sums are in the computing precision. The sums of blocks are added in float64. In float32, a sum of
+// 1024 terms of one sign has a relative error of at most 1024 half units in the last place, 6e-5, but usually of 1e-6.
 constexpr int64_t kBlock = 1024;
 
 // Memory of the next row to read, or of the next gradient to write. It is prefetched in parts while the exponentials
@@ -17,7 +18,7 @@ struct Upcoming {
   int64_t element_bytes;
 };
 
-constexpr int64_t kPart = 256;
+constexpr int64_t kPart = 256;  // classes between two requests to prefetch: 16 lines of float32
 
 template <bool is_written>
 KULLBACK_INLINE void fetch(const Upcoming& x, int64_t start, int64_t stop) {
@@ -84,12 +85,9 @@ KULLBACK_INLINE Statistics normalize(const Real* x, Real* e, int64_t n, Real inv
   return {peak, sum};
 }
 
-// The same for both sides in one sweep, whose steps are independent. `at_one` means that the temperature is 1.
-template <bool at_one, class Real>
-KULLBACK_INLINE void normalize_both_at_once(const Row<Real>& row, int64_t n, Real inverse_temperature, Statistics& p,
-                                            Statistics& q) {
-  const Real *x = row.p, *y = row.q;
-  Real *e = row.exp_p, *f = row.exp_q;
+// Sets the peaks of both sides in one sweep.
+template <class Real>
+KULLBACK_INLINE void find_peaks(const Real* x, const Real* y, int64_t n, Statistics& p, Statistics& q) {
 #ifdef __clang__
   const Real peak_p = peak_of(x, n), peak_q = peak_of(y, n);
 #else
@@ -102,6 +100,16 @@ KULLBACK_INLINE void normalize_both_at_once(const Row<Real>& row, int64_t n, Rea
 #endif
   p = {peak_p, 0};
   q = {peak_q, 0};
+}
+
+// Writes the exponentials of both sides relative to their peaks, and adds them up, in one sweep, whose steps are
+// independent. `at_one` means that the temperature is 1.
+template <bool at_one, class Real>
+KULLBACK_INLINE void exponentials_of_both(const Row<Real>& row, int64_t n, Real inverse_temperature, Statistics& p,
+                                          Statistics& q) {
+  const Real *x = row.p, *y = row.q;
+  Real *e = row.exp_p, *f = row.exp_q;
+  const Real peak_p = static_cast<Real>(p.peak), peak_q = static_cast<Real>(q.peak);
   for (int64_t start = 0; start < n; start += kPart) {
     const int64_t stop = start + kPart < n ? start + kPart : n;
     Real part_p = 0, part_q = 0;
@@ -152,10 +160,20 @@ static Normalized<Real> normalize_both(const Row<Real>& row, const RowTask& t) {
   const int64_t n = t.classes;
   const Real inverse_temperature = static_cast<Real>(t.inverse_temperature);
   Normalized<Real> r;
-  if (inverse_temperature == 1) {
-    normalize_both_at_once<true>(row, n, inverse_temperature, r.p, r.q);
+  if (t.whole) {
+    r.p = {t.whole->p.peak, 0};
+    r.q = {t.whole->q.peak, 0};
   } else {
-    normalize_both_at_once<false>(row, n, inverse_temperature, r.p, r.q);
+    find_peaks(row.p, row.q, n, r.p, r.q);
+  }
+  if (inverse_temperature == 1) {
+    exponentials_of_both<true>(row, n, inverse_temperature, r.p, r.q);
+  } else {
+    exponentials_of_both<false>(row, n, inverse_temperature, r.p, r.q);
+  }
+  if (t.whole) {
+    r.p.sum = t.whole->p.sum;
+    r.q.sum = t.whole->q.sum;
   }
   const Real peak_p = static_cast<Real>(r.p.peak), peak_q = static_cast<Real>(r.q.peak);
   const Real huge = Real(kIsDouble<Real> ? 1e300 : 1e30);
@@ -201,11 +219,10 @@ static void project(Real* derivatives, const Real* e, int64_t n, Real factor, Re
   for (int64_t i = 0; i < n; ++i) derivatives[i] = weight * (derivatives[i] - e[i] * factor);
 }
 
-// Like `project`, but the entry of the class with the most mass is minus the sum of the other entries, because a row
-// sums to zero. Computed directly, it would be a difference of nearly equal numbers.
+// Returns the first class at the peak; a number of at least n if there is none, as in a row of NaN.
 template <class Real>
-static void project_accurately(Real* derivatives, const Real* e, int64_t n, double factor, double weight) {
-  int64_t top = 0;  // the first class with e^0
+static int64_t top_of(const Real* e, int64_t n) {
+  int64_t top = 0;
   for (bool is_inside = false; !is_inside && top < n; top += is_inside ? 0 : kBlock) {
     const int64_t stop = top + kBlock < n ? top + kBlock : n;
     typename Format<Real>::Bits has_one = 0;
@@ -214,6 +231,39 @@ static void project_accurately(Real* derivatives, const Real* e, int64_t n, doub
     is_inside = has_one != 0;
     while (is_inside && e[top] != 1) ++top;
   }
+  return top;
+}
+
+// Returns the sums of one side over the classes of a call; the derivatives are multiplied by `factor`.
+template <class Real>
+static PartSums sums_of_part(const Real* derivatives, const Real* e, int64_t n, Real scale, double factor) {
+  double others = 0, top = 0, mass = 0;
+#pragma omp simd reduction(+ : others, top, mass)
+  for (int64_t i = 0; i < n; ++i) {
+    const bool is_below = e[i] < 1;
+    others += is_below ? derivatives[i] : Real(0);
+    top += is_below ? Real(0) : derivatives[i];
+    mass += is_below ? e[i] : Real(0);
+  }
+  return {factor * others, factor * top, scale * mass};
+}
+
+// Converts derivatives by log-probabilities to a gradient by logits, with the sums of the whole row. The entry of a
+// class with more than half of the mass would be a difference of nearly equal numbers; it is computed from the others.
+template <class Real>
+static void project_part(Real* derivatives, const Real* e, int64_t n, Real scale, const PartSums& of_row, double factor,
+                         double weight) {
+  const double sum = of_row.others + of_row.top;
+  project(derivatives, e, n, static_cast<Real>(scale * sum / factor), static_cast<Real>(weight * factor));
+  const int64_t top = scale > Real(0.5) ? top_of(e, n) : n;
+  if (top < n) derivatives[top] = static_cast<Real>(weight * (of_row.mass * sum - of_row.others));
+}
+
+// Like `project`, but the entry of the class with the most mass is minus the sum of the other entries, because a row
+// sums to zero. Computed directly, it would be a difference of nearly equal numbers.
+template <class Real>
+static void project_accurately(Real* derivatives, const Real* e, int64_t n, double factor, double weight) {
+  const int64_t top = top_of(e, n);
   project(derivatives, e, n, static_cast<Real>(factor), static_cast<Real>(weight));
   if (top >= n) return;  // a row of NaN
   double sum = 0;
@@ -238,6 +288,43 @@ static void finish(Real* derivatives, const Real* e, int64_t n, Real scale, Deri
   } else if (std::fabs(sums.sum) > (kIsDouble<Real> ? 1e-15 : 1e-6) * sums.size) {
     project(derivatives, e, n, weight * factor, Real(1));
   }
+}
+
+// The cross-entropy of a row with its true class, which equals KL(one-hot || softmax(logits)).
+struct CrossEntropy {
+  double value;
+  double sum;     // of the exponentials
+  double others;  // the probability of all classes but the label
+};
+
+// Computes it from exponentials relative to the row's peak, where `below` is the peak minus the label's logit. No
+// nearly equal numbers are subtracted: if the label is the peak, the other classes are summed without it.
+template <class Real>
+static CrossEntropy cross_entropy_of(Real* e, int64_t n, int64_t label, double below) {
+  const Real own = e[label];
+  e[label] = 0;
+  double others = 0;
+  for (int64_t start = 0; start < n; start += kBlock) {
+    const int64_t stop = start + kBlock < n ? start + kBlock : n;
+    Real part = 0;
+#pragma omp simd reduction(+ : part)
+    for (int64_t i = start; i < stop; ++i) part += e[i];
+    others += part;
+  }
+  e[label] = own;
+  const double sum = others + own;
+  return {below == 0 ? std::log1p(others) : std::log(sum) + below, sum, others / sum};
+}
+
+// Calls `sweep` with two constants: whether the gradients by P and by Q are requested.
+template <class Real, class Sweep>
+static void sweep_as_requested(const Row<Real>& row, const Sweep& sweep) {
+  constexpr std::true_type yes;
+  constexpr std::false_type no;
+  if (row.gradient_p && row.gradient_q) return sweep(yes, yes);
+  if (row.gradient_p) return sweep(yes, no);
+  if (row.gradient_q) return sweep(no, yes);
+  return sweep(no, no);
 }
 
 }  // namespace KULLBACK_ISA

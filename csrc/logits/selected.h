@@ -1,7 +1,7 @@
 // A row of logits at selected classes, for teachers that give only some classes. Computes the selected logits and the
 // log-sum of exponentials, and the gradient by the logits from the derivatives by these.
 #pragma once
-#include "labels.h"
+#include "rows.h"
 
 namespace kullback {
 namespace KULLBACK_ISA {
@@ -89,11 +89,7 @@ static void write_selected_gradient(const RowView& v, const RowView& gradient, c
   for (int64_t j = 0; j < t.count; ++j) {
     if (t.indices[j] >= 0) out[t.indices[j]] += static_cast<Real>(t.by_selected[j] / t.temperature);
   }
-  if (gradient.dtype == kDtypeOf<Real>) {
-    std::memcpy(gradient.data, out, n * sizeof(Real));
-  } else {
-    store(out, n, gradient.dtype, gradient.data);
-  }
+  store(out, n, gradient.dtype, gradient.data);
 }
 
 void compute_selected(const RowView& logits, SelectedTask& t, void* scratch) {

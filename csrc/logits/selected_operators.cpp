@@ -1,6 +1,4 @@
 // The operators for rows of logits at selected classes.
-#include <vector>
-
 #include "matrix.h"
 
 namespace kullback {
@@ -26,9 +24,7 @@ struct SelectedRows {
     indices = read_classes(classes, x.size(0), task.count, task.classes);
     labels = of_labels ? read_classes(*of_labels, x.size(0), -1, task.classes) : nullptr;
     check_like(selected, classes, ScalarType::Double);
-    STD_TORCH_CHECK(sums.is_cpu() && sums.is_contiguous() && sums.scalar_type() == ScalarType::Double &&
-                        sums.dim() == 2 && sums.size(0) == x.size(0) && sums.size(1) == kSums,
-                    "kullback: five float64 numbers for each row expected");
+    check_numbers(sums, x.size(0), kSums);
     scratch_bytes = scratch_size_of_selected(task.classes) *
                     (logits.dtype == Dtype::kFloat64 ? sizeof(double) : sizeof(float));
   }
@@ -36,14 +32,13 @@ struct SelectedRows {
   template <class Visit>
   void visit(double* sums, const Visit& of_row) const {
     torch::stable::parallel_for(0, logits.rows, rows_of_a_thread(logits.classes), [&](int64_t begin, int64_t end) {
-      static thread_local std::vector<char> scratch;
-      if (scratch.size() < scratch_bytes) scratch.resize(scratch_bytes);
+      void* scratch = scratch_of_thread(scratch_bytes);
       SelectedTask mine = task;
       for (int64_t i = begin; i < end; ++i) {
         mine.indices = indices + i * task.count;
         mine.label = labels ? labels[i] : -1;
         mine.sums = reinterpret_cast<RowSums*>(sums + i * kSums);
-        of_row(i, mine, scratch.data());
+        of_row(i, mine, scratch);
       }
     });
   }
@@ -71,11 +66,9 @@ void selected_gradient(const Tensor& logits, const Tensor& indices, const Option
   const Matrix to = writable(gradient, logits);
   STD_TORCH_CHECK((to.is(rows.logits) && rows.logits.stride == 1) || to.is_apart_from(rows.logits),
                   "kullback: a gradient overlaps what it is computed from; it may only be its own logits");
-  check_numbers_of_rows(by_log_sum, rows.logits.rows);
-  if (by_cross_entropy) check_numbers_of_rows(*by_cross_entropy, rows.logits.rows);
   const double* from = static_cast<const double*>(by_selected.const_data_ptr());
-  const double* of_sums = static_cast<const double*>(by_log_sum.const_data_ptr());
-  const double* of_labels = by_cross_entropy ? static_cast<const double*>(by_cross_entropy->const_data_ptr()) : nullptr;
+  const double* of_sums = read_numbers(by_log_sum, rows.logits.rows);
+  const double* of_labels = by_cross_entropy ? read_numbers(*by_cross_entropy, rows.logits.rows) : nullptr;
   double* read_sums = const_cast<double*>(static_cast<const double*>(sums.const_data_ptr()));
   rows.visit(read_sums, [&](int64_t i, SelectedTask& task, void* scratch) {
     task.by_selected = from + i * task.count;

@@ -17,7 +17,24 @@ struct Power {
   double weight, order, exponent;
 };
 
-// The settings and the result of a row.
+// Sums over classes of one side: of the derivatives by the log-probabilities of all classes below the peak and of the
+// classes at the peak, and of the probabilities of the classes below the peak.
+struct PartSums {
+  double others, top, mass;
+};
+
+// One side of a whole row, for a call that has only some of its classes: the peak and the sum of exponentials relative
+// to it. Only a gradient needs the other sums.
+struct WholeSide {
+  double peak, sum;
+  PartSums sums;
+};
+
+struct WholeRow {
+  WholeSide p, q;
+};
+
+// The settings and the results of a row.
 struct RowTask {
   int64_t classes;
   double inverse_temperature;
@@ -28,7 +45,10 @@ struct RowTask {
   int64_t label;  // the true class or negative; with it the value is soft * divergence + hard * cross-entropy
   bool label_is_of_p;
   double soft, hard;
+  const WholeRow* whole;  // null if the call has all classes; else the arithmetic is in float64
   double value;
+  bool sums_only;  // with `whole`: no gradient is requested
+  PartSums sums_p, sums_q;  // with `sums_only`: over the classes of the call
   bool needs_float64;  // set by a sweep in float32 that is not accurate enough; it then wrote no result
 };
 
@@ -65,12 +85,6 @@ struct RowViews {
   RowView p, q, gradient_p, gradient_q;
   const void *next_p, *next_q;
 };
-
-// Returns whether the arithmetic is in float64. Otherwise it is in float32 with sums in float64, and rows that need
-// more are repeated in float64.
-inline bool in_float64(const RowViews& row) {
-  return row.p.dtype == Dtype::kFloat64 || row.q.dtype == Dtype::kFloat64;
-}
 
 // Rows shorter than kShortRow, and converted rows, are padded to whole vectors of at most kMostLanes numbers.
 constexpr int64_t kShortRow = 256, kMostLanes = 16;

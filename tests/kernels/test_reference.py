@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kullback import KL, Counts, Divergence, JensenShannon, Logits, Probs, Renyi, ReverseKL, TotalVariation
-from kullback.kernels import finite_pair, reference, rounding_error
+from kullback.kernels import blocks, finite_pair, reference, rounding_error
 from kullback.kernels.blocks import row_blocks
 from kullback.kernels.label_terms import HardLabels
 from kullback.kernels.reference import Normalized, RowDivergence, pair_of_sides
@@ -44,7 +44,7 @@ def with_labels(values: Tensor, q: Tensor, labels: HardLabels | None) -> Tensor:
 @pytest.fixture
 def inputs(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor, Tensor, HardLabels]:
     """Seven rows, of which a block holds two, with weights and classes."""
-    monkeypatch.setattr(reference, "_BLOCK", 10)
+    monkeypatch.setattr(blocks, "_ELEMENTS_ON_CPU", 10)
     p, q, weights = draw(7, 5), draw(7, 5, seed=1), draw(7, seed=2)
     classes = torch.tensor([0, 3, 4, 1, 2, 2, 0])
     return p, q, weights, HardLabels(classes, soft=0.25, hard=0.75)
@@ -194,10 +194,11 @@ def test_row_divergence_transforms(inputs) -> None:
         assert torch.autograd.forward_ad.unpack_dual(out).tangent.dtype == torch.float32
 
 
-def test_blocks_hold_a_bounded_number_of_elements_and_whole_rows() -> None:
+def test_blocks_hold_a_bounded_number_of_elements_and_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "_ELEMENTS_ON_CPU", 10)
     for classes, rows in ((5, 2), (4, 2), (10, 1), (20, 1)):
         steps = [slice(i, i + rows) for i in range(0, 7, rows)]
-        assert list(row_blocks(torch.zeros(7, classes), 10)) == steps
+        assert list(row_blocks(torch.zeros(7, classes))) == steps
 
 
 def test_sides_that_are_normalized_elsewhere_may_have_a_temperature() -> None:

@@ -10,7 +10,7 @@ from enum import IntEnum
 __all__ = ["INTERFACE", "DivergenceCode", "ElementForm", "MatrixKind", "Outcome", "RowForm"]
 
 # Increase it whenever an operator's arguments or a code below change. A library with another number is not used.
-INTERFACE = 6
+INTERFACE = 7
 
 
 class DivergenceCode(IntEnum):

@@ -94,7 +94,7 @@ class _KLDivTerms(torch.autograd.Function):
 def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return a mask of the terms without mass, p, and log p - log q.
 
-    Under the mask the log-ratio is 0, and p is 1 unless the target contains logarithms.
+    Where the mask is true, the log-ratio is 0, and p is 1 unless the target contains logarithms.
     """
     # The bound on log_q propagates NaN and +inf, which are not log-probabilities.
     massless = (target == (-math.inf if log_target else 0.0)) & (log_q < math.inf)
@@ -107,8 +107,8 @@ def _parts(log_q: Tensor, target: Tensor, log_target: bool) -> tuple[Tensor, Ten
 
 
 def _mass(p: Tensor, log_ratio: Tensor) -> Tensor:
-    # Where q = 0 any mass gives +inf, even one that underflowed to 0. Its infinite derivative is dropped, because it
-    # would become NaN when multiplied by a zero weight or in the backward pass of a softmax.
+    # Where q = 0, any mass gives +inf, even a mass that underflowed to 0. The term has an infinite derivative, which is
+    # dropped: a zero weight, or the backward pass of a softmax, would turn it into NaN.
     return torch.where(log_ratio == math.inf, p.detach().clamp(min=torch.finfo(p.dtype).tiny), p)
 
 

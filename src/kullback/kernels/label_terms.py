@@ -54,7 +54,7 @@ class HardLabels(NamedTuple):
     ) -> Tensor:
         """Return the mixed values of rows, and add the gradient of the cross-entropy to `gradient`.
 
-        This is for kernels that do not handle labels. It reads the logits once more.
+        Kernels without labels need it; the logits are read once more.
         """
         if gradient is None:
             return self.mixed(values, logits)

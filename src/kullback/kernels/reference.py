@@ -32,8 +32,6 @@ NAME = "reference"
 SUMMARY = "plain torch: any device; computes in float64 (float32 on mps, which has no float64)"
 OPERATIONS = ("every divergence", "first and further derivatives")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "integers (counts)")
-# Elements in a block. Its temporaries then fit in a core's cache.
-_BLOCK = 1 << 17
 # Up to this distance between the two sides' largest logits, differences lose few digits (see csrc/logits/rows.h).
 _FAR = 4.0
 
@@ -166,9 +164,7 @@ class RowDivergence(RowOperation):
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
         """Return the value of each row, computed in blocks."""
-        values = [
-            self.of_rows(block).values(p[block], q[block]).to(self.dtype) for block in row_blocks(p, _BLOCK)
-        ]
+        values = [self.of_rows(block).values(p[block], q[block]).to(self.dtype) for block in row_blocks(p)]
         return (torch.cat(values),)
 
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
@@ -183,7 +179,7 @@ class RowDivergence(RowOperation):
         if not is_plain:
             spoilt, (p, q) = without_spoilt_rows(tensors, (self.p_in_logs, self.q_in_logs))
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for block in row_blocks(p, _BLOCK):
+        for block in row_blocks(p):
             derivatives = self.of_rows(block).derivatives(p[block], q[block])
             for part, derivative, x in zip(parts, derivatives, tensors, strict=True):
                 weighted = (
@@ -269,7 +265,7 @@ def value_and_gradient(
         (x if inplace else torch.empty_like(x)) if want else None
         for x, want in zip((p, q), wanted, strict=True)
     ]
-    for block in row_blocks(p, _BLOCK):
+    for block in row_blocks(p):
         part = rows.of_rows(block)
         values[block] = part.values(p[block], q[block])
         derivatives = part.derivatives(p[block], q[block]) if any(wanted) else (None, None)

@@ -1,7 +1,8 @@
 """Operations on rows for automatic differentiation: one base class, applied per row or as a weighted total.
 
-A row operation computes values from tensors, and the gradients of a weighted sum of these values. Backends, teachers
-and placements are operations; the functions below are the only ones that torch's autograd sees.
+A row operation computes values from tensors, and the gradients of a weighted sum of these values. Divergences by a
+backend, losses of a teacher and divergences of sharded classes are such operations. Torch's autograd sees only the
+functions below.
 """
 
 from __future__ import annotations
@@ -88,9 +89,9 @@ class TotalOperation(RowOperation):
 def transformable(
     operation: RowOperation, first: Tensor, second: Tensor, third: Tensor | None = None
 ) -> Tensor:
-    """Return the values by a function that torch.func, torch.compile and forward mode support.
+    """Return the values of an operation by a function that torch.func, torch.compile and forward mode support.
 
-    Tensors that these transform are arguments, not attributes of the operation.
+    Tensors that torch.func may transform are arguments, not attributes of the operation.
     """
     if _needs_plain_expression() or (not second.is_floating_point() and _is_backward_of_forward()):
         tensors = (first, second) if third is None else (first, second, third)
@@ -239,7 +240,7 @@ class RowValueFunction(torch.autograd.Function):
         values, *kept = operation.compute(*tensors)
         second = kept.pop() if operation.has_second else None
         ctx.operation, ctx.dtype = operation, values.dtype
-        # An alias of the result, because autograd counts changes of the result, and it would refer to itself.
+        # An alias: the result itself would keep this context alive, which would keep the result alive.
         ctx.kept = (values.detach(), *kept) if kept else ()
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)

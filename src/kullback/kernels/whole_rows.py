@@ -30,12 +30,10 @@ from kullback.kernels.row_operation import (
 )
 from kullback.representations import Representation
 
-_NO_GRADIENTS = (False, False)
-
 
 @dataclass(slots=True, eq=False)
 class FastRows(TotalOperation):
-    """A row operation by a backend's kernels; differentiated gradients and forward mode are the reference's.
+    """A row operation of a backend. The reference computes differentiated gradients and forward mode.
 
     Attributes:
         rows: the divergence of the rows.
@@ -53,8 +51,7 @@ class FastRows(TotalOperation):
 
     def compute(self, p: Tensor, q: Tensor) -> tuple[Tensor]:
         """Return the values."""
-        values = self.backend.value_and_gradient(self.rows, p, q, None, _NO_GRADIENTS)[0]
-        return (values.to(self.rows.dtype),)
+        return (_values_by(self.backend, self.rows, p, q),)
 
     def total(self, tensors: Any, wanted: Wanted) -> tuple[Tensor, Gradients]:
         """Return the total and its wanted gradients."""
@@ -102,12 +99,13 @@ def row_divergence(
 def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool = False) -> Tensor:
     """Return the value of each row of two tensors of logits, which broadcast; with `exact`, by the reference."""
     # In a small batch every operation costs time, so operations that change nothing are skipped.
-    if p.shape != q.shape:
+    shape = p.shape
+    if shape != q.shape:
         p, q = torch.broadcast_tensors(p, q)
-    batch_shape = p.shape[:-1]
-    if p.ndim != 2:
-        shape = batch_shape.numel(), p.shape[-1]
-        p, q = p.reshape(shape), q.reshape(shape)
+        shape = p.shape
+    is_matrix = len(shape) == 2
+    if not is_matrix:
+        p, q = (x.reshape(shape[:-1].numel(), shape[-1]) for x in (p, q))
     tensors = (p, q) if rows.labels is None else (p, q, rows.labels.classes)
     # A derivative may be needed by a later backward pass or by forward-mode differentiation.
     is_recorded = torch.is_grad_enabled() and (p.requires_grad or q.requires_grad)
@@ -118,8 +116,14 @@ def logit_divergence(rows: RowDivergence, p: Tensor, q: Tensor, *, exact: bool =
     elif is_recorded:
         values = RowValueFunction.apply(FastRows(rows, backend), p, q)
     else:
-        values = FastRows(rows, backend).compute(p, q)[0]
-    return values if len(batch_shape) == 1 else values.reshape(batch_shape)
+        values = _values_by(backend, rows, p, q)
+    return values if is_matrix else values.reshape(shape[:-1])
+
+
+def _values_by(backend: Any, rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
+    if backend is native_rows:
+        return native_rows.row_values(rows, p, q)
+    return backend.value_and_gradient(rows, p, q, None, (False, False))[0].to(rows.dtype)
 
 
 def value_and_gradient(
@@ -127,7 +131,7 @@ def value_and_gradient(
 ) -> Evaluation:
     """Return the value of each row of logits together with the gradient of their weighted sum.
 
-    Use it when the row weights are known in advance: it reads the logits once. The result is not differentiable.
+    This reads the logits once, but the weights must be known in advance. The result is not differentiable.
 
     Arguments:
         rows: the divergence of the rows.

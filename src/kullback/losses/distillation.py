@@ -106,9 +106,9 @@ def distillation_loss(
         ranks that disagree raise the same error instead of waiting for each other. Then an all-gather of 4 numbers a
         row exchanges the largest logit and the sum of exponentials of both sides. Finally, an all-reduce sums the terms
         and the sums that the gradient needs: 1, 4 or 7 numbers a row if no side, one or both require a gradient. For
-        `Renyi` it is an all-gather of at most 12 numbers. A `TopK` or `SampledTail` is whole on every rank: the two are
-        then an all-reduce of the logits of its classes and an all-gather of 2 numbers. `label_weight` adds 3 numbers a
-        row to the same two collectives. The backward pass communicates nothing.
+        `Renyi`, an all-gather of at most 12 numbers replaces the all-reduce. A `TopK` or `SampledTail` is whole on
+        every rank: the second collective is then an all-reduce of the logits of its classes, the third an all-gather of
+        2 numbers. `label_weight` adds 3 numbers a row to these two. The backward pass communicates nothing.
 
         Logits are sent only if the teacher's shards have other boundaries than the student's. The ranks then exchange
         the teacher's missing logits by an all-to-all, and by another one backward if the teacher requires a gradient.

@@ -27,7 +27,8 @@ from kullback.parallel.selected import Shard
 
 # The smallest number of rows in a chunk: each chunk reads the head, and reads and writes its gradient. Several threads
 # need more, because they synchronize some hundred times in each chunk's products. Half precision doubles the number,
-# because its products are faster.
+# because its products are faster. `benchmarks/bench_head.py --constants` compares values: the processor time of one
+# thread is equal within 10 % for 64 to 512 rows and for tiles of 1 to 64 MiB, and larger for 1,024 rows.
 _MIN_ROWS_OF_ONE_THREAD = 256
 _MIN_ROWS = 512
 # The largest size of a chunk: these bytes, or the head's bytes divided by this number if that is more.
@@ -125,7 +126,7 @@ class HeadRows(TotalOperation):
         return self.complete(sweep(replace(self, has_second=False), tensors, upcast(grad), wanted)[1])
 
     def complete(self, gradients: Gradients) -> Gradients:
-        """Sum the gradients of hidden states over the ranks. Autograd casts the sums to their dtypes."""
+        """Sum the gradients of hidden states over the ranks. Autograd casts the sums to the hidden states' dtypes."""
         if self.shards is None:
             return gradients
         student, teacher = sides_of(gradients)
@@ -144,7 +145,7 @@ class HeadRows(TotalOperation):
 
     def reference_rows(self, tensors: Sequence[Any], excluded: Tensor | None) -> Tensor:
         """Compute the divergence of each position from all logits at once, by differentiable operations."""
-        if self.overflows:  # inf - inf in the products of a gradient by logits
+        if self.overflows:  # with an infinite gradient by the logits, products would be inf - inf
             tensors = [x if x is None else upcast(x) for x in tensors]
         student, teacher = sides_of(tensors)
         if excluded is not None:
@@ -210,13 +211,7 @@ def sweep(operation: HeadRows, tensors: Sequence[Any], weights: Weights, wanted:
     With `has_second`, the student's entropies follow, 0 where a position does not count.
 
     If the gradient of the logits overflows their dtype, the products with it become NaN. These positions are computed
-    again in float64.
-
-    Arguments:
-        operation: the heads and the settings.
-        tensors: the tensors of both sides, in one sequence.
-        weights: the weight of each position in the sum, in the most accurate dtype; None without gradients.
-        wanted: for each tensor, whether its gradient is needed.
+    again in float64. `weights` are in the most accurate dtype; None without gradients.
     """
     values, gradients, *second = _sweep(operation, tensors, weights, wanted)
     accurate = values.dtype
@@ -493,7 +488,7 @@ def _tiles(weight: Tensor) -> Iterator[slice]:
 
 
 def _float32_tiles(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield tiles of a weight's rows in float32; each overwrites the one before."""
+    """Yield tiles of a weight's rows in float32; each tile overwrites the one before."""
     buffer = None
     for tile in _tiles(weight):
         part = weight[tile]

@@ -17,7 +17,7 @@ HEAD_CALL = "linear_distillation_loss"
 
 
 class HeadTensors(NamedTuple):
-    """Hidden states, weight and bias of one side. A sequence of gradients, or of flags, is named by it too."""
+    """Hidden states, weight and bias of one side; or the gradients, flags or argument names of these tensors."""
 
     hidden: Any
     weight: Any
@@ -53,13 +53,7 @@ def checked_tensors(
     """Return the dtype of the loss and the tensors of each head; raise unless those of both sides fit together.
 
     Autograd can save the tensors, and the hidden states are a matrix. They are in the autocast dtype if autocast is on;
-    float64 stays.
-
-    Arguments:
-        student: the arguments of the student.
-        teacher: the arguments of the teacher.
-        stored: the teacher, if it is stored and has no head.
-        settings: the settings of the loss.
+    float64 stays. `stored` is the teacher if it is stored and has no head.
     """
     heads = (
         [(STUDENT_NAMES, student)]
@@ -114,7 +108,7 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
     if isinstance(x, Tensor):
         check_dense(HEAD_CALL, name, x)
     if isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == ndim if ndim else x.ndim > 0):
-        if is_other_storage(x):  # no DTensor, as each rank's part of it is plain here
+        if is_other_storage(x):  # this rank's part has already replaced a DTensor
             raise invalid_type(
                 HEAD_CALL,
                 name,
@@ -142,30 +136,19 @@ def _check_tensor(name: str, x: Any, ndim: int | None) -> None:
 def _check_head(names: HeadTensors, head: HeadTensors, is_autocast_on: bool) -> None:
     (hidden, weight, bias), side = head, names.hidden
     if weight.shape[1] != hidden.shape[-1]:
-        raise invalid_value(
-            HEAD_CALL,
-            names.weight,
-            wanted=f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})",
-            got=f"shape {tuple(weight.shape)}",
-            instead=f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed",
-        )
+        wanted = f"a head for the hidden size of {side}, shape (classes, {hidden.shape[-1]})"
+        got = f"shape {tuple(weight.shape)}"
+        instead = f"the weight of the torch.nn.Linear that makes logits of {side}, not transposed"
+        raise invalid_value(HEAD_CALL, names.weight, wanted=wanted, got=got, instead=instead)
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise invalid_value(
-            HEAD_CALL,
-            names.bias,
-            wanted=f"a number for each class, shape ({weight.shape[0]},)",
-            got=f"shape {tuple(bias.shape)}",
-            instead=f"{names.bias}=None, or the bias that belongs to {names.weight}",
-        )
+        wanted, got = f"a number for each class, shape ({weight.shape[0]},)", f"shape {tuple(bias.shape)}"
+        instead = f"{names.bias}=None, or the bias that belongs to {names.weight}"
+        raise invalid_value(HEAD_CALL, names.bias, wanted=wanted, got=got, instead=instead)
     for name, x in ((names.weight, weight), (names.bias, bias)):
         if x is not None and x.dtype != hidden.dtype and not is_autocast_on:
-            raise invalid_type(
-                HEAD_CALL,
-                name,
-                wanted=f"dtype {hidden.dtype}, the dtype of {side}",
-                got=f"dtype {x.dtype}",
-                instead=f"{name}={name}.to({side}.dtype), or the call under torch.autocast",
-            )
+            wanted, got = f"dtype {hidden.dtype}, the dtype of {side}", f"dtype {x.dtype}"
+            instead = f"{name}={name}.to({side}.dtype), or the call under torch.autocast"
+            raise invalid_type(HEAD_CALL, name, wanted=wanted, got=got, instead=instead)
 
 
 def _recorded(head: HeadTensors, autocast_dtype: torch.dtype | None) -> HeadTensors:

@@ -355,15 +355,11 @@ def _check_log_probs(call: str, log_p: Tensor, other: Tensor, second: str = "log
                 got=f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__,  # pyright: ignore[reportUnnecessaryIsInstance]
                 instead=f"{name}=logits.log_softmax(-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)",
             )
-    for what, wanted, got in (
+    for name, of_p, of_other in (
         ("shape", tuple(log_p.shape), tuple(other.shape)),
         ("device", log_p.device, other.device),
     ):
-        if wanted != got:
-            raise invalid_value(
-                call,
-                second,
-                wanted=f"a value for each action of log_p, {what} {wanted}",
-                got=f"{what} {got}",
-                instead=f"{second} of the same actions as log_p, of the same {what}",
-            )
+        if of_p != of_other:
+            wanted, got = f"a value for each action of log_p, {name} {of_p}", f"{name} {of_other}"
+            instead = f"{second} of the same actions as log_p, of the same {name}"
+            raise invalid_value(call, second, wanted=wanted, got=got, instead=instead)

@@ -238,10 +238,7 @@ def position_weights(
 def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = False) -> str:
     """Return the remedy for a mask that is not boolean, which depends on its numbers: they may be labels.
 
-    Arguments:
-        mask: the mask.
-        ignore_index: the label of positions that do not count.
-        takes_labels: whether the call has the arguments `labels` and `weight`.
+    `takes_labels` says whether the call has the arguments `labels` and `weight`.
 
     Example:
         >>> mask_remedy(torch.tensor([1, 0])), mask_remedy(torch.tensor([7, -100]))

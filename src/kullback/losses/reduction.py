@@ -35,8 +35,8 @@ def torch_reduction(reduction: object, size_average: bool | None, reduce: bool |
 
     If a deprecated flag is given, `reduction` is ignored: `reduce=False` means ``"none"``, otherwise `size_average`
     chooses between ``"mean"`` and ``"sum"``. A flag that is None counts as true. The old name ``"elementwise_mean"``
-    still means ``"mean"``. As in torch, a flag, the old name and ``"mean"`` each raise a UserWarning. It points at the
-    line that calls the caller of this function.
+    still means ``"mean"``. As in torch, a flag, the old name and ``"mean"`` each raise a UserWarning. The warning
+    points at the line that calls `kl_div`.
     """
     if size_average is not None or reduce is not None:
         meant = _meaning_of_flags(size_average, reduce)
@@ -60,7 +60,7 @@ def _meaning_of_flags(size_average: bool | None, reduce: bool | None) -> Reducti
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)  # past _warn, torch_reduction, kl_div, to the caller
+    warnings.warn(message, stacklevel=4)  # the stack is the caller of kl_div, kl_div, torch_reduction, _warn
 
 
 # torch.compile cannot trace a warning. With this mark, it runs the function once while it traces.

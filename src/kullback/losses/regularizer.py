@@ -415,7 +415,7 @@ class KLRegularizer(torch.nn.Module):
 
 
 def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Distribution]:
-    """Return posterior and prior for each latent dimension: without `Independent`, half precision as float32."""
+    """Return posterior and prior without `Independent`: each latent dimension has its KL, in float32 or better."""
     if not isinstance(posterior, Distribution):
         raise _no_distribution(call, "posterior", posterior)
     if prior is not None and not isinstance(prior, Distribution):
@@ -451,7 +451,7 @@ def _both(call: str, posterior: object, prior: object) -> tuple[Distribution, Di
 
 
 def _without_half(d: Distribution) -> Distribution:
-    """Return the distribution; a float32 copy only if it has half precision, as torch 2.11 cannot compile a copy."""
+    """Return the distribution, or a float32 copy if it has half precision. torch 2.11 cannot compile the copy."""
     from kullback.pairs.clone import parameters_of, with_tensors
 
     if not any(x.dtype in _HALF for x in parameters_of(d)):
@@ -460,7 +460,7 @@ def _without_half(d: Distribution) -> Distribution:
 
 
 def _dims_of_examples(posterior: Distribution, batch_dims: int) -> int:
-    """Return the number of dimensions of examples: none if all dimensions are dimensions of one event."""
+    """Return the number of dimensions of examples: 0 if the posterior has only dimensions of one event."""
     return batch_dims if posterior.batch_shape or not posterior.event_shape else 0
 
 
@@ -514,8 +514,8 @@ def _total(kl: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the weighted sum over the examples, and the sum of the weights."""
     if weights is None:
         return kl.sum(0), kl.new_tensor(float(kl.shape[0]))
-    each = weights.to(kl.dtype).reshape(-1, *[1] * (kl.ndim - 1))
-    return (torch.where(each == 0, 0.0, kl) * each).sum(0), each.sum()
+    weights = weights.to(kl.dtype).reshape(-1, *[1] * (kl.ndim - 1))
+    return (torch.where(weights == 0, 0.0, kl) * weights).sum(0), weights.sum()
 
 
 def _dims(value: object) -> tuple[int, ...]:

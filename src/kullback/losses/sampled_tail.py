@@ -28,8 +28,10 @@ from kullback.partial_rows import ReferenceBlock, summarize_rows
 from kullback.representations import SUM_TOLERANCE
 
 _CALL = "sampled_tail_divergence"
-# A squared relative distance: a student whose ratios q/p are about 1/2 or 3/2 is far from the teacher.
+# A student is far from the teacher from this squared relative distance on: ratios q/p of about 1/2 or 3/2.
 _FAR = 0.25
+# A draw's q/p - 1 counts at most this much in the distance, far above the root of _FAR. The estimate has no bias for
+# any values of both. `tests/losses/test_sampled_tail.py` bounds its spread with these values.
 _LARGEST_CHANGE = 3.0
 _LEAST = torch.finfo(torch.float32).tiny
 _LEAST_LOG = torch.finfo(torch.float32).min

@@ -131,14 +131,12 @@ class HeadSettings(NamedTuple):
 
 
 @remembered
-def _checked_heads(
-    call: str, softcap: object, scale: object, chunk_bytes: object, in_float32: bool, return_entropy: bool
-) -> HeadSettings:
-    checked = HEAD_ARGUMENTS.check(
-        call, float32_logits=in_float32, return_entropy=return_entropy, chunk_bytes=chunk_bytes
-    )
-    caps, scales = _each_side(call, "softcap", softcap, 30.0), _each_side(call, "logit_scale", scale, 0.0625)
-    return HeadSettings(caps, scales, checked["chunk_bytes"], in_float32, return_entropy)
+def _checked_heads(call: str, *fields: Any) -> HeadSettings:
+    settings = HeadSettings(*fields)
+    checked = HEAD_ARGUMENTS.check(call, **settings._asdict())
+    caps = _each_side(call, "softcap", settings.softcap, 30.0)
+    scales = _each_side(call, "logit_scale", settings.logit_scale, 0.0625)
+    return settings._replace(softcap=caps, logit_scale=scales, chunk_bytes=checked["chunk_bytes"])
 
 
 def _each_side(call: str, name: str, value: Any, example: float) -> tuple[float | None, float | None]:

@@ -13,7 +13,7 @@ from kullback.errors import KullbackError, invalid_type
 from kullback.losses.positions import Positions
 from kullback.losses.teachers import PartialTeacher
 from kullback.parallel.collectives import Ranks, agree, pattern
-from kullback.parallel.shards import Sides, is_dtensor, local_shard, mesh_group, whole_on_every_rank
+from kullback.parallel.shards import Sides, is_dtensor, local_part, mesh_group
 
 _T = TypeVar("_T")
 
@@ -23,11 +23,8 @@ def local_tensors(
 ) -> tuple[list[Any], Ranks]:
     """Return this rank's part of each tensor, and the group; DTensors bring their group.
 
-    Arguments:
-        call: the function that the user called, for messages.
-        tensors: the tensors by the names of their arguments. Other objects are returned unchanged.
-        dims: the dimension of each tensor that has the classes; None if it has none and is whole on every rank.
-        group: the process group; None with DTensors.
+    `dims` are the dimensions that have the classes, None for a tensor that is whole on every rank. Objects that are no
+    tensors are returned unchanged.
     """
     named = zip(tensors.items(), dims, strict=True)
     sharded = {name: (x, dim) for (name, x), dim in named if is_dtensor(x)}
@@ -48,12 +45,7 @@ def local_tensors(
     group, mesh, mesh_dim = mesh_group(call, name, sharded_tensor, sharded_dim or 0)
     parts: list[Any] = []
     for (name, x), dim in zip(tensors.items(), dims, strict=True):
-        if not isinstance(x, Tensor):
-            parts.append(x)
-        elif dim is None:
-            parts.append(whole_on_every_rank(call, name, x, mesh))
-        else:
-            parts.append(local_shard(call, name, x, mesh, mesh_dim, dim))
+        parts.append(local_part(call, name, x, mesh, mesh_dim, dim) if isinstance(x, Tensor) else x)
     return parts, Ranks(call, group)
 
 

@@ -22,13 +22,7 @@ from kullback.kernels.reference import pair_of_logs
 from kullback.kernels.row_operation import Gradients, RowOperation, RowValueFunction, Wanted
 from kullback.kernels.selected_rows import SelectedClasses
 from kullback.losses.positions import Positions
-from kullback.losses.settings import (
-    ARGUMENTS,
-    LossSettings,
-    check_classes,
-    check_kind,
-    check_result_dtype,
-)
+from kullback.losses.settings import ARGUMENTS, LossSettings, check_classes, check_kind, check_result_dtype
 from kullback.parallel.rows import ShardedRows
 from kullback.parallel.selected import Shard, ShardedClasses
 from kullback.parallel.shards import Sides
@@ -321,13 +315,9 @@ def partial_divergence(
     check_result_dtype(call, dtype)
     temperature = ARGUMENTS.check(call, temperature=temperature)["temperature"]
     if not isinstance(teacher, wanted):
-        raise invalid_type(
-            call,
-            "teacher",
-            wanted=f"a {wanted.__name__}",
-            got=type(teacher).__name__,
-            instead=f"teacher={wanted.__name__}({'indices, log_probs' if wanted.__name__ == 'TopK' else '...'})",
-        )
+        name, got = wanted.__name__, type(teacher).__name__
+        instead = f"teacher={name}({'indices, log_probs' if name == 'TopK' else '...'})"
+        raise invalid_type(call, "teacher", wanted=f"a {name}", got=got, instead=instead)
     teacher.check_student(call, student)
     teacher.check_settings(call, kind, temperature)
     teacher.check_indices(call, student.shape[-1])
@@ -374,13 +364,9 @@ def _remedy_for_parts(call: str, name: str, parts: list[Tensor], positions: torc
 def compared_classes(
     call: str, names: tuple[str, str], sizes: tuple[int, int], settings: LossSettings
 ) -> tuple[int, int]:
-    """Return how many classes of student and teacher are compared; raise if their numbers do not fit.
+    """Return how many classes of student and teacher are compared; raise if the numbers `sizes` do not fit.
 
-    Arguments:
-        call: the function that the user called, for messages.
-        names: the arguments that have the classes, for messages.
-        sizes: the numbers of their classes.
-        settings: the settings of the loss.
+    `names` are the arguments that have the classes.
     """
     if 0 in sizes:
         check_any_class(call, names[sizes.index(0)], 0)
@@ -412,15 +398,10 @@ def check_any_class(call: str, name: str, classes: int) -> None:
 def check_positions(
     call: str, student: Tensor, teacher: Tensor, move: str, *, last: str = "classes", rows: str = "logits"
 ) -> None:
-    """Raise unless student and teacher have the same positions and device.
+    """Raise unless student and teacher have the same positions, which are all dimensions but the last, and device.
 
-    Arguments:
-        call: the function that the user called, for messages.
-        student: a tensor of the student, whose last dimension is not a dimension of the positions.
-        teacher: a tensor of the teacher, likewise.
-        move: the code that moves the teacher to the student's device.
-        last: the last dimension of the student.
-        rows: the name of the rows.
+    The code `move` moves the teacher to the student's device. `last` and `rows` name the student's last dimension and
+    its rows in messages.
     """
     if student.shape[:-1] != teacher.shape[:-1]:
         raise invalid_value(

@@ -84,8 +84,8 @@ class TopK(PartialTeacher):
                 object.__setattr__(self, "_unknown", unknown)
             _check_values(self, unknown if some_unknown else None)
             if self.indices.numel():
-                known = self.indices[~unknown] if some_unknown else self.indices
-                object.__setattr__(self, "_largest", int(known.long().max()))
+                indices = self.indices[~unknown] if some_unknown else self.indices
+                object.__setattr__(self, "_largest", int(indices.long().max()))
 
     remedy_of_device: ClassVar[str] = "TopK(indices.to(student.device), log_probs.to(student.device))"
 

@@ -177,8 +177,10 @@ def _bounds(
     if classes is not None:
         listed = (p.indices != _PADDING_P).sum(-1) + ((q.indices != _PADDING_Q) & ~q_in_both).sum(-1)
         complete = listed >= classes
-    holds = complete | (p_a[0] * q_b[0] > p.most * q.most)
-    lower = same + torch.where(holds, torch.maximum(apart, merged), merged)
+    is_too_small = complete | (
+        p_a[0] * q_b[0] > p.most * q.most
+    )  # the mass outside, for the shares of A and B
+    lower = same + torch.where(is_too_small, torch.maximum(apart, merged), merged)
 
     same = _largest_terms(kind, common_p, common_q).sum(-1)
     one, nothing = torch.zeros_like(same), torch.full_like(same, -torch.inf)
@@ -229,7 +231,7 @@ def _largest_terms(kind: Divergence, p: Range, q: Range) -> Tensor:
 
 
 def _largest_split(kind: Divergence, listed: Range, other: _ListedClasses, *, swap: bool) -> Tensor:
-    """Return the largest sum of terms over the classes of one list, for any split of the other's unlisted mass on them.
+    """Return the largest sum of terms over one list's classes, among which the other side's unlisted mass is split.
 
     The sum is convex in the split, so it is largest when all of the mass is on one class.
     """

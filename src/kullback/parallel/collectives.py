@@ -79,7 +79,7 @@ def agree(
     own: Mapping[str, int],
     problem: KullbackError | None,
 ) -> dict[str, list[int]]:
-    """Exchange each rank's numbers, and raise on every rank if the ranks do not make the same call.
+    """Return all ranks' values of each integer in `own`; raise on every rank if the ranks do not make the same call.
 
     It makes one all-gather of a few integers. Reading them synchronizes with an accelerator.
 
@@ -89,13 +89,7 @@ def agree(
         same: values that must be equal on all ranks: integers, tensors of one integer, or objects that are compared
             by their repr. A key is the argument and a description, such as "student number of positions".
         own: integers that may differ between ranks.
-        problem: the error in this rank's arguments, or None. It is passed here so that other ranks do not hang.
-
-    Returns:
-        for each name in `own`, its values on all ranks.
-
-    Raises:
-        KullbackError: `problem`; or, on every rank, another rank has a problem, or a value differs.
+        problem: the error in this rank's arguments, or None. All ranks raise, so that none waits for this one.
     """
     same = {"group call": ranks.call, **same}
     stand_ins = [0 if problem else _number(x) for x in same.values()]

@@ -184,13 +184,9 @@ class ShardedRows(RowOperation):
 def log_sums(logits: Tensor, temperature: float, excluded: Tensor | None = None) -> Tensor:
     """Return the largest of this rank's logits in each row, and the sum of their exponentials relative to it.
 
-    Arguments:
-        logits: shape (rows, classes of this rank).
-        temperature: the divisor of the logits' differences from the largest, which have more digits than the logits.
-        excluded: the classes to exclude from each row, shape (rows, k); an index past the end excludes no class.
-
-    Returns:
-        shape (rows, 2); without classes the largest logit is -inf.
+    The temperature divides the differences from the largest logit, which have more digits than the logits. `excluded`
+    has classes to exclude from each row, shape (rows, k); an index past the end excludes none. Without classes, the
+    largest logit is -inf.
     """
     rows, classes = logits.shape
     results = upcast(logits.new_empty(0)).new_zeros(rows, 2)

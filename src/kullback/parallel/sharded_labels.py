@@ -44,11 +44,8 @@ class LabelSums(NamedTuple):
     def gradient(self, rows: slice, logits: Tensor, places: Tensor, grad: Tensor) -> Tensor:
         """Return the gradient, by this rank's logits, of the sum of `grad` times the cross-entropies of some rows.
 
-        Arguments:
-            rows: the rows.
-            logits: their logits, shape (rows, classes of this rank).
-            places: the places of their labels in these classes, shape (rows,), from `places_of`.
-            grad: shape (rows,); where it is 0 the row gets 0, even if it contains inf or NaN.
+        `places` are the places of their labels (`places_of`). A row whose `grad` is 0 gets 0, even if it contains inf
+        or NaN.
         """
         peak, total, margin = (x[rows].unsqueeze(-1) for x in self)
         mass = torch.sigmoid(margin)  # of all other classes; the label's entry is its negative
@@ -73,10 +70,7 @@ class MixedLabels(NamedTuple):
     def gradient(self, rows: slice, gradient: Tensor, logits: Tensor | None) -> Tensor:
         """Return the gradient of some rows' values by one side's logits, from the gradient of their divergences.
 
-        Arguments:
-            rows: the rows.
-            gradient: the gradient of their divergences by that side's logits.
-            logits: Q's logits of these rows. None for the side P, on which cross-entropies do not depend.
+        `logits` are Q's; None for the side P, on which cross-entropies do not depend.
         """
         soft = gradient * self.hard.soft if self.hard.soft else torch.zeros_like(gradient)
         if logits is None:

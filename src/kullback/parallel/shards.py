@@ -55,27 +55,18 @@ def mesh_group(call: str, name: str, x: Any, dim: int) -> tuple[Any, Any, int]:
     return mesh.get_group(sharding[0]), mesh, sharding[0]
 
 
-def local_shard(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int) -> Tensor:
-    """Return this rank's part of dimension `dim` of a DTensor, or of a tensor that is whole on every rank."""
-    from torch.distributed.tensor import Replicate, Shard
+def local_part(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int | None) -> Tensor:
+    """Return this rank's part of dimension `dim` of a DTensor, or of a tensor that is whole on every rank.
 
-    sharded: list[Any] = [Replicate()] * mesh.ndim
-    sharded[mesh_dim] = Shard(dim % x.ndim)
-    return _redistributed(call, name, x, mesh, sharded)
+    If `dim` is None, the part is all of it.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard
 
-
-def whole_on_every_rank(call: str, name: str, x: Any, mesh: Any) -> Tensor:
-    """Return all of a DTensor, or of a tensor that is whole on every rank."""
-    from torch.distributed.tensor import Replicate
-
-    return _redistributed(call, name, x, mesh, [Replicate()] * mesh.ndim)
-
-
-def _redistributed(call: str, name: str, x: Any, mesh: Any, placements: list[Any]) -> Tensor:
-    from torch.distributed.tensor import DTensor, Replicate
-
+    placements: list[Any] = [Replicate()] * mesh.ndim
     if not is_dtensor(x):
-        x = DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        x = DTensor.from_local(x, mesh, placements, run_check=False)
+    if dim is not None:
+        placements[mesh_dim] = Shard(dim % x.ndim)
     if x.device_mesh != mesh:
         raise invalid_value(
             call,
@@ -106,15 +97,9 @@ class Sides(NamedTuple):
         vocabulary: str,
         names: tuple[str, str] = ("student", "teacher"),
     ) -> Sides:
-        """Compare the shards of both sides.
+        """Compare the numbers of each side's classes on the ranks; `teacher` is None if the teacher is not sharded.
 
-        Arguments:
-            ranks: the group.
-            student: the number of the student's classes on each rank.
-            teacher: the number of the teacher's classes on each rank; None if the teacher is not sharded.
-            classes: the number of classes without padding; None if there is no padding.
-            vocabulary: the action if one side has more classes, as in `distillation_loss`.
-            names: the names of the two arguments, for the message.
+        `classes` and `vocabulary` are arguments of `distillation_loss`, and `names` those that have the classes.
         """
         cuts = [_ranges(sizes) for sizes in (student, student if teacher is None else teacher)]
         totals = [cut[-1][1] for cut in cuts]

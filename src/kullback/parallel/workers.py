@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -47,19 +47,15 @@ class Workers:
         Raises:
             KullbackError: on every worker, the error of the failed worker with the lowest rank; or a worker exited.
         """
-        result, error = None, None
+        if self.size == 1:
+            return [compute()]
+        result = error = failure = None
         try:
             result = compute()
-        except Exception as caught:
-            if self.size == 1:
-                raise
+        except Exception as caught:  # noqa: BLE001  the other workers have to hear of any
             error = caught
-        if self.size == 1:
-            return [cast("_T", result)]
-        failure = None
-        if error is not None:
-            message = error.explanation if isinstance(error, KullbackError) else None
-            failure = type(error).__name__, message or str(error), isinstance(error, KullbackError)
+            message = caught.explanation if isinstance(caught, KullbackError) else None
+            failure = type(caught).__name__, message or str(caught), isinstance(caught, KullbackError)
         answers: list[Any] = [None] * self.size
         try:
             dist.all_gather_object(answers, (result, failure), group=self.group)

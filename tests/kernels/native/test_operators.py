@@ -53,6 +53,18 @@ def divergence_of_rows() -> Call:
     }
 
 
+def sums_of_some_classes() -> Call:
+    call = {**divergence_of_rows(), "labels": None, "total": None, "gradient_p": None, "gradient_q": None}
+    # Of each side: the peak, the sum of exponentials, and three sums that only gradients need.
+    whole_rows = torch.tensor([[1.0, 5.0, 0.0, 0.0, 0.0] * 2] * ROWS, dtype=torch.float64)
+    return {**call, "whole_rows": whole_rows, "sums": torch.zeros(ROWS, 6, dtype=torch.float64)}
+
+
+def gradient_of_some_classes() -> Call:
+    call = {**sums_of_some_classes(), "values": None, "sums": None}
+    return {**call, "gradient_p": matrix(), "gradient_q": torch.zeros(ROWS, CLASSES, dtype=torch.float64)}
+
+
 def kl_terms() -> Call:
     return {
         "log_q": matrix().log_softmax(-1),
@@ -160,8 +172,11 @@ def selected_gradient() -> Call:
     }
 
 
+# By operator; words after its name say how it is called.
 CALLS: dict[str, Callable[[], Call]] = {
     "value_and_gradient": divergence_of_rows,
+    "value_and_gradient sums": sums_of_some_classes,
+    "value_and_gradient part": gradient_of_some_classes,
     "selected_statistics": selected_statistics,
     "selected_gradient": selected_gradient,
     "kl_terms": kl_terms,
@@ -181,7 +196,7 @@ TENSORS = [
 
 
 def run(name: str, call: Call) -> object:
-    return getattr(torch.ops.kullback, name).default(**call)
+    return getattr(torch.ops.kullback, name.split(maxsplit=1)[0]).default(**call)
 
 
 def too_small(x: Tensor) -> Tensor:
@@ -217,8 +232,11 @@ def of_repeated_memory(x: Tensor) -> Tensor:
 CHANGES = [too_small, too_large, turned, of_another_dtype, without_data, of_repeated_memory]
 # What an operator reads it may read in other layouts, or say that the caller has to bring it to another.
 READ = {
-    ("value_and_gradient", "p", of_repeated_memory),
-    ("value_and_gradient", "q", of_repeated_memory),
+    *(
+        (f"value_and_gradient{how}", side, of_repeated_memory)
+        for how in ("", " sums", " part")
+        for side in "pq"
+    ),
     ("scale_derivatives", "grad", of_repeated_memory),
     *((f"selected_{name}", "logits", of_repeated_memory) for name in ("statistics", "gradient")),
     # Rows of any number of classes.
@@ -284,6 +302,47 @@ def test_numbers_that_mean_nothing_are_refused(name, code):
     key = "divergence" if name == "value_and_gradient" else "form"
     with pytest.raises(RuntimeError, match="no such"):
         run(name, {**call, key: code})
+
+
+def test_row_values_are_those_of_the_other_operator_and_take_two_matrices_of_one_shape():
+    p, q = matrix(), matrix() + matrix().cos()
+    values = torch.ops.kullback.row_values.default
+    for code, temperature in ((DivergenceCode.KL, 1.0), (DivergenceCode.JEFFREYS, 2.0)):
+        call = {**divergence_of_rows(), "p": p, "q": q, "divergence": code.value, "temperature": temperature}
+        run("value_and_gradient", {**call, "labels": None})
+        settings = (code.value, 0.0, 0.0, 0.0, 0.0, temperature)
+        for dtype in (torch.float32, torch.float64):
+            got = values(p, q, dtype, settings)
+            assert torch.equal(got, call["values"].to(dtype)), (code, dtype)
+            if code == DivergenceCode.KL:
+                assert torch.equal(values(p, q, dtype), got)
+    for change in CHANGES:
+        if change is of_repeated_memory:
+            continue
+        for sides in ((change(p), q), (p, change(q))):
+            with pytest.raises((RuntimeError, NotImplementedError)):
+                values(*sides, torch.float32)
+    for dtype in (torch.float16, torch.int64):
+        with pytest.raises(RuntimeError, match="float32 or float64"):
+            values(p, q, dtype)
+    with pytest.raises(RuntimeError, match="six settings"):
+        values(p, q, torch.float32, (0.0, 1.0))
+    for code in (-1.0, 99.0, torch.nan):
+        with pytest.raises(RuntimeError, match="no such divergence"):
+            values(p, q, torch.float32, (code, 0.0, 0.0, 0.0, 0.0, 1.0))
+
+
+def test_some_classes_of_a_row_support_no_labels_and_only_sums_over_classes():
+    for change in (
+        {"labels": torch.tensor([2, 0, -1])},
+        {"divergence": DivergenceCode.TOTAL_VARIATION.value},
+        {"divergence": DivergenceCode.RENYI.value},
+    ):
+        with pytest.raises(RuntimeError, match="of some classes"):
+            run("value_and_gradient", {**gradient_of_some_classes(), **change})
+    for change in ({"whole_rows": None}, {"gradient_p": matrix()}):
+        with pytest.raises(RuntimeError, match="sums over some classes"):
+            run("value_and_gradient", {**sums_of_some_classes(), **change})
 
 
 @pytest.mark.parametrize(("name", "argument"), [(n, a) for n, a in TENSORS if a in ("indices", "labels")])

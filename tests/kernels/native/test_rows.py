@@ -334,3 +334,46 @@ def test_other_kinds_and_dtypes_are_left_to_the_reference() -> None:
     assert not native_rows.serves(SkewKL(alpha=0.0), x, x)
     assert not native_rows.serves(JensenShannon(beta=1e-6), x, x)
     assert divergence(Logits(x), Logits(x), Renyi(math.inf)).shape == (2,)
+
+
+def test_parts_of_rows_add_up_to_whole_rows_also_where_a_class_has_nearly_all_the_mass() -> None:
+    generator = torch.Generator().manual_seed(5)
+    p, q = (3 * torch.randn(6, 40, generator=generator) for _ in range(2))
+    p[1, 3] = q[1, 3] = 60.0  # nearly all the mass on both sides
+    p[2, 7] = 45.0
+    p[3, :2] = q[3, :2] = 50.0  # a tie
+    p[4, 30] = q[4, 31] = -INF
+    q[5] = p[5]
+    parts = [slice(0, 5), slice(5, 5), slice(5, 40)]
+    weights = torch.tensor([1.0, 2.0, 0.0, 0.5, 3.0, 1.0], dtype=torch.float64)
+    kinds = (
+        KL(), ReverseKL(), Jeffreys(), JensenShannon(), SkewKL(0.1), ChiSquared(), SquaredHellinger(), Alpha(0.3)
+    )  # fmt: skip
+    for kind in kinds:
+        for temperature in (1.0, 2.0):
+            rows = RowDivergence(kind, temperature)
+            values, *gradients = reference.value_and_gradient(
+                rows, p.double(), q.double(), weights, wanted=(True, True)
+            )
+            normalizers: list[Tensor] = []
+            for x in (p.double(), q.double()):
+                peak = x.amax(-1)
+                total = ((x - peak[:, None]) / temperature).exp().sum(-1)
+                normalizers += [torch.stack((peak, total), -1)]
+            zeros = torch.zeros(6, 3, dtype=torch.float64)
+            whole = torch.cat([normalizers[0], zeros, normalizers[1], zeros], -1)
+            numbers = [native_rows.values_of_part(rows, p[:, c], q[:, c], whole) for c in parts]
+            value, of_p, of_q = (sum(x) for x in zip(*numbers, strict=True))
+            torch.testing.assert_close(value, values, rtol=1e-12, atol=1e-15, msg=f"{kind} at {temperature}")
+            whole = torch.cat([normalizers[0], of_p, normalizers[1], of_q], -1)
+            ours = [torch.full(p.shape, torch.nan, dtype=torch.float64) for _ in (0, 1)]
+            for c in parts:
+                native_rows.gradients_of_part(rows, p[:, c], q[:, c], whole, weights, [x[:, c] for x in ours])
+            for side, got, want in zip("pq", ours, gradients, strict=True):
+                name = f"{kind} at {temperature}, gradient by {side}"
+                assert (got[2] == 0).all(), name
+                torch.testing.assert_close(
+                    got, want, rtol=1e-11, atol=1e-15, msg=lambda text, name=name: f"{name}: {text}"
+                )
+                if temperature == 1:  # the class with nearly all the mass: its entry is tiny
+                    assert got[1, 3] == pytest.approx(want[1, 3].item(), rel=1e-9), name

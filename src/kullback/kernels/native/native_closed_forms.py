@@ -84,7 +84,11 @@ def _compute(
     if not first.is_contiguous():
         first = torch.empty(first.shape, dtype=first.dtype, device="cpu")
     of_numbers = form.operator == "closed_form"
-    values = torch.empty_like(first) if of_numbers else first.new_empty(first.shape[:-1])
+    values = (
+        torch.empty_like(first)
+        if of_numbers
+        else torch.empty(first.shape[:-1], dtype=first.dtype, device="cpu")
+    )
     derivatives: list[Tensor | None] = []
     for need, x in zip(required, parameters, strict=bool(required)):
         like = first if of_numbers else x

@@ -6,14 +6,16 @@ a side is float64, else in float32. They sum in float64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from kullback.generators import Divergence
+from kullback.generators import KL, Divergence
 from kullback.kernels.kernel_arguments import Arguments, arguments_of
 from kullback.kernels.native import library
+from kullback.kernels.overlap import may_overlap
 from kullback.kernels.reference import RowDivergence
 from kullback.kernels.row_operation import Evaluation, Wanted, Weights
 
@@ -47,6 +49,21 @@ def serves(kind: Divergence, p: Tensor, q: Tensor) -> bool:
     )
 
 
+def row_values(rows: RowDivergence, p: Tensor, q: Tensor) -> Tensor:
+    """Return the value of each row of logits, in the dtype of `rows`."""
+    if rows.labels is not None:
+        return value_and_gradient(rows, p, q, None, (False, False))[0].to(rows.dtype)
+    # The operator's results are in float32 or float64, which rounds to a shorter dtype.
+    dtype = torch.float32 if rows.dtype is torch.float32 else torch.float64
+    if type(rows.kind) is KL and rows.temperature == 1:  # the operator's defaults: each argument costs time
+        values = torch.ops.kullback.row_values.default(p, q, dtype)
+    else:
+        code, numbers, swapped = cast(Arguments, arguments_of(rows.kind))
+        sides = (q, p) if swapped else (p, q)
+        values = torch.ops.kullback.row_values.default(*sides, dtype, (code, *numbers, rows.temperature))
+    return values if rows.dtype is dtype else values.to(rows.dtype)
+
+
 def value_and_gradient(
     rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, wanted: Wanted, inplace: bool = False
 ) -> Evaluation:
@@ -75,17 +92,75 @@ def weighted_total(
     return total, (by_p, by_q)
 
 
+def values_of_part(rows: RowDivergence, p: Tensor, q: Tensor, whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums of the terms over some classes of the rows, and the numbers of `PartSums` of each side.
+
+    `whole` has the ten numbers of `WholeRow` (csrc/logits/task.h) in each row, whose `PartSums` are not read here.
+    """
+    values = torch.empty(p.shape[0], dtype=torch.float64, device="cpu")
+    sums = torch.empty(p.shape[0], 6, dtype=torch.float64, device="cpu")
+    _run(rows, p, q, None, 1.0, values, None, None, None, whole=whole, sums=sums)
+    sides = sums[:, :3], sums[:, 3:]
+    is_swapped = cast(Arguments, arguments_of(rows.kind)).swapped
+    return values, sides[is_swapped], sides[not is_swapped]
+
+
+def gradients_of_part(
+    rows: RowDivergence,
+    p: Tensor,
+    q: Tensor,
+    whole: Tensor,
+    weights: Weights,
+    results: Sequence[Tensor | None],
+) -> None:
+    """Write the gradients of the weighted sum by some classes' logits to `results`, in float64 or the logits' dtype.
+
+    A result may be the logits of its side, or share memory with those of the other side.
+    """
+    written = [
+        x
+        if x is None or (x.stride(1) == 1 and not may_overlap(x, other))
+        else torch.empty(x.shape, dtype=x.dtype, device="cpu")
+        for x, other in zip(results, (q, p), strict=True)
+    ]
+    _run(rows, p, q, weights, 1.0, None, None, *written, whole=whole)
+    for result, x in zip(results, written, strict=True):
+        if result is not None and x is not None and x is not result:
+            result.copy_(x)
+
+
 def _run(
-    rows: RowDivergence, p: Tensor, q: Tensor, weights: Weights, scale: float, *results: Tensor | None
+    rows: RowDivergence,
+    p: Tensor,
+    q: Tensor,
+    weights: Weights,
+    scale: float,
+    *results: Tensor | None,
+    whole: Tensor | None = None,
+    sums: Tensor | None = None,
 ) -> None:
     """Call the operator, which writes the values, the total and the gradients by both sides to `results`."""
     labels = rows.labels
     code, numbers, swapped = cast(Arguments, arguments_of(rows.kind))
     if swapped:
         p, q, results = q, p, (*results[:2], *results[:1:-1])
+        whole = None if whole is None else whole.roll(5, -1)
     if weights is not None:
         weights = weights.to(torch.float64).contiguous()
     classes, soft, hard = (None, 1.0, 0.0) if labels is None else (labels.classes.contiguous(), *labels[1:])
     torch.ops.kullback.value_and_gradient.default(
-        p, q, weights, code, *numbers, rows.temperature, scale, classes, swapped, soft, hard, *results
+        p,
+        q,
+        weights,
+        code,
+        *numbers,
+        rows.temperature,
+        scale,
+        classes,
+        swapped,
+        soft,
+        hard,
+        *results,
+        whole,
+        sums,
     )

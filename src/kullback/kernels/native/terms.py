@@ -63,8 +63,8 @@ def gradients(
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
     results = _places(log_q, required, room)
-    scale, each = (1.0, grad.contiguous()) if divisor is None else (grad.item() / divisor, None)
-    torch.ops.kullback.kl_terms.default(log_q, target, logs, each, 1.0, scale, None, None, *results)
+    scale, factors = (1.0, grad.contiguous()) if divisor is None else (grad.item() / divisor, None)
+    torch.ops.kullback.kl_terms.default(log_q, target, logs, factors, 1.0, scale, None, None, *results)
     return results
 
 
