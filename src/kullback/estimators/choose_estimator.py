@@ -71,7 +71,9 @@ for _one in (histogram, nearest_neighbors, density_ratio):
 METHODS.append("from_density")
 
 # In more dimensions, all neighbors are about equally far, and the ratio of distances is biased for any number of draws.
+# `benchmarks/bench_samples.py` compares the estimators.
 MOST_DIMENSIONS_FOR_NEIGHBORS = 10
+# With fewer draws of a side, cross-validation of a classifier has too few in a fold.
 FEWEST_FOR_CLASSIFIER = 50
 
 

@@ -1,4 +1,4 @@
-"""Draws in groups, if their order or repetitions show dependence."""
+"""Groups of draws that count as independent, where the order or repetitions of draws show dependence."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from kullback.common.serial_dependence import (
     serial_dependence,
 )
 from kullback.estimators.draws import Draws, Integers
+
+# `tests/estimators/test_dependence.py` checks the constants of this file on series with a known truth: 95 % intervals
+# have to cover, and tests at 5 % must not reject equal distributions more often.
 
 # If at least this share of the repeated rows occurs in blocks that are not adjacent, the blocks are dependent.
 _MOST_ACROSS_BLOCKS = 0.05
@@ -91,15 +94,18 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
     symmetric about 0, as in a paired test. The longer side uses evenly spread rows, as many as the other side has.
     """
     sides, dependences = (p, q), [dependence_of(side) for side in (p, q)]
-    dependent = [one for one in dependences if one is not None]
+    dependent = [dependence for dependence in dependences if dependence is not None]
     free = [side.cluster is None and not side.independent for side in sides]
-    serial = [one for one in dependent if one.kind == "blocks"]
+    serial = [dependence for dependence in dependent if dependence.kind == "blocks"]
     if not serial or len(serial) < len(dependent) or not all(free):
-        apart = [_own_groups(side, one) for side, one in zip(sides, dependences, strict=True)]
+        apart = [_own_groups(side, dependence) for side, dependence in zip(sides, dependences, strict=True)]
         return GroupedAlike(
-            apart[0][0], apart[1][0], apart[0][1] + apart[1][1], any(one.is_open for one in dependent)
+            apart[0][0],
+            apart[1][0],
+            apart[0][1] + apart[1][1],
+            any(dependence.is_open for dependence in dependent),
         )
-    times = [1.0 if one is None else one.time for one in dependences]
+    times = [1.0 if dependence is None else dependence.time for dependence in dependences]
     in_pairs = max(times) > _UNLIKE * min(times)
     if in_pairs:
         sizes = (

@@ -10,9 +10,13 @@ import numpy as np
 from kullback.common.optional import load
 from kullback.estimators.draws import Array
 
-# The number of draws with neighbors, and the number of queries.
+# `tests/estimators/test_surfaces.py` checks the constants of this file on curves, on surfaces, and on draws that fill
+# all dimensions.
+
+# The number of draws with neighbors, and the number of queries, which limit the time.
 _MOST_DRAWS, _MOST_QUERIES = 10_000, 1000
-# The limit is this share of the way from a normal distribution with one component less to the one with all.
+# The limit of the dimension is this share of the way between two measured dimensions: of a normal distribution with one
+# component less, and of one with all components.
 _SHARE = 0.25
 # Up to this many standard errors below a normal distribution's dimension may be chance.
 _CHANCE = 2.0

@@ -15,10 +15,11 @@ from kullback.samples import Samples
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-# The largest number of draws of each side, by dimensions.
+# The largest number of draws of each side, by dimensions: the search for their neighbors takes seconds
+# (`benchmarks/bench_neighbors.py`).
 _AFFORDABLE = {6: 30_000, 7: 15_000, 8: 10_000, 9: 8000, 10: 6000}
 _AFFORDABLE_BY_PRODUCTS = 20_000
-# The fourth power of smaller values is finite.
+# The fourth power of smaller values is finite: float64 ends at 1e308.
 _HUGE = 1e75
 
 

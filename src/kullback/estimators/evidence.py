@@ -34,10 +34,11 @@ SIDE_P = _Side("P")
 """The name of P in the f-string of a note."""
 SIDE_Q = _Side("Q")
 """The name of Q in the f-string of a note."""
-# The densities and the arguments.
+# The names of the densities p and q, and of the arguments with these names.
 SMALL_P, SMALL_Q = _Side("p"), _Side("q")
 
-# With a smaller standard error, a negative estimate shows that the divergence is nearly 0. It only words a note.
+# With a smaller standard error, a negative estimate shows that the divergence is nearly 0. The limit decides between
+# two wordings of a note, and no number depends on it.
 _SMALL = 0.05
 
 
@@ -73,7 +74,7 @@ class Evidence(ShortRepr):
         groups: the number of independent groups behind the error, for Student's t; by default the clusters, if any.
         rate: r, where an estimate of a divergence of t has a variance of at least r t plus the square of `error`.
         contradicted: the note on an upper limit below 0, which no divergence has; it becomes infinite.
-        least: the smallest estimate; a smaller one becomes it. The limits are at least 0 in any case.
+        least: the smallest value; a smaller estimate is replaced by it. The limits are at least 0 in any case.
         without_interval: whether there is no interval; a note says why.
         method: the name of the method, if it is not the one of the estimator.
         n: the numbers of draws of P and of Q, if not all of them.

@@ -35,6 +35,8 @@ from kullback.generators.growth import order_of
 
 _KL = KL()
 
+# `benchmarks/coverage.py` checks the constants of this file on hard pairs: 95 % intervals have to cover in 93 %.
+
 # The smallest mean number of draws of P and Q together in a bin.
 _DRAWS_IN_A_BIN = 20
 
@@ -134,9 +136,10 @@ def histogram(
 ) -> Evidence:
     r"""Estimate KL(P || Q) on the line by Zhang and Grabchak's estimator on counts in bins; other kinds likewise.
 
-    The edges are quantiles of P and Q together, half of the weight each, and the ends of wide gaps; the outer bins are
-    open. For a bin of width w with draws of P only, Q's density comes from the distance :math:`\nu` to its nearest
-    draw, as for nearest neighbors. Such a bin adds :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if that is positive.
+    The edges are quantiles of the draws of P and Q together, with half of the weight for each side, and the ends of
+    wide gaps. The outer bins are open. For a bin of width w with draws of P only, Q's density comes from the distance
+    :math:`\nu` to its nearest draw, as for nearest neighbors. Such a bin adds
+    :math:`\frac{a_i}{n} \log \frac{2 \nu}{w}` if that is positive.
 
     The interval comes from the counts (`kl_interval`). The upper limit is raised by the loss from bins of double width,
     an estimate of the loss from these bins, and to the upper limit of finer bins in P's tails.

@@ -55,12 +55,13 @@ _CHOICES = 4
 _FEWEST = 16
 # The covariance of the k-th distances of draws with common neighbors, relative to their variance.
 _SHARED = 0.6
-# The number of neighbors if the density changes between more of them.
+# The number of neighbors where the density changes too much between more of them.
 _FEWEST_NEIGHBORS = 3
 # The number of Q's draws that show whether it is on a surface with P's draws.
 _DRAWS_OF_Q = 1000
 _DRAWS_OF_BOTH = ("kl_estimate(Samples(x), Samples(", Q, ".sample((n,)))), which compares draws with draws")
-# A reference whose change with k is off by this many standard deviations is not like P.
+# If the change of a reference from k to 4 k neighbors differs from P's change by this many standard deviations, the
+# reference is unlike P.
 _REFUTED = 3.0
 
 

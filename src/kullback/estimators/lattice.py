@@ -9,6 +9,9 @@ import torch
 
 from kullback.estimators.draws import Array, Draws
 
+# `tests/estimators/test_lattice.py` checks the constants of this file on rounded numbers and on prices, and
+# `benchmarks/coverage.py` on rounded normal draws.
+
 # The largest number of steps in the smallest gap between two values.
 _MOST_STEPS = 12
 # A value that is this many steps off the lattice, apart from rounding of floats, is not on it.
@@ -28,8 +31,8 @@ DRAWS_FOR_VALUE = 5
 def common_step(p: Draws, q: Draws) -> float | None:
     """Return the step of a lattice that contains all numbers of both sides and that both fill; None if there is none.
 
-    A side fills it if at least half as many values occur, between its 5 % and 95 % quantiles, as with equally likely
-    values. Prices do not: most end in 9.
+    Consider the points of the lattice between the 5 % and 95 % quantiles of a side. The side fills the lattice if at
+    least half as many of them occur as with equally likely points. Prices do not fill it, because most end in 9.
     """
     x, y = p.distinct[0], q.distinct[0]
     if len(x) > (1 - _FEW_TIES) * len(p.x) or len(y) > (1 - _FEW_TIES) * len(q.x):

@@ -1,4 +1,4 @@
-"""Estimators by name: from one function of the draws to a public function, and to a method of `kl_estimate`."""
+"""The registry of estimators: it makes a public function and a method of `kl_estimate` from a function of the draws."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kullback.results.estimate import Estimate
 Options = ParamSpec("Options")
 Estimator = Callable[..., Estimate]
 
-# The public functions by the name of the method: for categories and for numbers. The names of all methods.
+# The public functions by the names of their methods, for categories and for numbers; and the names of all methods.
 CATEGORICAL: dict[str, Estimator] = {}
 CONTINUOUS: dict[str, Estimator] = {}
 METHODS = ["auto"]
 
 
 class _Parts(NamedTuple):
-    """The parts of a public function: what returns the evidence, what checks the draws, and the name of the method."""
+    """The parts of a public function: it checks the draws, gets the evidence, and has the name of a method."""
 
     evidence: Callable[..., Evidence]
     checks: Callable[[str, Any, Any], tuple[Any, Any]]

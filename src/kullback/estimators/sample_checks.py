@@ -14,10 +14,11 @@ from kullback.errors import P, Q, invalid_type, invalid_value
 from kullback.estimators.draws import Draws, in_usual_units
 from kullback.samples import Samples
 
-# Whole weights of different values, with a larger mean, are counts.
+# Whole numbers that differ, with a larger mean than this, are taken for counts and not for weights: weights are often
+# scaled to a mean of 1.
 _LARGEST_MEAN_WEIGHT = 2
 
-# Of each estimator, and of `kl_estimate`.
+# The arguments that all estimators have, with the names of the calls.
 INTERVAL = Arguments(
     "nearest_neighbors",
     "from_density",

@@ -1,4 +1,4 @@
-"""Draws of numbers that are in both data sets, as of a part and the whole, and their division between the two.
+"""Numbers that are in both data sets, as when P's data are a part of Q's, and how the two sides share them.
 
 If P's draws are also among Q's, the two sides are not independent. They look alike: estimates are too low and intervals
 are too narrow. With each shared draw on one side only, of twice the weight, the sides are independent again.
@@ -16,6 +16,8 @@ from kullback.estimators.draws import Draws, Integers
 from kullback.estimators.evidence import SIDE_P, SIDE_Q
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+# `tests/estimators/test_shared_draws.py` checks the constants of this file on parts of a data set and on chance ties.
 
 # A smaller share of the draws of either side has little effect.
 _FEWEST_SHARED = 0.01

@@ -12,7 +12,8 @@ from kullback.estimators.draws import Array, Draws, Integers, in_usual_units
 from kullback.estimators.evidence import SIDE_P, SIDE_Q
 from kullback.estimators.surfaces import surface_of
 
-# The relative error of components that others determine, such as totals stored in float32.
+# The relative error of components that others determine, such as totals stored in float32, whose rounding is 6e-8 for
+# each term. `benchmarks/coverage.py` has such totals.
 _FLAT = 1e-6
 
 

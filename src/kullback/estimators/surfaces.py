@@ -11,6 +11,8 @@ import torch
 from kullback.common.optional import load
 from kullback.estimators.draws import Array
 
+# `tests/estimators/test_surfaces.py` checks the constants of this file, and `benchmarks/coverage.py` has unit vectors.
+
 # A sum whose terms cancel to this relative size is 0 up to rounding.
 _ROUNDING = 1e-6
 # In more dimensions, quadrics have too many coefficients, and only spheres about 0 are considered.

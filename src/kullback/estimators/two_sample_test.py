@@ -45,7 +45,7 @@ MOST_RANKS = 1000
 RANK_BINS, DRAWS_IN_A_BIN = (8, 32, 128), 10
 # The values of six statistics then fill half a gigabyte.
 MOST_PERMUTATIONS = 10_000_000
-# The limit of NumPy's multivariate_hypergeometric.
+# NumPy's `multivariate_hypergeometric` accepts no more draws.
 MOST_COUNTED = 1_000_000_000
 # With more draws, random features replace the distances.
 MOST_DISTANCES = 2500

@@ -16,16 +16,17 @@ from kullback.estimators.tails import FEWEST_IN_TAIL, TAIL, ParetoTail, fit_tail
 
 # This multiple of the extrapolated contribution of Q's tails must fit into half of the interval.
 _DOUBT = 2.0
-# A heavier tail follows a power law, and P's tail may follow it too.
+# Above this shape, Q's tail follows a power law, and P's tail may follow the same one.
 _POWER = 0.15
-# No draw adds more nats than this by extrapolation.
+# Extrapolation adds at most this number of nats for a draw.
 _MOST_NATS = 20.0
 # The smallest number of P's draws outside Q's range that gets a note.
 _SEVERAL = 3
 # The probability of a false `abrupt` at P = Q.
 _FALSE_ALARMS = 0.05
+# The number of gaps around one whose mean is compared with it.
 _NEIGHBORING_GAPS = 20
-# Draws of P beyond Q's outermost ones add nothing if chance has at least this probability.
+# Draws of P beyond Q's outermost ones add nothing if as many are there by chance with at least this probability.
 _BY_CHANCE = 0.3
 # Beyond a quantile of Q, P's probability falls at least as fast as this power of Q's, unless P ends abruptly.
 _SLOWEST = 0.2

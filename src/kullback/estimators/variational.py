@@ -36,6 +36,8 @@ from kullback.samples import Samples
 Critic = Callable[[Tensor], Tensor]
 Bound = Literal["donsker_varadhan", "nwj"]
 
+# `tests/estimators/test_variational.py` checks the constants of this file: the lower limit has to be below KL in 95 %.
+
 # With a smaller effective number of draws of Q, there is no lower limit.
 _FEWEST_EFFECTIVE = 30.0
 # For the lower limit, the critic's exponential is clipped at this power of the number of draws times its mean.

@@ -20,14 +20,20 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 GAUSSIAN = "Gaussian densities"
 
+# `benchmarks/bench_samples.py` measures the errors of the estimates with these constants.
+
 # The largest number of features of a regression; it also has at most as many as there are draws of either side.
 _MOST_FEATURES = 1500
 # In more dimensions, the splines with products suit heavy tails as well.
 _MOST_ASINH = 10
+# The knots of a spline in each coordinate.
 _KNOTS = 7
+# The bins of a coordinate for trees, which count them in one byte, and the fewest draws in a leaf.
 _BINS = 250
-_LEAF = 30  # draws in a leaf of a tree, at least
+_LEAF = 30
+# A bound on the steps of Newton's method, which ends earlier when the loss no longer falls.
 _MOST_STEPS = 50
+# The penalties on the coefficients, from strong to weak; cross-validation chooses one.
 _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 
 

@@ -30,7 +30,7 @@ _NOTHING_SHARED = (
     f"{SIDE_P} and {SIDE_Q} have no category in common. Unique row names, such as ids, cannot be compared: use other "
     "values. If the two sides use different codes, recode one of them."
 )
-# A note tells of at least this number of P's draws outside Q's sample.
+# The smallest number of P's draws outside of Q's sample that gets a note.
 _SEVERAL = 3
 
 

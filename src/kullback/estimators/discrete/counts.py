@@ -26,7 +26,7 @@ from kullback.estimators.sample_checks import checked
 from kullback.representations import Counts, Representation
 from kullback.samples import Samples
 
-# Of more categories the correlations between them are not computed.
+# With more categories, the correlations between them are not computed: the time grows with the third power.
 _MOST_FOR_SPREAD = 1000
 
 

@@ -15,7 +15,9 @@ from kullback.estimators.spans import rank_of
 from kullback.estimators.surfaces import sphere_chart, surface_of
 
 _CALL = "nearest_neighbors"
-# Rounding of real measurements gives a few ties; a larger share of them dominates the result.
+# Rounding of real measurements gives a few ties; a larger share of them dominates the result. So does a larger share of
+# P's draws that are also in Q. `tests/estimators/knn/test_knn.py` tests ties, `tests/test_renamed_errors.py` shared
+# draws.
 _MOST_TIED = 0.05
 _MOST_SHARED = 0.01
 

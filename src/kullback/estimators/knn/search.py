@@ -17,11 +17,16 @@ from kullback.estimators.draws import Array, Integers
 
 Block = tuple[slice, Array, Integers]
 
+# `benchmarks/bench_neighbors.py` measures the time of each search.
+
 # In as many dimensions or more, a tree visits nearly every leaf, and matrix products are faster.
 _TREE_DIMENSIONS = 11
+# The numbers of queries in a block: of a tree, where it limits memory, and on a line, where the block fits the cache.
 _QUERIES = 2**15
 _IN_CACHE = 2**14
+# The number of additional candidates whose distances are computed again without cancellation.
 _SPARE = 4
+# The size of a block of distances, which limits memory.
 _BLOCK_BYTES = {"cpu": 2**26, "cuda": 2**30}
 
 
@@ -48,7 +53,7 @@ def spatial_order(draws: Array) -> Integers:
 
 
 def _log_distance(distance: Array) -> Array:
-    """Take the log in place, -inf at 0, which the caller refuses."""
+    """Take the logarithm in place: -inf for a distance of 0, which the caller refuses."""
     with np.errstate(divide="ignore"):
         return np.log(distance, out=distance)
 
