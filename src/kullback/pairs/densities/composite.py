@@ -216,7 +216,7 @@ def _mixture(d: MixtureSameFamily) -> Density | None:
     part = density_of(d.component_distribution)
     if part is None:
         return None
-    if not part.is_splittable():  # a user's class: only the mixture's own log_prob can evaluate the components
+    if not part.is_splittable():  # only the mixture's log_prob evaluates them
         low, high = part.low(), part.high()
         return density_on_image(
             d,
