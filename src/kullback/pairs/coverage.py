@@ -1,4 +1,4 @@
-"""The table of the rules by which kullback computes KL for each ordered pair of torch's classes.
+"""The table of the rules for KL of each ordered pair of torch's classes.
 
 The rule is selected as in `solve`, but integrals and sums are not computed. If the rule depends on the parameters, the
 table has the rule for typical parameters.
@@ -68,7 +68,7 @@ _TYPICAL: dict[str, object] = {
     "total_count": 2,
     "transforms": [AffineTransform(0.5, 2.0)],
 }
-# Typical parameters of classes in which a name of `_TYPICAL` has another meaning.
+# Typical parameters of classes that give a name of `_TYPICAL` another meaning.
 _TYPICAL_OF: dict[str, dict[str, object]] = {
     "Categorical": {"probs": torch.tensor([0.2, 0.3, 0.5], **_FLOAT64)},
     "Dirichlet": {"concentration": torch.tensor([1.5, 2.0, 2.5], **_FLOAT64)},

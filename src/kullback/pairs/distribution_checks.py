@@ -24,7 +24,7 @@ from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
 
 # The accepted distance of an end of a support from the domain of a transform, relative to the end of the domain: a few
-# times the rounding of float32, in which users compute ends.
+# times the rounding of float32, the dtype of many users' ends.
 _ROUNDING = 1e-6
 # Parameters that have to be finite and, except for the location, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")

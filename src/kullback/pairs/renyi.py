@@ -22,7 +22,7 @@ from torch.distributions import Distribution
 from kullback.pairs.density_overrides import overrides_density
 
 RenyiRule = Callable[[Any, Any, float, float], "Tensor | None"]
-# For each formula: the families for which it is valid, the formula, and the bound on its rounding error.
+# For each formula: the families of P and Q, the formula, and the bound on its rounding error.
 _RULES: list[tuple[tuple[type, ...], RenyiRule, Callable[..., Tensor] | None]] = []
 # The rounding error of a formula with a few dozen operations, relative to 1 + the value;
 # tests/pairs/closed_forms/test_renyi.py checks it.

@@ -157,7 +157,7 @@ def _continuous(frozen: Any) -> Distribution | None:
 
 
 def _moved(d: Distribution, loc: Tensor | None = None, scale: Tensor | None = None) -> Distribution:
-    """Return the distribution of loc + scale x; None stands for a loc of 0 or a scale of 1."""
+    """Return the distribution of loc + scale x, where None means a loc of 0 or a scale of 1."""
     if scale is not None and not bool((scale == 1).all()):
         d = TransformedDistribution(d, [_affine(0.0, scale)])
     return d if loc is None or not bool((loc != 0).any()) else TransformedDistribution(d, [_affine(loc, 1.0)])

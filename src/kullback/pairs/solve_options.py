@@ -11,7 +11,7 @@ from kullback.common.constraints import GENERATOR, Arguments, Number, Whole
 
 METHODS = ("auto", "closed_form", "series", "summation", "quadrature", "monte_carlo")
 FEWEST_DRAWS = 4
-"""The smallest number of draws, per element of the batch, for which a standard error is computed."""
+"""The smallest number of draws, per element of the batch, that gives a standard error."""
 MASS_ERROR = 1e-10
 """The largest accepted error of a density's integral: nodes that miss mass may also miss terms of a divergence."""
 

@@ -163,7 +163,7 @@ def _both_ends(p: Density, q: Density) -> list[_Ends]:
 
 
 def _any(*tests: Tensor | None) -> Tensor | None:
-    """Return the elementwise `or` of masks, without those that are None; None if all are."""
+    """Return the elementwise `or` of the masks that are not None; None if all masks are None."""
     mask: Tensor | None = None
     for test in tests:
         if test is not None:

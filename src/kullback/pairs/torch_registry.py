@@ -28,7 +28,7 @@ class ThirdPartyRule(NamedTuple):
 
     Attributes:
         function: the rule.
-        pair: the types for which the rule is registered.
+        pair: the types that the rule is registered for.
     """
 
     function: TorchRule

@@ -32,7 +32,7 @@ _NEAR = 0.05
 # derivative with respect to the degrees of freedom also has canceling terms as large as the degrees of freedom. If it
 # is needed, KL has to be at least a millionth of P's degrees of freedom, so that ten digits remain.
 _LEAST_SHARE, _LEAST_WITH_DERIVATIVE = 1 / 8, 1e-6
-# The factor by which each of the three matrices changes if the covariance is multiplied by 4.
+# The factor of each of the three matrices if the covariance is multiplied by 4.
 _FOURFOLD = {"scale_tril": 2.0, "covariance_matrix": 4.0, "precision_matrix": 0.25}
 _LOG_4 = math.log(4)
 

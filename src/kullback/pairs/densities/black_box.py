@@ -31,7 +31,7 @@ _DRAWS, _FEWEST = 257, 8
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
 # The largest log-distances at which the density is evaluated. The square of e^200 does not overflow float64. The square
-# of e^40 does not overflow float32, in which some classes compute.
+# of e^40 does not overflow float32, the dtype of some users' computations.
 _REACHES = (200.0, 40.0)
 # The smallest distance from an end, relative to the end, at which the density is evaluated.
 _RESOLUTION = 1e-8

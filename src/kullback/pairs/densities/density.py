@@ -24,7 +24,7 @@ from kullback.pairs.family import POSITIVE, REAL, UNIT, End
 
 
 def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(e^a + e^b); the second derivative is finite for a large |a - b|, unlike that in `torch.logaddexp`."""
+    """Return log(e^a + e^b), with finite second derivatives for a large |a - b|, unlike `torch.logaddexp`."""
     is_first = a >= b
     high, low = torch.where(is_first, a, b), torch.where(is_first, b, a)
     return high - logsigmoid(torch.where(high.isinf(), 0, high - low))

@@ -1,4 +1,4 @@
-"""The decomposition of torch's transforms into elementary steps, by which two transforms are compared.
+"""The decomposition of torch's transforms into elementary steps, for the comparison of transforms.
 
 The elementary steps are affine maps, exp, sigmoid, softplus, the distribution functions of the standard normal,
 Laplace and Cauchy distributions, and the inverses of all these. Any other transform is a single step. Transforms that
@@ -195,7 +195,7 @@ def _is_identity(steps: list[Any]) -> bool:
 
 
 def _constant(x: Tensor | float) -> Any:
-    """Return the number to which all elements of a parameter are equal; None if they differ or cannot be read."""
+    """Return a parameter as a number if all elements are equal; None if they differ or cannot be read."""
     if not isinstance(x, Tensor):
         return float(x)
     if torch.compiler.is_compiling() or not can_inspect(x) or is_differentiated(x) or not x.numel():
