@@ -74,7 +74,7 @@ def kl_bounds(p: Distribution, q: Distribution) -> Bounds:
 
     Gradient:
         the gradient of the bound at the best :math:`\phi, \psi` and power flows to the weights and components of P and
-        Q. It is 0 where a bound is 0 or infinite.
+        Q. The gradient is 0 where a bound is 0 or infinite.
 
     Example:
         >>> import torch

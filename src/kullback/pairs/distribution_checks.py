@@ -23,8 +23,8 @@ from kullback.pairs.family import support_of
 from kullback.pairs.numerics.parameters import is_batched
 from kullback.pairs.registry import names_of
 
-# The accepted distance of an end of a support from the domain of a transform, relative to the end of the domain: a few
-# times the rounding of float32, the dtype of many users' ends.
+# The accepted distance of an end of a support from the domain of a transform, relative to the end of the domain. The
+# limit is a few times the rounding of float32, because users compute ends in float32.
 _ROUNDING = 1e-6
 # Parameters that have to be finite and, except for the location, positive.
 _NUMBERS = ("loc", "df", "df1", "df2", "concentration", "concentration1", "concentration0", "rate", "scale")

@@ -86,11 +86,11 @@ def install() -> Installation:
 
     .. math:: \text{torch.distributions.kl\_divergence}(p, q) = \text{kullback.kl\_divergence}(p, q)
 
-    It serves every pair of torch's classes and their subclasses, also pairs without a rule in torch. It also serves the
-    pairs of `register_kl`, registered before or after the call. Rules of other packages, such as Pyro or GPyTorch, stay
-    in force: the most specific rule for two types is used, whoever registered it. Random draws are never used. If no
-    deterministic rule reaches its tolerance, the error is a NotImplementedError, like torch's error for an unknown
-    pair. A second call has no effect.
+    kullback then computes KL for every pair of torch's classes and their subclasses, also for pairs without a rule in
+    torch, and for the pairs of `register_kl`, registered before or after the call. Rules of other packages, such as
+    Pyro or GPyTorch, stay in force: the most specific rule for two types is used, whoever registered it. Random draws
+    are never used. If no deterministic rule reaches its tolerance, the error is a NotImplementedError, like torch's
+    error for an unknown pair. A second call of `install` has no effect.
 
     Returns:
         a context manager that restores torch's previous rules at the end of the block.

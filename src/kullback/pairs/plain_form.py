@@ -56,7 +56,7 @@ def pulled_back(p: Distribution, q: Distribution) -> tuple[Distribution, Distrib
     """Return P and Q after undoing the last transform of P, or of Q, that maps the line onto a part; None without one.
 
     A transform such as exp brings an infinite end close to 0, where float64 cannot resolve the mass of a slowly falling
-    tail. On the whole line it can, and the divergence is the same.
+    tail. Undoing the transform does not change the divergence, and float64 resolves this mass on the whole line.
     """
     for side, other in ((p, q), (q, p)):
         if not is_map(side) or side.event_shape:

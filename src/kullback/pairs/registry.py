@@ -33,7 +33,7 @@ from kullback.results.estimate import Estimate
 RuleFunction = Callable[..., Tensor]
 RuleT = TypeVar("RuleT", bound=RuleFunction)
 WRAPPERS = (Independent, MixtureSameFamily, TransformedDistribution)
-"""The classes that wrap other distributions, which decide the rule for a pair."""
+"""The classes that wrap other distributions: the rule for a pair depends on the wrapped distributions."""
 
 SURFACES: dict[type, str] = {
     type(constraints.simplex): "vectors of probabilities",

@@ -21,7 +21,7 @@ _ROUNDING, _TINY = 1e-12, 1e-15
 # The number of perturbed evaluations of a closed form between two families, and the safety factor for their spread.
 # tests/pairs/closed_forms/test_rounding_bounds.py checks the resulting bounds.
 _TRIALS, _SAFETY = 8, 32.0
-# The largest |log x| of a float x: the smallest one is e^-745.
+# The largest |log x| of a positive float x, because the smallest is e^-745.
 _FARTHEST_LOG = 745.0
 
 

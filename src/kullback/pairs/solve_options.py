@@ -15,9 +15,9 @@ FEWEST_DRAWS = 4
 MASS_ERROR = 1e-10
 """The largest accepted error of a density's integral: nodes that miss mass may also miss terms of a divergence."""
 
-# Relative and absolute errors of sums and integrals: the target of the computation, and the largest error of a result
-# that is returned by default. The docstring of `kl_divergence` states the first pair, and tests/pairs/test_sweep.py
-# checks the second.
+# Relative and absolute errors of sums and integrals: the target of the computation, which the docstring of
+# `kl_divergence` states, and the largest error of a result that is returned by default, which tests/pairs/test_sweep.py
+# checks.
 _AIM = (1e-10, 1e-15)
 _REQUIRED = (1e-6, 1e-9)
 
@@ -65,7 +65,7 @@ class SolveOptions(NamedTuple):
         return Tolerance(rtol, max(self.atol, _AIM[1]), self.max_evaluations)
 
     def required(self) -> float:
-        """Return the largest relative error of a result that is returned instead of an exception."""
+        """Return the largest relative error that a returned result may have; with a larger error, `solve` raises."""
         return _REQUIRED[0] if self.rtol is None else self.rtol
 
     def is_accepted(self, value: Tensor, error: Tensor) -> Tensor:

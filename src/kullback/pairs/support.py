@@ -253,7 +253,7 @@ def _same_end(end_p: Tensor | None, end_q: Tensor | None) -> Tensor | None:
 def _diverges(tail: Tail, other: Tail) -> Tensor:
     """Return a mask of the elements where the mean of -log q over P's tail is infinite.
 
-    That is the case if -log q grows faster than 1 / (P's mass beyond x).
+    That is the case if -log q grows at least as fast as 1 / (P's mass beyond x).
     """
     (level, power, coefficient), (level_q, power_q, _) = tail, other
     of_power = (level_q < level - 1) | ((level_q == level - 1) & (power_q >= coefficient))

@@ -34,11 +34,11 @@ from kullback.pairs.solve_options import MASS_ERROR, SolveOptions, Tolerance
 from kullback.pairs.support import is_divergence_infinite
 
 # The number of nodes in the first round; a batch element that needs more gets the maximum in the second round.
-# benchmarks/panel_constants.py: 600 takes 50 % more points. 2,400 saves 4 %, but a single hard element makes its
-# whole batch use that many.
+# benchmarks/panel_constants.py: with 600 nodes the computation takes 50 % more points in total. 2,400 nodes save 4 %,
+# but a single hard element makes its whole batch use that many.
 _FIRST_EVALUATIONS = 1200
 # The largest number of batch elements that are each computed again alone because they missed their tolerance. Each
-# takes as long as a separate call, so a batch of elements that cannot reach it ends after 16.
+# takes as long as a separate call, so the limit bounds the time of a batch that cannot reach its tolerance.
 _ALONE = 16
 # The number of batch elements that are summed or integrated together. Each has hundreds of nodes, and large temporary
 # tensors are slow. benchmarks/panel_constants.py: 2,048 pairs take 1.3 s in blocks of 64, 1.5 s in blocks of 512, and

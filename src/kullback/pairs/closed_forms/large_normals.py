@@ -167,7 +167,7 @@ def _variances(side: _Side) -> Tensor:
 
 
 def _canceling(p: _Side, q: _Side, value: Tensor) -> Tensor:
-    """Return the sum of the sizes of the terms of KL, which may cancel, and of the squares on the diagonals of M."""
+    """Return the sum of the sizes of the terms of KL, which may cancel, and the squared diagonals of M's factors."""
     size = value.new_full((), p.mean.shape[-1])
     for side in (p, q):
         if isinstance(side, _LowRank):

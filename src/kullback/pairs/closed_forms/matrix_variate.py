@@ -29,8 +29,8 @@ _HALF_STEP_DERIVATIVE = tuple((2 * k + 1) * c for k, c in enumerate(_HALF_STEP))
 _HALF_STEP_CURVATURE = tuple((2 * k + 2) * c for k, c in enumerate(_HALF_STEP_DERIVATIVE))
 _NEAR = 0.05
 # The kernels compute KL only if it is at least 1/8 of the sum of the terms that may cancel, which costs three bits. The
-# derivative with respect to the degrees of freedom also has canceling terms as large as the degrees of freedom. If it
-# is needed, KL has to be at least a millionth of P's degrees of freedom, so that ten digits remain.
+# derivative with respect to the degrees of freedom also has canceling terms as large as the degrees of freedom. If this
+# derivative is needed, KL has to be at least a millionth of P's degrees of freedom, so that ten digits remain.
 _LEAST_SHARE, _LEAST_WITH_DERIVATIVE = 1 / 8, 1e-6
 # The factor of each of the three matrices if the covariance is multiplied by 4.
 _FOURFOLD = {"scale_tril": 2.0, "covariance_matrix": 4.0, "precision_matrix": 0.25}
@@ -141,7 +141,7 @@ def kl_lkj_lkj(p: LKJCholesky, q: LKJCholesky) -> Tensor:
 
 
 def _half_step_bregman(a: Tensor, b: Tensor, distance: Tensor) -> Tensor:
-    """Return Bregman's divergence, from a to b = a + distance, of f(x) = lgamma(x) - lgamma(x + 1/2).
+    """Return the Bregman divergence of f(x) = lgamma(x) - lgamma(x + 1/2) from a to b = a + distance.
 
     The recurrence f(x) = f(x + 1) - log x + log(x + 1/2) shifts the arguments to values where a series in 1 / x is
     accurate.

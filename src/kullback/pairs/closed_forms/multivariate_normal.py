@@ -60,7 +60,7 @@ from kullback.pairs.renyi import WIDE_RATIO, renyi_form, where_finite
 _MANY = 64
 # Variances below 1e-290 or above 1e290 may be squares of deviations that lost digits.
 _LEAST = 1e-290
-# A KL of the covariances below this is computed as an integral over their difference: four nodes give thirteen digits.
+# For a smaller KL of the covariances, KL is an integral over their difference: four nodes give thirteen digits.
 _NEAR = 0.00125
 # From this many dimensions on, torch is faster than the kernel if the user passed Cholesky factors.
 _LARGE_ROOT = 512
@@ -127,7 +127,7 @@ def divergence_of_factors(parameters: tuple[Tensor, ...]) -> Tensor:
     The parameters of a low-rank covariance are the mean, W and D. At most one side has a full covariance, with the
     mean and the Cholesky factor. W W^T + D is computed as a matrix only if that saves work.
     """
-    # Of five parameters, three are P's if the third is D, which has one dimension less than W.
+    # Of five parameters, only two are P's if the third is Q's mean, which has one dimension less than Q's W.
     start = 2 if len(parameters) == 5 and parameters[2].dim() < parameters[3].dim() else 3
     sides = [tuple(map(upcast, side)) for side in (parameters[:start], parameters[start:])]
     models = [FactorModel(*side) for side in sides if len(side) == 3]
@@ -442,8 +442,8 @@ def kl_gaussian_gaussian(p: Gaussian, q: Gaussian) -> Tensor | None:
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor | None:
     """Return alpha |T^-1 v|^2 / 2 + (log det T T^T / rest - log det M M^T) / 2 for T T^T = alpha + rest M M^T.
 
-    M = K^-1 L and v = K^-1 (m_P - m_Q) are the matrices in KL. Because tr T T^T - d = rest (tr M M^T - d), the
-    logarithmic terms are D(M) - D(T) / rest, where D is KL of the covariances. Small terms are computed in this form.
+    M = K^-1 L and v = K^-1 (m_P - m_Q) are as in the formula of KL. Because tr T T^T - d = rest (tr M M^T - d), the
+    logarithmic terms are D(M) - D(T) / rest, where D is KL of the covariances. This form is used if M is near 1.
     The result is None if M M^T is too large.
     """
     left, right = moments(p), moments(q)

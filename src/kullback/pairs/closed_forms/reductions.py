@@ -47,7 +47,7 @@ def sum_of_dimensions(x: Tensor, dimensions: int) -> Tensor:
 def kl_independent_independent(
     p: Independent[Distribution], q: Independent[Distribution], kl: SolvePair
 ) -> Estimate:
-    """Return the sum of KL over the dimensions that both wrappers reinterpret; the side with more keeps the others."""
+    """Return the sum of KL over the dimensions that both sides reinterpret; a side with more keeps an Independent."""
     shared = min(p.reinterpreted_batch_ndims, q.reinterpreted_batch_ndims)
     each = kl(_unwrapped(p, shared), _unwrapped(q, shared))
     error = None if each.error is None else sum_of_dimensions(each.error, shared)

@@ -31,7 +31,7 @@ _DRAWS, _FEWEST = 257, 8
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
 # The largest log-distances at which the density is evaluated. The square of e^200 does not overflow float64. The square
-# of e^40 does not overflow float32, the dtype of some users' computations.
+# of e^40 does not overflow float32, because some users' classes compute in float32.
 _REACHES = (200.0, 40.0)
 # The smallest distance from an end, relative to the end, at which the density is evaluated.
 _RESOLUTION = 1e-8
@@ -228,8 +228,8 @@ class BlackBoxDensity(Density):
     def _read_closer(self, unit: Tensor, step: float, end: Tensor | float = 0.0) -> Tail:
         """Return a tail whose density soon underflows, from the last points with a positive density.
 
-        -log density is a power of u if its slope against log u is constant, in logarithms; it is e^u if this slope
-        doubles with u.
+        If the slope of log(-log density) against log u is constant, -log density is a power of u. If the slope doubles
+        with u, -log density grows exponentially.
         """
         index = torch.arange(_STEPS, device="cpu").reshape(-1, *[1] * len(self.distribution.batch_shape))
         f = torch.stack([self._log_prob(end + unit * step**k) for k in range(_STEPS)])

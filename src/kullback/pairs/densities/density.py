@@ -81,7 +81,7 @@ class Points(NamedTuple):
 
 
 def _log_further(more: Tensor, log_distance: Tensor) -> Tensor:
-    """Return log(e^log_distance + more), with correct second derivatives also if one term is much the smaller."""
+    """Return log(e^log_distance + more), with correct second derivatives even if one of the terms is tiny."""
     none = ~(more > 0) | more.isinf()
     log_more = torch.log(torch.where(none, 1, more))
     less = none | (log_more < log_distance)

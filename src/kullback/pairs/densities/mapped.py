@@ -100,7 +100,7 @@ class Increasing(NamedTuple):
 
 @dataclass(frozen=True)
 class MappedDensity(Density):
-    """The density of x = f(y), where y has the density `part` and f is the function."""
+    """The density of x = f(y), where y has the density `part` and f is `function`."""
 
     part: Density
     function: Increasing

@@ -294,7 +294,7 @@ _STANDARD: dict[type, Transform] = {}
 
 
 def enter_standard(kind: type) -> None:
-    """Register the distribution function of the member with location 0 and scale 1 as an elementary step."""
+    """Register the distribution function of a family with location 0 and scale 1 as an elementary step."""
     standard = (torch.full((), x, dtype=torch.float64, device="cpu") for x in (0.0, 1.0))
     _STANDARD[kind] = CumulativeDistributionTransform(kind(*standard, validate_args=False))
 
@@ -306,7 +306,7 @@ def standardized(d: Any) -> list[Transform]:
 
 
 def folded(kind: type) -> Callable[[Any], list[Transform]]:
-    """Return a function from |X| to the steps of its distribution function, for an X of this symmetric family."""
+    """Return a function from the distribution of |X| to its steps, for an X of this symmetric family."""
     return lambda d: [scaling(1 / exact(d.scale)), _STANDARD[kind], AffineTransform(-1.0, 2.0)]
 
 
@@ -341,7 +341,7 @@ def _are_known_equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_compared_by_attributes(a: object) -> bool:
-    """Return whether to compare attributes: the class defines no equality, or none that torch.compile can trace."""
+    """Return whether to compare `a` by attributes: its class has no __eq__, or none that torch.compile can trace."""
     if isinstance(a, Distribution):
         return True
     if not (isinstance(a, Transform) and is_of_torch(type(a))):

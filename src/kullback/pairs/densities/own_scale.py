@@ -36,8 +36,9 @@ _OUT = torch.exp(torch.linspace(-2, 2, 9, dtype=torch.float64, device="cpu"))
 def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Density]:
     """Return P and Q in the unit of P if `of_p` is true, otherwise in the unit of the narrower density.
 
-    Both densities are returned unchanged if P has no location and scale. Q needs them too, unless `of_p` is true and
-    Q's support is the whole line. Batch elements whose parameters differ by too large a factor do not change either.
+    Both densities are returned unchanged if P has no location and scale. Q must also have a location and a scale,
+    unless `of_p` is true and Q's support is the whole line. Batch elements do not change if the ratio of their scales
+    is extreme.
     """
     of_first, of_second = _location_and_scale(p), _location_and_scale(q)
     if of_first is None or (of_second is None and not (of_p and lives_everywhere(q))):
@@ -61,8 +62,8 @@ def in_own_scale(p: Density, q: Density, *, of_p: bool) -> tuple[Density, Densit
 def _unit(loc: Tensor, scale: Tensor, densities: list[Density]) -> tuple[Tensor, Tensor, Tensor]:
     """Return the unit, detached where a density is much narrower than the unit, and the mask of these elements.
 
-    A small change of the unit shifts such a density by many of its widths. The derivatives by the unit would be huge
-    terms that cancel.
+    A small change of the unit shifts such a density by many of its widths. The derivatives with respect to the unit
+    would be sums of huge terms that cancel.
     """
     is_fixed = torch.zeros_like(scale, dtype=torch.bool)
     for density in densities:
@@ -174,8 +175,8 @@ def _in_unit(d: Density, loc: Tensor, scale: Tensor, component: int | None) -> D
 class _Share(DelegatingDensity):
     """The density `part` times the weight of component `index`, or times the remaining weight if `index` is None.
 
-    The weight of component k is proportional to e^log_size_k / (1 + z_k^2)^2 for z_k = (x - loc_k) / scale_k, and the
-    remaining weight to 1; all weights add up to 1.
+    With a_k = e^log_size_k / (1 + z_k^2)^2 and z_k = (x - loc_k) / scale_k, the weight of component k is
+    a_k / (1 + sum_j a_j), and the remaining weight is 1 / (1 + sum_j a_j).
     """
 
     part: Density

@@ -198,7 +198,7 @@ def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
     spread = (torch.ones_like(rate) / rate / scale).clamp(max=1e308)
     start = within_floats(upcast(q.loc) / scale)
     inside = start.clamp(min=0)
-    # For a smaller spread the term is negligible, and the derivative of the quotient overflows.
+    # For a smaller spread, `decay` is negligible, and the derivative of the quotient overflows.
     is_large = spread > 1e-300
     divisor = torch.where(is_large, spread, 1)
     decay = torch.where(is_large, 2 * divisor * torch.exp(-clamped_quotient(inside, divisor, 745)), 0)
@@ -209,7 +209,7 @@ def kl_exponential_laplace(p: Exponential, q: Laplace) -> Tensor:
 @renyi_form(Gamma, Exponential)
 @renyi_form(InverseGamma)
 def _renyi(p: Any, q: Any, alpha: float, rest: float) -> Tensor:
-    """Return Renyi's divergence of two distributions that are Gamma or Exponential, or of two InverseGamma ones."""
+    """Return Renyi's divergence of two Gamma or Exponential distributions, or of two InverseGamma distributions."""
     (a, rate_p), (b, rate_q) = shape_and_rate(p), shape_and_rate(q)
     c, rate = a + rest * (b - a), rate_p + rest * (rate_q - rate_p)
     finite = (c > 0) & (rate > 0)

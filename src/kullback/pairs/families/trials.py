@@ -204,8 +204,8 @@ def _trials_until(last: Tensor, others: Tensor, log_odds: Tensor, log_odds_of_q:
     Arguments:
         last: log(p / q) of the last outcome.
         others: log(p / q) of the other outcome.
-        log_odds: the logarithm of P's probability of the other outcome over P's probability of the last outcome.
-        log_odds_of_q: the logarithm of Q's probability of the other outcome over P's probability of the last outcome.
+        log_odds: log(P(other outcome) / P(last outcome)).
+        log_odds_of_q: log(Q(other outcome) / P(last outcome)).
     """
     # The second term is proportional to the odds. The odds may overflow where the term does not.
     beyond = (log_odds - _LOG_HUGE).clamp(0, 100)
