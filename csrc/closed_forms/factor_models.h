@@ -96,7 +96,7 @@ constexpr double kLeastOfTerms = 1e-3;
 // KL to a low-rank Q. By Woodbury's identity, it needs only matrices of size rank x rank.
 struct ValueInFactors {
   double value;
-  double distance;  // the squared Mahalanobis distance of the means
+  double distance;  // half the squared Mahalanobis distance of the means
   bool is_exact;
 };
 
