@@ -52,7 +52,7 @@ def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
 
 
 def with_ordinary_tensors(call: str, argument: str, d: Distribution) -> Distribution:
-    """Return `d`, or a copy with dense parameters that autograd can save; raise if a parameter has no real values.
+    """Return `d`, or a copy with parameters that autograd can save; raise if one is not dense, real and with values.
 
     In the copy, shapes that were tuples or lists are of type `torch.Size`.
     """

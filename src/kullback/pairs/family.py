@@ -67,8 +67,8 @@ class ScipyForm(NamedTuple):
     Attributes:
         name: the name of the distribution, such as ``"gamma"``, or of the class of its object.
         make: returns the torch distribution from the shape parameters and the arguments in `takes`.
-        takes: the arguments of `make` after the shape parameters: ``"loc"``, ``"scale"``, both or none. SciPy's other
-            arguments of these two become an affine transform of the torch distribution.
+        takes: the arguments of `make` after the shape parameters: ``"loc"``, ``"scale"``, both or none. A loc or scale
+            that `make` does not take becomes an affine transform of the torch distribution.
         first: for integers, SciPy's variable minus the family's variable.
         reads: for an object without shape parameters, the names of its attributes that are the arguments of `make`.
     """
@@ -96,11 +96,11 @@ class Family:
         parameters: the names of the tensor attributes that are the parameters, separated by spaces, in the order of the
             kernels, and of the fields of `density` if it is a class. `CHOICE` represents logits or probs.
         density: a class of `Density` whose fields are the parameters, or a function that returns the density of a
-            distribution. Its support and tails decide where a divergence is +inf.
-        support: the ends of the support: numbers, names of parameters, or None for another end. A class `density` has
-            this attribute, so only a function needs it here.
-        is_full: whether P has mass in its whole support for all parameters. It can also be the name of a parameter: at
-            0, all mass of P is at the point 0.
+            distribution. The support and the tails of the density decide where a divergence is +inf.
+        support: the ends of the support: numbers, names of parameters, or None for another end. The support is needed
+            here only if `density` is a function; a class `density` has the same attribute.
+        is_full: whether P has mass in its whole support for all parameters. A name is the name of a parameter that may
+            be 0: then all mass of P is at the point 0.
         tensors: the names of attributes that have the same numbers as `parameters` and are faster to read. For
             `CHOICE`, they contain the logits or probs that the user passed.
         units: a map from each parameter of the constructor to its power of the unit of x, or a function that returns
@@ -111,8 +111,8 @@ class Family:
         cdf: returns the elementary steps of the distribution function, for transforms by this function.
         curve: the distribution function for location 0 and scale 1, an `Increasing` of `densities/mapped.py`.
         scipy: the distributions of SciPy that belong to the family.
-        match: returns the parameters with the smallest KL from a target to the family. Its arguments are the target's
-            `Means`, the initial parameters and the names of the fixed parameters. It returns None without a formula.
+        match: returns the parameters with the smallest KL from a target to the family, or None without a formula. The
+            arguments are the target's `Means`, the initial parameters and the names of the fixed parameters.
         start: the parameters at which `fit` starts, if the defaults from their ranges (0, 1 or 1/2) are invalid.
     """
 

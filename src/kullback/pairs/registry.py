@@ -91,8 +91,8 @@ def closed_form(
 ) -> Callable[[FormT], FormT]:
     """Register a closed form for a pair of types, and for their subclasses that have no closed form themselves.
 
-    The function takes the two distributions and reads their parameters through `upcast`. It returns a float64 tensor
-    that broadcasts to the batch shape, or None if it does not apply to the parameters. The caller checks supports,
+    The function takes the two distributions, reads their parameters through `upcast`, and returns a float64 tensor that
+    broadcasts to the batch shape, or None if the form does not apply to the parameters. The caller checks supports,
     event shapes and dtypes. `native` is a C++ kernel of the closed form, or a function that calls such a kernel.
     """
 
@@ -150,7 +150,7 @@ class Step(NamedTuple):
     """A rule that `solve` tries in a fixed order.
 
     Attributes:
-        rule: a function of the pair, the kind of divergence and the options. It returns None if it does not apply.
+        rule: a function of the pair, the kind of divergence and the options, which returns None for other pairs.
         kinds: whether the rule applies to KL, and whether it applies to other divergences.
         methods: the values of the option `method` that allow the rule.
         of_family: whether the rule uses the formulas of a family, so that it is not used if `log_prob` is overridden.
@@ -289,8 +289,9 @@ def register_kl(type_p: type, type_q: type) -> Callable[[RuleT], RuleT]:
     .. math:: \text{rule}(p, q) = KL(P \| Q)
 
     The most specific rule wins: a rule for (A, B) serves all subclasses of A and B, unless another rule is registered
-    for closer types, here or with `torch.distributions.register_kl`. A rule of this function precedes a rule of torch
-    for the same types. Torch's registry does not change, except after `install`: then torch uses the rule too.
+    for more specific types, here or with `torch.distributions.register_kl`. A rule that you register here precedes
+    torch's rule for the same types. Torch's registry does not change, except after `install`: then torch uses the rule
+    too.
 
     Arguments:
         type_p: the type of P, a subclass of `torch.distributions.Distribution`.

@@ -95,7 +95,7 @@ def _is_discrete(support: Any) -> bool | None:
 
 
 def is_always_infinite(p: Family, q: Family) -> bool:
-    """Return whether KL is +inf for all parameters of two families, from their supports and the constants of tails."""
+    """Return whether KL is +inf for all parameters of two families, from the supports and parameter-free tails."""
     if not p.is_full or p.has_integers is None or p.has_integers != q.has_integers:
         return False
     tails = _constant_tails(p), _constant_tails(q)
@@ -174,7 +174,7 @@ def _any(*tests: Tensor | None) -> Tensor | None:
 def tail_margins(p: Density, q: Density) -> tuple[Tensor | None, Tensor | None]:
     """Return a - b for P's tail u^-a and -log q ~ u^b, at the lower and at the upper ends of both supports.
 
-    A result is infinite where the ends differ or a tail is not of this form. It is None if this is true of all
+    A result is infinite where the ends differ or a tail is not of this form. A result is None if this is true of all
     elements of the batch.
     """
     lower, upper = p.lower_tail(), p.upper_tail()

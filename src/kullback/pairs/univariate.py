@@ -45,8 +45,9 @@ _ALONE = 16
 # 2.2 s in a single block.
 _BLOCK = 512
 # Three limits for |log S|, with the sum S of the terms of Renyi's divergence. Beyond the first limit, a result that is
-# not exact enough is computed again from the logarithms of the terms. Beyond the second, every sum over integers is,
-# because large logarithms have large rounding errors. Beyond the third, every integral is, because the terms overflow.
+# not exact enough is computed again from the logarithms of the terms. Beyond the second limit, this is done for every
+# sum over integers, because large logarithms have large rounding errors. Beyond the third limit, this is done for every
+# integral, because the terms overflow.
 # tests/pairs/integration/test_renyi_far_apart.py covers sums and integrals of such pairs.
 _FAR_APART, _OF_SUMS, _OVERFLOW = 0.5, 3.0, 300.0
 # The largest number of new estimates of the scale of the sum, if the nodes of an earlier estimate missed the peak.
@@ -291,7 +292,7 @@ def _of_terms(pair: _Pair, log_scale: Tensor | None = None) -> Integral:
 
 
 def _on_line(pair: _Pair, p: Density, q: Density, terms: DivergenceTerms, target: Tolerance) -> Integral:
-    """Return the integrals of the terms of the densities p and q, which have the values of the pair's densities."""
+    """Return the integrals of the terms of p and q, which equal the pair's densities but may have other derivatives."""
     if isinstance(pair.kind, KL) and (pair.splits or is_far_and_narrow(p) is None):
         reaches_out = terms.beyond is not None
         return integrate_kl(

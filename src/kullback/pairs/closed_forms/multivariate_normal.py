@@ -368,7 +368,7 @@ def _form_of_factors(derive: Callable[[Parameters], Parameters | None]) -> Form:
 
 
 def _by_factors(form: Form) -> Shortcut:
-    """Return a shortcut that calls this kernel. It returns None if a full covariance was not given as `scale_tril`."""
+    """Return a shortcut that calls this kernel; it returns None if a full covariance was not given as `scale_tril`."""
 
     def by_kernel(p: Any, q: Any) -> Tensor | None:
         is_full = isinstance(p, MultivariateNormal), isinstance(q, MultivariateNormal)

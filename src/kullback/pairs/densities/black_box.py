@@ -26,8 +26,8 @@ UNDERFLOWED = -746.0
 """The log-density that a distribution may return where its density is positive but underflows to 0."""
 
 _DRAWS, _FEWEST = 257, 8
-# The distances at which tails are evaluated: log(distance / width) from the median, for an infinite end, and
-# -log(distance) from a finite end.
+# The points at which tails are evaluated: values of log(|x| / interquartile range) for an infinite end, and of
+# -log(distance / unit) for a finite end.
 _FAR = (20 * math.log(10.0), 30 * math.log(10.0), 40 * math.log(10.0))
 _NEAR = (5 * math.log(10.0), 7.5 * math.log(10.0), 10 * math.log(10.0))
 # The largest log-distances at which the density is evaluated. The square of e^200 does not overflow float64. The square
@@ -39,7 +39,7 @@ _RESOLUTION = 1e-8
 _STEEPEST = 1e4
 # The number of doublings of the distance in the search for the point where the density underflows to 0.
 _STEPS = 40
-# The number of correct digits of a tail's power, if two values of the log-density determine it.
+# The power of a tail at infinity is rounded to this number of decimals, because the log-densities give no more.
 _DIGITS = 8
 
 

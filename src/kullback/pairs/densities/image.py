@@ -48,7 +48,7 @@ def ends_after(ends: Ends, step: Transform) -> Ends | None:
 
 
 class _Image(Distribution):
-    """A transformed distribution with another support: its image instead of the codomain of its last transform."""
+    """A distribution with another support, such as its image instead of the codomain of its last transform."""
 
     def __init__(self, base: Distribution, support: Any) -> None:
         self.base = unvalidated(base)

@@ -64,7 +64,7 @@ class IntegerDensity(Density):
 
 
 def last_integer(is_zero: Tensor, like: Tensor) -> Tensor:
-    """Return 0 where `is_zero` is true and infinity elsewhere, in the dtype of `like`."""
+    """Return 0 where `is_zero`, else infinity, in the dtype of `like`, because ends in half precision may overflow."""
     return torch.where(is_zero, 0.0, torch.inf).to(like.dtype)
 
 

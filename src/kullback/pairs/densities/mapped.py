@@ -120,11 +120,11 @@ class MappedDensity(Density):
         return None if pieces is None else (self._image(pieces[0]), self._image(pieces[1]))
 
     def _part_end(self, side: int) -> Tensor | None:
-        """Return an end of the part's support; None if it is infinite."""
+        """Return an end of the part's support; None if it is infinite or if an inverse function maps it to infinity."""
         return self.part.high() if side else self.part.low()
 
     def _tail_end(self, side: int) -> Tensor | None:
-        """Return an end of the part's support; infinite for the batch elements whose support has no end there."""
+        """Return `_part_end`, with infinity for the batch elements whose end is infinite or is mapped to infinity."""
         return self._part_end(side)
 
     def _image_of_infinity(self, side: int) -> Tensor | None:
@@ -180,7 +180,7 @@ class MappedDensity(Density):
         return self._tail(self.part.upper_tail(), 1)
 
     def _beyond(self, tail: Tail, side: int) -> Tail:
-        """Return the tail of x at f(-inf) or f(+inf), from the part's tail at infinity."""
+        """Return the tail of x from the part's tail, at an end where `_part_end` is None."""
         return self.function.growths[side].after(tail)
 
     def _tail(self, tail: Tail, side: int) -> Tail:

@@ -246,7 +246,7 @@ def _distribution_function(transform: CumulativeDistributionTransform) -> list[T
 def _transformed_distribution_function(d: TransformedDistribution) -> list[Transform] | None:
     """Return the steps of the distribution function of a transformed distribution.
 
-    They are the inverses of the transforms, the distribution function of the base and, if the transforms decrease,
+    The steps are the inverses of the transforms, the distribution function of the base and, if the transforms decrease,
     u -> 1 - u. The result is None if a transform is not bijective, or if the sign of its slope is unknown.
     """
     sign: Any = 1
@@ -288,8 +288,8 @@ def standard_family(step: Transform) -> type | None:
     return next((family for family, standard in _STANDARD.items() if step is standard), None)
 
 
-# The standard distribution functions, by family. They are recognized by identity, because inside of torch.func a
-# parameter cannot be compared with 0 or 1.
+# The standard distribution function of each family. `standard_family` compares these objects by identity, because
+# inside of torch.func a parameter cannot be compared with 0 or 1.
 _STANDARD: dict[type, Transform] = {}
 
 
@@ -306,7 +306,7 @@ def standardized(d: Any) -> list[Transform]:
 
 
 def folded(kind: type) -> Callable[[Any], list[Transform]]:
-    """Return a function from the distribution of |X| to its steps, for an X of this symmetric family."""
+    """Return a function that returns the steps of the distribution function of |X| for an X of a symmetric family."""
     return lambda d: [scaling(1 / exact(d.scale)), _STANDARD[kind], AffineTransform(-1.0, 2.0)]
 
 

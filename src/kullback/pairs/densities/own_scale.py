@@ -3,8 +3,8 @@
 For a narrow density far from 0, x - loc loses digits of x. In the unit of P, P has location 0 and scale 1, and P's
 parameters change only Q. The derivatives are then sums without large terms that cancel.
 
-A share of a density is its product with a weight between 0 and 1. Each narrow component has a weight that is almost 1
-near its center and falls to 0 away from it. All weights add up to 1.
+A share of a density is the density times a weight between 0 and 1. Each narrow component of P or Q has a weight, which
+is almost 1 near the center of the component and falls to 0 away from this center. All weights add up to 1.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def components_in_own_scale(p: Density, q: Density) -> tuple[Tensor, Density, De
 
 
 def shares_in_own_scale(p: Density, q: Density) -> list[tuple[Density, Density]]:
-    """Return a pair of shares of P and Q for each narrow component of P or Q, in its unit, and the remaining pair.
+    """Return a pair of shares of P and Q for each narrow component, in the component's unit, and the remaining pair.
 
     The shares add up to P and Q. The weights are functions of x that do not depend on the parameters. So the remaining
     pair, which is a function of x, has only derivatives of the components' tails.
@@ -242,7 +242,7 @@ def _location_and_scale(d: Density) -> tuple[Tensor, Tensor] | None:
 
 
 def _scaled(d: Density, loc: Tensor, scale: Tensor, own: Tensor) -> Density:
-    """Return the density of (x - loc) / scale. Where `own` is true, it has exactly the location 0 and the scale 1."""
+    """Return the density of (x - loc) / scale; where `own` is true, its location is exactly 0 and its scale 1."""
     if isinstance(d, LocationScaleDensity | AffineDensity):
         unit = -1.0 if isinstance(d, AffineDensity) and d.falls else 1.0
         place = torch.where(own, 0.0, (d.loc - loc) / scale), torch.where(own, unit, d.scale / scale)

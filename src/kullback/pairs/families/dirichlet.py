@@ -1,4 +1,4 @@
-"""The family of Dirichlet distributions, and its closed form, which also serves Beta, the case of two classes.
+"""The family of Dirichlet distributions, and the closed form of Dirichlet and of Beta, the case of two classes.
 
 The closed form of a large batch is computed in blocks.
 """
