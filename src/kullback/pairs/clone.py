@@ -44,7 +44,7 @@ def _copied(thing: Any, change: Change, copies: dict[int, Any]) -> Any:
                 copies[id(value)] = change(thing, name, value)
             new.__dict__[name] = copies[id(value)]
         elif isinstance(value, weakref.ref):
-            # A weak reference in a transform is to the inverse of the original. torch makes a new inverse on demand.
+            # A weak reference in a transform is to the inverse of the original. Torch makes a new inverse on demand.
             new.__dict__[name] = None
         elif isinstance(value, _CONTAINERS) and type(value) is not torch.Size:
             new.__dict__[name] = _copied(value, change, copies)
@@ -93,7 +93,7 @@ def have_ordinary_tensors(*distributions: Distribution) -> bool:
 
 
 def without_empty_wrapper(d: Distribution) -> Distribution:
-    """Return `d` without each outer `Independent` that reinterprets no dimension."""
+    """Return `d` without outer `Independent` wrappers that reinterpret no dimension."""
     while isinstance(d, Independent) and not d.reinterpreted_batch_ndims and not overrides_density(d):
         d = d.base_dist
     return d

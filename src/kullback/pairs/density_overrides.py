@@ -1,6 +1,6 @@
 """Tests for a distribution whose class or instance overrides `log_prob`, or another method, of its family.
 
-The formulas of the family do not apply to such a distribution. kullback integrates or sums its `log_prob` instead.
+The formulas of the family do not apply to such a distribution. Its `log_prob` is integrated or summed instead.
 """
 
 from __future__ import annotations

@@ -86,11 +86,11 @@ def install() -> Installation:
 
     .. math:: \text{torch.distributions.kl\_divergence}(p, q) = \text{kullback.kl\_divergence}(p, q)
 
-    kullback then computes KL for every pair of torch's classes and their subclasses, also for pairs without a rule in
-    torch, and for the pairs of `register_kl`, registered before or after the call. Rules of other packages, such as
-    Pyro or GPyTorch, stay in force: the most specific rule for two types is used, whoever registered it. Random draws
-    are never used. If no deterministic rule reaches its tolerance, the error is a NotImplementedError, like torch's
-    error for an unknown pair. A second call of `install` has no effect.
+    Kullback then computes KL for every pair of torch's classes and their subclasses, also for pairs without a rule in
+    torch. The same is true of the pairs of `register_kl`, registered before or after the call. Rules of other packages,
+    such as Pyro or GPyTorch, stay in force: the most specific rule for two types is used, whoever registered it. Random
+    draws are never used. If no deterministic rule reaches its tolerance, the error is a NotImplementedError, like
+    torch's error for an unknown pair. A second call of `install` has no effect.
 
     Returns:
         a context manager that restores torch's previous rules at the end of the block.
@@ -115,8 +115,8 @@ def install() -> Installation:
     with _lock:
         was_installed = bool(REPLACED)
         if not was_installed:
-            # kullback's entry for the least specific pair answers pairs without a rule in torch, and never precedes the
-            # rule of a third party.
+            # The entry for the least specific pair serves all pairs without a rule in torch, and never precedes the rule
+            # of a third party.
             of_torch = [pair for pair, rule in registry().items() if is_of_torch(rule)]
             anything = [_ANYTHING] if _ANYTHING not in registry() else []
             _enter(dict.fromkeys([*of_torch, *anything, *user_pairs()]))
@@ -156,7 +156,7 @@ def uninstall() -> None:
 
 
 def _enter(pairs: Iterable[TypePair]) -> None:
-    """Replace the rules in torch's table for these pairs of types by kullback's."""
+    """Replace the rules in torch's table for these pairs of types by `_serve`."""
     table = registry()
     for pair in pairs:
         if not is_ours(table.get(pair)):

@@ -1,4 +1,4 @@
-"""The table of the rules for pairs of types: closed forms, reductions and users' rules; `plan_for` looks a pair up."""
+"""The table of the rules for pairs of types: closed forms, reductions and users' rules. `plan_for` returns a pair's."""
 
 from __future__ import annotations
 

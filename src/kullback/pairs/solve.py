@@ -455,7 +455,7 @@ def _by_densities(pair: Pair, kind: Divergence, options: SolveOptions) -> Estima
 
 
 def _leave_graph(pair: Pair, description: str) -> None:
-    """Break the graph of torch.compile. torch shows the message if the graph must not break."""
+    """Break the graph of torch.compile. Torch shows the message if the graph must not break."""
     torch._dynamo.graph_break(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage, reportUnknownMemberType]
         msg=f"{pair.call} of {pair.names()} is {description}. A graph cannot do that. Write: torch.compile(...) "
         "without fullgraph=True, or call it outside"

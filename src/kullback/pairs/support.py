@@ -108,7 +108,7 @@ def is_always_infinite(p: Family, q: Family) -> bool:
 
 
 def is_always_finite(p: type, q: type) -> bool:
-    """Return whether KL is finite for all parameters of two families, because no test of `is_infinite` applies."""
+    """Return whether KL is finite for all parameters of two families: no test of `is_infinite` applies to them."""
     key = ("finite", p, q)
     if key not in PLANS and not torch.compiler.is_compiling():
         densities = [_unknown_density(FAMILIES[kind]) if kind in FAMILIES else None for kind in (p, q)]
@@ -271,7 +271,7 @@ def is_divergence_infinite(p: Density, q: Density, growth: Growth) -> Tensor | N
 
 
 def _is_infinite_as(p: Density, q: Density, end: EndOfTerms) -> Tensor | None:
-    """Return a mask of the elements with an infinite sum of terms, which grow as `end` says as q / p falls to 0."""
+    """Return a mask of the elements with an infinite sum of terms; `end` describes their growth as q / p falls to 0."""
     if end.limit < math.inf:
         return None
     if 0 < end.rate < math.inf:

@@ -13,13 +13,13 @@ TORCH = "torch.distributions."
 TorchRule = Callable[[Any, Any], Tensor]
 TypePair = tuple[type, type]
 
-# Torch's cache of the rules for pairs of types, which torch clears when a rule is registered. kullback also caches its
+# Torch's cache of the rules for pairs of types, which torch clears when a rule is registered. Kullback also caches its
 # plans there, under different keys.
 PLANS: dict[Any, Any] = kl._KL_MEMOIZE  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
 
 # The rules in torch's table that kullback has replaced; None for pairs that had no rule.
 REPLACED: dict[TypePair, TorchRule | None] = {}
-# kullback's functions in torch's table; they never count as rules of a third party.
+# The functions of kullback in torch's table; they never count as rules of a third party.
 OURS: set[TorchRule] = set()
 
 

@@ -255,10 +255,10 @@ def _solved(root: Tensor, columns: Tensor, *, upper: bool = False) -> Tensor:
 
 
 def _sides(p: Distribution, q: Distribution) -> _Sides | None:
-    """Return the parameters of P and Q; None unless they are large normals and at least one covariance is full.
+    """Return the parameters of two normals of many dimensions, at least one with a full covariance; None otherwise.
 
-    If both P and Q were made from precision matrices whose factors are not in float64, the result is Q's precision and
-    then P's precision, because KL has the same formula in them (see `factors_of`).
+    If P and Q were made from precision matrices whose factors are not in float64, the first result has Q's precision,
+    and the second P's precision. KL has the same formula in these two matrices (see `factors_of`).
     """
     if p.event_shape != q.event_shape or len(p.event_shape) != 1 or p.event_shape[0] < LARGE_MATRIX:
         return None

@@ -313,7 +313,7 @@ class _Precision(NamedTuple):
 def _low_rank_to_full_derivatives(parameters: Parameters) -> Parameters | None:
     """Return the derivatives of KL with respect to P's mean, W and D, and Q's mean and Cholesky factor.
 
-    The result is None if digits are lost.
+    The result is None if products with P's precision lose digits.
     """
     mean_p, w, d, mean_q, root = parameters
     root, p = root.tril(), _Precision.of(w, d)
@@ -333,7 +333,7 @@ def _low_rank_to_full_derivatives(parameters: Parameters) -> Parameters | None:
 def _full_to_low_rank_derivatives(parameters: Parameters) -> Parameters | None:
     """Return the derivatives of KL with respect to P's mean and Cholesky factor, and Q's mean, W and D.
 
-    The result is None if digits are lost.
+    The result is None if products with Q's precision lose digits.
     """
     mean_p, root, mean_q, w, d = parameters
     root, q = root.tril(), _Precision.of(w, d)

@@ -48,7 +48,7 @@ def fused_divergence_of_logits(p: Tensor, q: Tensor) -> Tensor | None:
 
 @shortcut(LogisticNormal, LogisticNormal)
 def fused_kl_of_bases(p: Any, q: Any) -> Tensor | None:
-    """Return KL of the base distributions, because the transform has no parameters."""
+    """Return KL of the base distributions if the transforms, which have no parameters, are equal."""
     return fused_divergence(p.base_dist, q.base_dist) if p.transforms == q.transforms else None
 
 

@@ -39,7 +39,7 @@ _RESOLUTION = 1e-8
 _STEEPEST = 1e4
 # The number of doublings of the distance in the search for the point where the density underflows to 0.
 _STEPS = 40
-# The power of a tail at infinity is rounded to this number of decimals, because the log-densities give no more.
+# The power of a tail at infinity is rounded to this number of decimals, because rounding errors change the others.
 _DIGITS = 8
 
 
@@ -204,7 +204,7 @@ class BlackBoxDensity(Density):
         return end if end is None or not end.ndim else self._changed(end)
 
     def _read(self, side: int) -> list[Tensor]:
-        """Return the fields of the `Tail` at one end, of the batch shape."""
+        """Return the fields of the `Tail` at one end, as tensors of the batch shape."""
         with torch.no_grad():
             ends = _ends_of(self.distribution)
             end, (_, middle, _, scale) = ends[side > 0], self.quartiles

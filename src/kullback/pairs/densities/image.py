@@ -1,6 +1,6 @@
 """The image of a support under transforms, and the density of a transformed distribution from torch's log_prob.
 
-torch declares the codomain of the last transform as the support; the image may be smaller.
+Torch declares the codomain of the last transform as the support; the image may be smaller.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from kullback.pairs.densities.transformed import AffineDensity
 
 # The largest ratio of two scales, and of a distance to a scale: the squares of these ratios do not overflow.
 _WIDEST = 1e150
-# The largest |loc| / scale of a component that is integrated over x instead of z: with a larger ratio, nodes in x give
+# The largest |loc| / scale of a component that is integrated over x instead of z. With a larger ratio, nodes in x give
 # gradients with an error of 1e-8.
 _FARTHEST = 1e4
 # If a density is this many times narrower than the unit, the unit has no derivatives (see `_unit`).

@@ -57,7 +57,7 @@ class GumbelDensity(LocationScaleDensity):
 
 @closed_form(Gumbel, Gumbel, native=ElementForm.GUMBEL)
 def kl_gumbel_gumbel(p: Gumbel, q: Gumbel) -> Tensor:
-    """Return `gumbel_divergence` at ratio s_p / s_q and shift (m_q - m_p) / s_q."""
+    """Return `gumbel_divergence` for the shift (m_q - m_p) / s_q, with the locations m and the scales s."""
     scale_p, scale_q = upcast(p.scale), upcast(q.scale)
     return gumbel_divergence(within_floats((upcast(q.loc) - upcast(p.loc)) / scale_q), scale_p, scale_q)
 
@@ -130,7 +130,7 @@ def kl_to_gumbel(p: LogMoments, loc: Tensor, scale: Tensor, mean: Tensor, log_de
 
 
 def _cdf(d: Gumbel) -> list[Transform]:
-    """Return the steps of e^-e^-z. torch's steps are not used, because their base, a Uniform, has rounded ends."""
+    """Return the steps of e^-e^-z. Torch's steps are not used, because their base, a Uniform, has rounded ends."""
     z = [shift(-exact(d.loc)), scaling(-1 / exact(d.scale))]
     return [*z, ExpTransform(), scaling(-1.0), ExpTransform()]
 

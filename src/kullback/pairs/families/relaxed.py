@@ -104,7 +104,7 @@ def kl_exp_relaxed_categorical(p: ExpRelaxedCategorical, q: ExpRelaxedCategorica
 
 
 def _log_ratios_of_classes(p: ExpRelaxedCategorical, q: ExpRelaxedCategorical) -> tuple[Tensor, Tensor]:
-    """Return log(q_k / p_k) up to a constant, and the mask of the classes without mass in P and Q, where it is 0."""
+    """Return log(q_k / p_k) up to a constant, or 0 for a class without mass in P and Q, and a mask of such classes."""
     if given_logits(p._categorical) or given_logits(q._categorical):  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         left, right = (_log_weights(d) for d in (p, q))
         empty = (left == -torch.inf) & (right == -torch.inf)
