@@ -115,7 +115,7 @@ def install() -> Installation:
     with _lock:
         was_installed = bool(REPLACED)
         if not was_installed:
-            # The entry for the least specific pair serves all pairs without a rule in torch, and never precedes the rule
+            # The entry for the least specific pair serves all pairs without a rule in torch, and never precedes a rule
             # of a third party.
             of_torch = [pair for pair, rule in registry().items() if is_of_torch(rule)]
             anything = [_ANYTHING] if _ANYTHING not in registry() else []

@@ -249,7 +249,7 @@ register_family(Family(
     scipy=[ScipyForm("geom", Geometric, first=1.0)],
     match=match_of_mean("probs", lambda mean, _: 1 / (1 + mean)),
 ))  # fmt: skip
-# SciPy counts failures, and p is the probability of success. torch counts successes, so p becomes 1 - p.
+# SciPy's nbinom counts failures, and p is the probability of success. Torch counts successes, so p becomes 1 - p.
 register_family(Family(
     NegativeBinomial, f"total_count {CHOICE}",
     lambda d: NegativeBinomialDensity(upcast(d.total_count), *probabilities_of(d)[:4]), POSITIVE,
