@@ -1,7 +1,8 @@
-"""The descriptions of arguments that the distillation losses share: functions and modules show one text.
+"""The descriptions of the arguments that the distillation losses have in common, written once for all docstrings.
 
-A docstring with the line ``{arguments: kind, mask}`` in its section ``Arguments:`` has their descriptions there.
-`described` writes them when the module is imported, and `docs/house_style.py` for the pages of the reference.
+In the section ``Arguments:`` of a docstring, the line ``{arguments: kind, mask}`` stands for the descriptions of these
+arguments. `described` inserts the descriptions when the module is imported. `docs/house_style.py` inserts them into the
+pages of the reference.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ _WIDTH = 120
 
 DESCRIPTIONS = {
     "kind": 'the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).',
-    "temperature": "T, which divides the logits of both.",
-    "mask": "which positions count, boolean, the leading shape. If mask, weight and labels leave none, a warning says "
+    "temperature": "T, which divides the logits of student and teacher.",
+    "mask": "which positions count, boolean, the leading shape. If no position counts, a warning says "
     "so, on the CPU only.",
     "weight": "w, a non-negative number for each position, the leading shape.",
     "labels": "true classes, the leading shape. A position whose label is `ignore_index` does not count.",

@@ -72,8 +72,8 @@ def kl_from_log_probs(
     * ``"k1"`` is unbiased, but negative wherever q > p. The mean of a few samples can also be negative.
     * ``"k2"`` is never negative, but biased, usually upwards: by 0.02 at a divergence of 0.22, by 0.54 at 1.23.
     * ``"k3"`` is never negative, and unbiased if P has mass wherever Q has. Its variance is lower than for k1 if P and
-      Q are close (standard deviation 0.31 against 0.65 at a divergence of 0.22). It is far higher if they are not (6.9
-      against 1.42 at 1.23) and may be infinite, because r is unbounded.
+      Q are close (standard deviation 0.31 against 0.65 at a divergence of 0.22). If P and Q are not close, its variance
+      is much higher (standard deviation 6.9 against 1.42 at 1.23) and may be infinite, because r is unbounded.
 
     These numbers are exact expectations for one pair of distributions with 2000 classes at each divergence. If you have
     the logits of all classes, ``divergence(Logits(...), Logits(...), KL())`` at the sampled positions is better than
@@ -89,8 +89,8 @@ def kl_from_log_probs(
         estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
         mask: which actions count, boolean, the same shape. The others may have any values, including NaN. A mask that
             is False everywhere raises a warning, on the CPU only.
-        reduction: ``"none"`` returns one value for each action, 0 where it does not count. ``"sum"`` returns the sum,
-            ``"mean"`` the mean over counted actions, ``"batchmean"`` the sum divided by ``log_p.shape[0]``.
+        reduction: ``"none"`` returns one value for each action, 0 for an action that does not count. ``"sum"`` returns
+            the sum, ``"mean"`` the mean over counted actions, ``"batchmean"`` the sum divided by ``log_p.shape[0]``.
 
     Returns:
         the estimates in nats, in float32 or better: a scalar, or the shape of `log_p` for ``"none"``. An action with
@@ -137,7 +137,7 @@ def estimates(
     mask: Tensor | None,
     direction: Direction = "forward",
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Return the estimates for each action, 0 where it does not count, and its weight, 1 or 0; None if all count."""
+    """Return the estimates of each estimator, and the actions' weights, 1 or 0; None if all actions count."""
     _check_log_probs(call, log_p, log_q)
     log_p, log_q = recordable(log_p), recordable(log_q)
     weights = position_weights(call, log_p.shape, mask, None, None, -100, log_p.device)
@@ -173,8 +173,8 @@ def kl_surrogate(
     `kl_from_log_probs`.
 
     P, Q and B are the distributions of a single entry of the tensors. With one action for each token of a sequence, the
-    sum over tokens gives the gradient of the divergences at the visited prefixes. It ignores that the policy also
-    decides which prefixes are visited. For the divergence of whole sequences, sum their log-probabilities first. B
+    sum over tokens gives the gradient of the divergences at the visited prefixes. This gradient ignores that the policy
+    also decides which prefixes are visited. For the divergence of whole sequences, sum their log-probabilities first. B
     decides which prefixes are visited, unless `importance` reweights them.
 
     Arguments:
@@ -240,11 +240,11 @@ def kl_surrogate(
 def _log_weight(
     log_ratio: Tensor, importance: Importance, limits: tuple[float, float] | None, mask: Tensor | None
 ) -> Tensor:
-    """Return the logarithms of the importance weights."""
+    """Return the logarithms of the importance weights, clipped to `limits`."""
     logs = _at_least_float32(log_ratio.detach())
     if importance != "action" and logs.ndim:
         logs = logs if mask is None else torch.where(mask, logs, 0)
-        # A product with an action that P never takes is 0, even if B never takes another of its actions.
+        # A product that includes an action with p = 0 is 0, even if b = 0 for another of its actions.
         never = logs == -torch.inf
         total = torch.where(never, 0, logs).cumsum(-1)
         never = never.cumsum(-1) > 0
@@ -266,7 +266,7 @@ def _surrogate(
     value = torch.where((weight == 0) | (quotient == 0), 0, weight * _estimate(-quotient, value_of))
     finite = (weight * quotient).isfinite() & weight.isfinite()
     weight, quotient = torch.where(finite, weight, 0), torch.where(finite & (weight != 0), quotient, 0)
-    # The scores are 0; only their gradient matters.
+    # The scores have the value 0 and the gradient of the log-probabilities.
     logs = [torch.where(weight == 0, 0, _at_least_float32(x)) for x in (first, second)]
     scores = [torch.where(x.detach().isfinite(), x - x.detach(), 0) for x in logs]
     return value + weight * (quotient * scores[0] - scores[1])
@@ -311,14 +311,14 @@ def _reduce(values: Tensor, weights: Tensor | None, word: Reduction) -> Tensor:
 
 
 def _in_order(direction: Direction, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return first the log-probabilities under the distribution that the actions are sampled from."""
+    """Return both log-probabilities, first for the distribution that the actions are sampled from."""
     return (log_p, log_q) if direction == "forward" else (log_q, log_p)
 
 
 def _check_weighting(
     call: str, log_ratio: Tensor | None, importance: str, clip: object
 ) -> tuple[float, float] | None:
-    """Return the least and the largest log w, None for no limits; raise if a limit is invalid or w is missing."""
+    """Return the limits of log w, None without `clip`; raise if a limit is invalid or `log_ratio` is missing."""
     if log_ratio is None and (importance != "action" or clip is not None):
         raise invalid_value(
             call,

@@ -84,8 +84,7 @@ class ShardedClasses(RowOperation):
         return torch.cat(columns, -1), torch.cat([origin, torch.stack(of_labels, -1)], -1)
 
     def write_gradient(self, logits: Tensor, result: Tensor, sums: Tensor, grad: Tensor, out: Tensor) -> None:
-        """Write the gradient of the sum of `grad` times `result` by this rank's logits to `out`, which may be
-        `logits`."""
+        """Write this rank's gradient of the sum of `grad` times `result` to `out`, which may be `logits`."""
         selected, k = self.selected, self.selected.indices.shape[-1]
         all_places, label_places = self._places(logits)
         of_labels = None if label_places is None else LabelSums(*sums[:, 1:].unbind(-1))
