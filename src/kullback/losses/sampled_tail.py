@@ -310,7 +310,10 @@ def _sum_of_others(x: Tensor) -> Tensor:
 
 
 def _slope_without_p(kind: Divergence) -> Tensor | float:
-    """Return the limit of t(p, q) / q at p = 0; 0 if it is infinite, or twice t / q at q / p = 10,000 is less."""
+    """Return the limit of t(p, q) / q at p = 0; 0 if it is infinite or approached too slowly.
+
+    The approach is too slow if t(p, q) / q is below half of the limit at q / p = 10,000.
+    """
     if type(kind) is KL:
         return 1.0
     log_p = torch.tensor([-math.inf, -math.log(1e4)], dtype=torch.float64, device="cpu")
