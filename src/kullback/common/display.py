@@ -87,7 +87,7 @@ class Shown:
 
 
 def without_commands(text: str) -> str:
-    r"""Return text in which commands to a build server are escaped, because names of columns and files are untrusted.
+    r"""Return the text with commands to a build server escaped, because names of columns and files are untrusted.
 
     Example:
         >>> print(without_commands("::error::boom, ##[group]x, a::b"))

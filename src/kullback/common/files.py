@@ -325,7 +325,7 @@ def _open_direct(path: PathLike, mode: int | None) -> BinaryIO:
 
 
 def _open_pipe(path: PathLike) -> int:
-    """Return the descriptor of a pipe opened for writing; raise without a reader, for which opening would wait."""
+    """Return the descriptor of a pipe opened for writing; raise if there is no reader, because opening would block."""
     number = _waiting.pop(_identity(path), None)
     if number is not None:
         return number

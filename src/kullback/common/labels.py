@@ -18,7 +18,7 @@ from kullback.errors import ArgumentValueError, invalid_type, invalid_value, saf
 
 Labels = tuple[Hashable, ...]
 
-# One object stands for all missing values of a type, because the same object equals itself in tuples and dictionaries.
+# One object replaces all missing values of a type, because an object equals itself in tuples and dictionaries.
 _NAN, _NOT_A_TIME = math.nan, np.datetime64("NaT")
 # Names that pandas and Polars give to a column of counts or shares.
 _COUNT_NAMES = frozenset(("count", "counts", "proportion", "len", "n"))
@@ -103,7 +103,7 @@ def same_labels(p: Labels, q: Labels) -> bool:
 
 
 def check_one_type(call: str, p: Labels, q: Labels) -> None:
-    """Raise if labels of P and Q differ only in their type, such as 1 and '1', so that they would not match."""
+    """Raise if labels of P and Q differ only in their type, such as 1 and '1', and therefore would not match."""
     for types_of in (_types, _missing_types):
         of_p, of_q = types_of(p), types_of(q)
         if of_p and of_q and not of_p.keys() & of_q.keys():

@@ -210,9 +210,9 @@ def stirling_remainder(x: Tensor) -> Tensor:
 def _shifted(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the numbers for the recurrence that shifts small x into the range of Stirling's series.
 
-    They are: whether x is small, x clamped to small values, the numbers x, x + 1, ... of the recurrence, and 1 / x
-    after the shift. The derivatives of lgamma use Stirling's series, because torch's trigamma has only nine digits and
-    its derivative is slow.
+    The four results are: whether x is small, x clamped to small values, the numbers x, x + 1, ... of the recurrence,
+    and 1 / x after the shift. The derivatives of lgamma use Stirling's series, because torch's trigamma has only nine
+    digits and its derivative is slow.
     """
     is_low, low = x < _FAR, x.clamp(_TINY, _FAR)
     steps = low.unsqueeze(-1) + torch.arange(int(_FAR), dtype=x.dtype, device=x.device)

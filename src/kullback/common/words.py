@@ -1,4 +1,4 @@
-"""Names in files, options and reports. This module is fast to import."""
+"""Names in files, options and reports. The module imports only the standard library, so its import is fast."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def kl_terms(log_q: Tensor, target: Tensor, log_target: bool, divisor: float | N
     """Return the terms, or their sum divided by `divisor`, with derivatives of all orders.
 
     Arguments:
-        log_q: log-probabilities of Q. `native.terms.serves` must accept it and `target`.
+        log_q: log-probabilities of Q. `native.terms.serves` must accept `log_q` and `target`.
         target: probabilities of P, or their logarithms.
         log_target: whether `target` contains logarithms.
         divisor: the divisor of the sum; None returns the terms.

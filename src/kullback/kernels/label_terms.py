@@ -66,9 +66,10 @@ class HardLabels(NamedTuple):
 
 
 def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return -log softmax(logits) of each row's class, in float64. It is KL(one-hot || softmax(logits)).
+    """Return -log softmax(logits) of each row's class, in float64. This cross-entropy equals KL(one-hot ||
+    softmax(logits)).
 
-    It is +inf if the class has logit -inf. Its gradient is always the softmax minus the one-hot vector.
+    The value is +inf if the class has logit -inf. The gradient is always the softmax minus the one-hot vector.
     """
     return transformable(_CrossEntropy(), logits, classes)
 

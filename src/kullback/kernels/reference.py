@@ -1,7 +1,8 @@
-"""The reference implementation in plain torch, for any device, dtype and divergence. It defines the correct result.
+"""The reference implementation in plain torch, for any device, dtype and divergence. The other implementations are
+tested against it.
 
-It computes in float64 (float32 on devices without float64) for inputs of any dtype. It works on blocks of rows, so that
-temporaries stay small for any number of rows.
+The reference computes in float64 (float32 on devices without float64) for inputs of any dtype. Rows are processed in
+blocks, so that temporaries stay small for any number of rows.
 """
 
 from __future__ import annotations
@@ -174,8 +175,8 @@ class RowDivergence(RowOperation):
         """Return the gradients from `derivatives` instead of differentiating the terms.
 
         Where P and Q are nearly equal, `derivatives` is as accurate as the terms. At p = 0 or q = 0, its result is
-        defined, whereas differentiating the terms would give 0 * inf. It consists of differentiable operations, so
-        higher derivatives work.
+        defined, whereas differentiating the terms would give 0 * inf. `derivatives` consists of differentiable
+        operations, so higher derivatives work.
         """
         p, q = tensors = tensors[:2]
         spoilt = None

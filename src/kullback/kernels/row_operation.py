@@ -165,10 +165,10 @@ def _step(fixed: Tensor | None, x: Tensor | None) -> Tensor | None:
     if fixed is None or x is None or not x.is_floating_point():
         return None
     # Where x is -inf, x - fixed is NaN, but the custom function `_ZeroOf` is 0 and has a derivative. Forward mode
-    # cannot use it, because torch.compile supports no custom function with forward derivatives.
+    # cannot use `_ZeroOf`, because torch.compile supports no custom function with forward derivatives.
     is_backward = torch.compiler.is_compiling() and open_transforms("Jvp") == 0
     # torch.compile ignores the derivative of a custom function whose argument is an input of the graph. A copy of the
-    # input has no such problem.
+    # input avoids this.
     at_infinity = _ZeroOf.apply(x.clone()) if is_backward else 0
     return torch.where(fixed.isfinite(), x - fixed, at_infinity)
 
@@ -186,7 +186,7 @@ class _ZeroOf(torch.autograd.Function):
 
 
 def differentiable_backward() -> Any:
-    """Return the context in which a backward pass computes gradients that may be differentiated again.
+    """Return the context for backward passes whose gradients may be differentiated again.
 
     torch.compile traces each backward pass with gradients disabled, even for ``create_graph=True``. This context
     enables them.
@@ -201,7 +201,8 @@ class _Transformable(torch.autograd.Function):
     def forward(
         operation: RowOperation, first: Tensor, second: Tensor, third: Tensor | None
     ) -> tuple[Tensor, ...]:
-        # torch.compile needs one named parameter for each argument. It would mistake `*tensors` for a context.
+        # torch.compile needs one named parameter for each argument. torch.compile would mistake `*tensors` for a
+        # context.
         return operation.compute(*((first, second) if third is None else (first, second, third)))
 
     @staticmethod

@@ -19,7 +19,7 @@ from kullback.kernels.row_operation import Gradients, RowOperation, Wanted, tran
 
 
 def serves(logits: Tensor) -> bool:
-    """Return whether the C++ kernels support the logits; they compute in float32, or in float64 for float64."""
+    """Return whether the C++ kernels support the logits; they compute in float32, or in float64 for float64 logits."""
     return logits.is_cpu and logits.dtype in DTYPES and library.is_available()
 
 
@@ -143,7 +143,7 @@ class SelectedClasses(RowOperation):
         selected = torch.where(padding, -torch.inf, accurate.gather(-1, indices))
         if self.leaves_out:
             # Padding is written to class 0, which may also be selected. A minimum makes the result independent of the
-            # order in which such repeated indices are written.
+            # order of such repeated indices.
             written = torch.where(padding, torch.inf, -torch.inf).to(accurate.dtype)
             accurate = accurate.scatter_reduce(-1, indices, written, "amin")
         columns = [selected, accurate.logsumexp(-1, keepdim=True)]

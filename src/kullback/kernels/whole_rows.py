@@ -133,7 +133,7 @@ def value_and_gradient(
 ) -> Evaluation:
     """Return the value of each row of logits together with the gradient of their weighted sum.
 
-    This reads the logits once, but the weights must be known in advance. The result is not differentiable.
+    The logits are read only once, but the weights must be known in advance. The result is not differentiable.
 
     Arguments:
         rows: the divergence of the rows.

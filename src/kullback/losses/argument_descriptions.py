@@ -1,8 +1,8 @@
 """The descriptions of the arguments that the distillation losses have in common, written once for all docstrings.
 
-In the section ``Arguments:`` of a docstring, the line ``{arguments: kind, mask}`` stands for the descriptions of these
-arguments. `described` inserts the descriptions when the module is imported. `docs/house_style.py` inserts them into the
-pages of the reference.
+A docstring may have the line ``{arguments: kind, mask}`` in its section ``Arguments:``. `described` replaces this line
+by the descriptions of these arguments when the module is imported. `docs/house_style.py` inserts them into the pages of
+the reference.
 """
 
 from __future__ import annotations

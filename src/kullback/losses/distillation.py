@@ -64,7 +64,7 @@ def distillation_loss(
     group: ProcessGroup | None = None,
     classes: int | None = None,
 ) -> Tensor:
-    r"""Compute how far a student's next-class distributions are from a teacher's, both given as logits.
+    r"""Compute the divergence of a student's next-class distributions from a teacher's, both given as logits.
 
     .. math:: L = \frac{\sum_n w_n\, D(P_n \| Q_n)}{\sum_n w_n}, \quad
         P_n = \operatorname{softmax}(t_n / T),\; Q_n = \operatorname{softmax}(s_n / T)
@@ -110,8 +110,8 @@ def distillation_loss(
             gradient, and 7 if both do. For
         `Renyi`, an all-gather of at most 12 numbers replaces the all-reduce. A `TopK` or `SampledTail` must be complete
         on every rank. The second collective is then an all-reduce of the student's logits at its classes, and the third
-        an all-gather of 2 numbers a row. `label_weight` adds 3 numbers a row to these two. The backward pass
-        communicates nothing.
+        an all-gather of 2 numbers a row. With `label_weight`, the second and the third collective together exchange 3
+        more numbers a row. The backward pass communicates nothing.
 
         Logits are sent only if the teacher's shards have other boundaries than the student's. The ranks then exchange
         the teacher's missing logits by an all-to-all, and by another all-to-all in the backward pass if the teacher

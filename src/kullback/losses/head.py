@@ -343,8 +343,8 @@ class _Side:
         elif out.dtype != weight.dtype:
             out.copy_(torch.mm(hidden, weight.t(), out_dtype=out.dtype))
         elif weight.is_cpu and weight.dtype == torch.float32 and torch.get_num_threads() == 1:
-            # With tiles, a product of few positions is up to a third faster. With several threads, they would wait
-            # after each tile.
+            # With tiles, a product of few positions is up to a third faster. Several threads would have to wait for
+            # each other after each tile.
             for tile in _tiles(weight):
                 torch.mm(hidden, weight[tile].t(), out=out[:, tile])
         else:

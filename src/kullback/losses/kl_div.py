@@ -1,6 +1,6 @@
 """The drop-in for `torch.nn.functional.kl_div`.
 
-This module does not import `annotations` from `__future__`, because TorchScript reads those of `_outside_script`.
+This module has no postponed annotations, because TorchScript reads the annotations of `_outside_script`.
 """
 
 import torch
@@ -72,7 +72,7 @@ def kl_div(
         ArgumentTypeError: `input` or `target` is not a tensor, or `log_target` is not a bool.
         ArgumentValueError: `reduction` is not one of the four words.
         IncompatibleTensorError: A tensor is not real floating point or not dense, or the two do not
-            broadcast or live on different devices. It is a RuntimeError as well, as in torch.
+            broadcast or live on different devices. The error is a RuntimeError too, as in torch.
 
     Gradient:
         To `input`, :math:`-p`; to probabilities, :math:`\log p - \log q + 1`; to log-probabilities,

@@ -71,13 +71,14 @@ def kl_from_log_probs(
 
     * ``"k1"`` is unbiased, but negative wherever q > p. The mean of a few samples can also be negative.
     * ``"k2"`` is never negative, but biased, usually upwards: by 0.02 at a divergence of 0.22, by 0.54 at 1.23.
-    * ``"k3"`` is never negative, and unbiased if P has mass wherever Q has. Its variance is lower than for k1 if P and
-      Q are close (standard deviation 0.31 against 0.65 at a divergence of 0.22). If P and Q are not close, its variance
-      is much higher (standard deviation 6.9 against 1.42 at 1.23) and may be infinite, because r is unbounded.
+    * ``"k3"`` is never negative, and unbiased if P has mass wherever Q has. The variance of k3 is lower than for k1 if
+      P and Q are close (standard deviation 0.31 against 0.65 at a divergence of 0.22). If P and Q are not close, its
+      variance is much higher (standard deviation 6.9 against 1.42 at 1.23) and may be infinite, because r is unbounded.
 
     These numbers are exact expectations for one pair of distributions with 2000 classes at each divergence. If you have
     the logits of all classes, ``divergence(Logits(...), Logits(...), KL())`` at the sampled positions is better than
-    any of these estimators. It is unbiased, and varies only from position to position.
+    any of these estimators. That divergence has no sampling error at a position, and varies only from position to
+    position.
 
     The gradient of an estimate is not an estimate of the gradient. To train on KL, differentiate `kl_surrogate`.
 
@@ -167,15 +168,15 @@ def kl_surrogate(
         \text{gradient } w \bigl(k_1 \nabla \log p(a) - \nabla \log q(a)\bigr),
 
     and ``"reverse"`` exchanges P and Q everywhere. Papers on reinforcement learning call KL(policy || reference) the
-    reverse KL. With P the policy, it is ``"forward"``; `kl_from_log_probs` has a table. Value and gradient are unbiased
-    if B has mass wherever the first distribution has mass, and for k3 also wherever the second has. The gradient is the
-    gradient of KL for either `value`. Differentiating k1 or k3 themselves gives other gradients, listed at
-    `kl_from_log_probs`.
+    reverse KL. With P the policy, it is ``"forward"``; `kl_from_log_probs` has a table. For ``"forward"``, value and
+    gradient are unbiased if B has mass wherever P has mass. For k3, B must also have mass wherever Q has mass. The
+    gradient is the gradient of KL for either `value`. Differentiating k1 or k3 themselves gives other gradients, listed
+    at `kl_from_log_probs`.
 
     P, Q and B are the distributions of a single entry of the tensors. With one action for each token of a sequence, the
     sum over tokens gives the gradient of the divergences at the visited prefixes. This gradient ignores that the policy
-    also decides which prefixes are visited. For the divergence of whole sequences, sum their log-probabilities first. B
-    decides which prefixes are visited, unless `importance` reweights them.
+    also decides which prefixes are visited. For the divergence of sequences, first sum the log-probabilities of each
+    sequence. B decides which prefixes are visited, unless `importance` reweights them.
 
     Arguments:
         log_p: log-probabilities, or log-densities, of the actions under P.
@@ -184,13 +185,13 @@ def kl_surrogate(
             sampled from Q.
         value: ``"k1"``, or ``"k3"``, which is never negative and varies less if P and Q are close.
         log_ratio: log w, if the actions were sampled from another distribution B: log p - log b for
-            ``"forward"``, log q - log b for ``"reverse"``, where b is the probability under B. It is treated
+            ``"forward"``, log q - log b for ``"reverse"``, where b is the probability under B. `log_ratio` is treated
             as a constant.
         importance: how to compute the weight of an action, with the tokens of a sequence along the last dimension.
             ``"action"`` uses the action's own ratio. ``"prefix"`` uses the product of the ratios up to the action: it
             also reweights the prefixes as if P had visited them. ``"sequence"`` uses the product of all ratios of the
-            sequence, with the same expectation and a larger variance. With the last two, the sum over tokens is the
-            value of whole sequences. Tokens that `mask` excludes have no ratio.
+            sequence, with the same expectation and a larger variance. With ``"prefix"`` or ``"sequence"``, the sum over
+            tokens estimates the divergence of sequences. Tokens that `mask` excludes have no ratio.
         clip_log_ratio: c, to clip log w to [-c, c], or a pair (least, largest). An action that P never takes keeps
             weight 0. Clipping reduces the variance of the weight and biases the value and the gradient.
         mask: which actions count, boolean, the same shape. The others may have any values, including NaN. A mask that

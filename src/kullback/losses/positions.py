@@ -163,8 +163,8 @@ def warn_if_nothing_counts(
 ) -> None:
     """Warn if no position counts, and name the argument that excludes them.
 
-    The check is made only on the CPU, because reading values on an accelerator would synchronize. It is not made while
-    torch compiles.
+    The check is made only on the CPU, because reading values on an accelerator would synchronize. There is no check
+    while torch compiles.
 
     Arguments:
         call: the function that the user called.
@@ -229,7 +229,7 @@ def position_weights(
 
 
 def mask_remedy(mask: Tensor, ignore_index: int = -100, *, takes_labels: bool = False) -> str:
-    """Return the remedy for a mask that is not boolean. It depends on the mask's values, which may be labels.
+    """Return the remedy for a mask that is not boolean. The remedy depends on the mask's values, which may be labels.
 
     `takes_labels` says whether the call has the arguments `labels` and `weight`.
 

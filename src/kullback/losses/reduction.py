@@ -31,7 +31,7 @@ def check_reduction(call: str, reduction: object) -> Reduction:
 
 
 def torch_reduction(reduction: object, size_average: bool | None, reduce: bool | None) -> Reduction:
-    """Return the reduction that the three reduction arguments of `torch.nn.functional.kl_div` mean together.
+    """Return the one reduction that the three reduction arguments of `torch.nn.functional.kl_div` amount to.
 
     If a deprecated flag is given, `reduction` is ignored: `reduce=False` means ``"none"``, otherwise `size_average`
     chooses between ``"mean"`` and ``"sum"``. A flag that is None counts as true. The old name ``"elementwise_mean"``

@@ -65,7 +65,7 @@ def kl_per_dimension(
         mask: which examples count, boolean, of the shape of the examples. A mask that is False everywhere raises a
             warning, on the CPU only.
         weight: the weight of each example, 0 or more, of the shape of the examples.
-        batch_dims: the number of leading dimensions of examples: 1, or 2 for (sequence, time). It is 0 for a
+        batch_dims: the number of leading dimensions of examples: 1, or 2 for (sequence, time). Pass 0 for a
             distribution without batch shape, such as ``Independent(d, 2)``, which has no examples.
         method: the rule, as in `kullback.kl_divergence`. ``"monte_carlo"`` supports pairs without an exact rule, such
             as a prior that is a mixture.
@@ -165,9 +165,10 @@ class KLRegularizer(torch.nn.Module):
     Arguments:
         coefficient: :math:`\beta`: a number of 0 or more; a schedule, such as `LinearSchedule`, `CyclicalSchedule` or
             any function from the number of steps to a number; or an `AdaptiveKLController`, whose `horizon` counts
-            calls of `step`. Its target is the KL summed over the latent dimensions and averaged over the examples. The
-            current value is the attribute `coefficient` of the regularizer; the controller itself does not change. For
-            another controller, pass ``lambda step: controller.coefficient`` and update it with the attribute `kl`.
+            calls of `step`. The controller's target is for the KL summed over the latent dimensions and averaged over
+            the examples. The current value is the attribute `coefficient` of the regularizer; the controller itself
+            does not change. For another controller, pass ``lambda step: controller.coefficient`` and update it with the
+            attribute `kl`.
         free_nats: :math:`\lambda`, the "free bits" in nats. A group whose KL is at most this has no gradient.
         group_dims: the latent dimensions of the KL that index groups, counted from 0 after the batch dimensions. The KL
             is summed over the other latent dimensions. None makes each latent dimension a group. 0 makes each channel a
@@ -175,11 +176,11 @@ class KLRegularizer(torch.nn.Module):
         per_example: compare the KL of each example with `free_nats`, instead of the mean over the batch.
         capacity: :math:`C`, in nats: a number or a schedule. Not together with `free_nats`.
         balance: two weights :math:`(a, b)`. The term is then :math:`a` times the term with a constant posterior, which
-            trains only the prior, plus :math:`b` times the term with a constant prior. ``torch.compile`` supports it
-            from torch 2.12 on.
+            trains only the prior, plus :math:`b` times the term with a constant prior. ``torch.compile`` supports
+            `balance` from torch 2.12 on.
         batch_dims: the number of leading dimensions of examples in the posterior: 0 for the weights of a Bayesian
-            layer, which are one example, so that the KL is summed over all of them. It is also 0 for a posterior
-            without batch shape, such as ``Independent(d, 2)``.
+            layer, which are one example, so that the KL is summed over all of them. `batch_dims` is also 0 for a
+            posterior without batch shape, such as ``Independent(d, 2)``.
         method: the rule, as in `kullback.kl_divergence`. ``"monte_carlo"`` supports pairs without an exact rule, such
             as a prior that is a mixture.
         draws: the number of draws of ``"monte_carlo"`` for each posterior. The gradient is unbiased for any number.
@@ -197,15 +198,15 @@ class KLRegularizer(torch.nn.Module):
 
     Returns:
         When called with ``(posterior, prior=None)`` and optionally ``mask=`` and ``weight=``, as in `kl_per_dimension`,
-        a scalar in nats, in float32 or better, also under autocast. It is 0 if no example counts.
+        a scalar in nats, in float32 or better, also under autocast. The value is 0 if no example counts.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: an argument does not fit.
         NoRuleError: there is no rule for the KL of this pair of distributions.
 
     Gradient:
-        the gradient of `kullback.kl_divergence`, times the coefficient. It is 0 in a group whose KL is at most
-        `free_nats`, and if the KL equals the capacity.
+        the gradient of `kullback.kl_divergence`, times the coefficient. The gradient is 0 in a group whose KL is at
+        most `free_nats`, and if the KL equals the capacity.
 
     Example:
         >>> from torch.distributions import Normal

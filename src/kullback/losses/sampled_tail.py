@@ -199,17 +199,17 @@ def sampled_tail_divergence(
 
     q is normalized over all classes. The expectation over the draws is the divergence :math:`\sum_i t(p_i, q_i)`, and
     the expectation of the gradient is its gradient. :math:`s_l` depends only on the other draws, K, M and q, so it is
-    independent of :math:`j_l`. It is 0 if teacher and student agree on the top classes, the tail's mass and the other
-    draws. It rises to the limit of t(p, q)/q at p = 0 (1 for KL) if they are far apart. Derivatives treat :math:`s_l`
-    as a constant, and stay unbiased.
+    independent of :math:`j_l`. :math:`s_l` is 0 if teacher and student agree on the top classes, the tail's mass and
+    the other draws. The more they differ, the closer is :math:`s_l` to its maximum, the limit of t(p, q)/q at p = 0 (1
+    for KL). Derivatives treat :math:`s_l` as a constant, and stay unbiased.
 
     If student and teacher agree, the estimate and its gradient are 0, whatever was drawn. The closer they are, the less
-    the estimate varies. If they are far apart, a rarely drawn class that the student prefers causes no spike of size
+    the estimate varies. If they differ greatly, a rarely drawn class that the student prefers causes no spike of size
     q/p, but the estimate may be negative by chance. For kinds whose terms grow faster than q, such as `ReverseKL` and
     `Jeffreys`, :math:`s_l` is 0 and spikes remain possible.
 
     Classes whose probability under the teacher is exactly 0 are never drawn. The estimate includes their terms, q for
-    KL and q/2 for TV, in proportion to :math:`s_l`: fully if student and teacher are far apart or M = 0. Without any
+    KL and q/2 for TV, in proportion to :math:`s_l`: in full if :math:`s_l` is at its maximum or M = 0. Without any
     draws (m = 0), a tail with mass contributes 0.
 
     Arguments:
@@ -275,8 +275,8 @@ class SampledRows(PartialRows):
         excess = (1 - mass - top_q.exp().sum(-1, keepdim=True)).clamp(min=-mass)
         if not self.draws:
             return torch.where(mass == 0, excess, 0).squeeze(-1)
-        # Padded draws have log-probability -inf in P and Q. They occur only in rows without a tail, whose mass of 0
-        # removes them.
+        # Padded draws have log-probability -inf in P and Q. Padded draws occur only in rows without a tail, whose mass
+        # of 0 removes them.
         change = torch.expm1(drawn_q - drawn_p.clamp(min=_LEAST_LOG))
         with torch.no_grad():
             apart = (top_q / 2).exp() - (top_p / 2).exp()
@@ -284,8 +284,8 @@ class SampledRows(PartialRows):
         return (share * (excess - mass * change)).mean(-1)
 
     def _share(self, top: Tensor, excess: Tensor, change: Tensor) -> Tensor:
-        """Return the share of each draw: from 0 if Q is near the teacher to 1 if Q is far. It does not depend on that
-        draw.
+        """Return the share of each draw: from 0 if Q is near the teacher to 1 if Q is far. A share does not depend on
+        its draw.
 
         The share depends on the top classes, the tail's mass and the other draws: on the variation of q/p over these
         draws, and on the part of the tail's mass under Q that they miss.

@@ -158,7 +158,7 @@ def top_k_divergence(
     temperature: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Compute the divergence of a student from a teacher that is known at its top classes only.
+    r"""Compute the divergence of a student from a teacher that is known only at its top classes.
 
     Let K be the kept classes, p the teacher's probabilities as given, q the student's probabilities among all classes,
     and :math:`q_0 = 1 - \sum_{i \in K} q_i` the student's mass outside K. With f the
@@ -177,10 +177,10 @@ def top_k_divergence(
     p = 0 (`ReverseKL`, `Jeffreys`) are +inf unless the student also has no mass outside K.
 
     ``"zero"`` sums the non-negative terms of `kullback.generators`, which for KL are
-    :math:`p_i \log(p_i/q_i) - p_i + q_i`. It is at most the value of ``"bucket"``, and 0 exactly if student and teacher
-    agree on K. But it ignores classes outside K and is not a divergence between distributions. Some libraries use only
-    the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`. That sum can be negative, and its minimum
-    is at the renormalized probabilities instead of the teacher's.
+    :math:`p_i \log(p_i/q_i) - p_i + q_i`. The value is at most the value of ``"bucket"``, and 0 exactly if student and
+    teacher agree on K. But it ignores classes outside K and is not a divergence between distributions. Some libraries
+    use only the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`. That sum can be negative, and its
+    minimum is at the renormalized probabilities instead of the teacher's.
 
     The teacher's remaining mass may be only a rounding error. Such a remainder counts as 0 where the student has no
     mass outside K, for example if K is all classes, and does not cause +inf.

@@ -114,7 +114,7 @@ class KLDivergence(ExactMetric):
         self.add_state("counts", sketch.counts, dist_reduce_fx="sum")
         self.add_state("minimum", sketch.minimum, dist_reduce_fx="min")
         self.add_state("maximum", sketch.maximum, dist_reduce_fx="max")
-        # This state is a zero to which each batch adds a zero of its dtype, so that promotion yields the dtype of the
+        # This state is always 0. Each batch adds a zero of the batch's dtype, so that promotion yields the dtype of the
         # result.
         self.add_state("precision", torch.tensor(0.0), dist_reduce_fx="sum")
 
@@ -228,7 +228,7 @@ class KLDivergence(ExactMetric):
         return dim_zero_cat(self.measures).dtype if len(self.measures) else self.dtype
 
     def _synchronized(self) -> AbstractContextManager[None]:
-        """Return a context in which the states of all processes are merged, as for `compute`."""
+        """Return a context that merges the states of all processes, as for `compute`."""
         return self.sync_context(
             dist_sync_fn=self.dist_sync_fn,
             should_sync=self._to_sync,

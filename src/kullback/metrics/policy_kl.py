@@ -65,7 +65,8 @@ class PolicyKL(ExactMetric):
         * ``"outside"``: the fraction of tokens with probability 0 under either P or Q, but not both.
 
     Warns:
-        EstimateWarning: at `compute`, tokens are outside, or k1 and k3 contradict each other.
+        EstimateWarning: in `compute`, if a token has probability 0 under only one of P and Q, or if the mean of q/p
+            contradicts k3.
 
     Raises:
         ArgumentValueError: `threshold` is negative or not a number; at `update`, the shapes do not fit.

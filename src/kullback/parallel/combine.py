@@ -142,7 +142,7 @@ class _RenyiRule(CombineRule):
 
 
 class _LargestRatioRule(CombineRule):
-    """Renyi's divergence of infinite order: the largest log-ratio. The gradient is that of the first class with it."""
+    """Renyi's divergence of infinite order: the largest log-ratio. The first class with it has the gradient."""
 
     gathers = True
 
@@ -277,7 +277,7 @@ def _without_infinite(logs: Tensor) -> Tensor:
 
 
 def _finite_peak(logs: Tensor) -> Tensor:
-    """Return the logarithms with 0 in place of -inf, so that they can be subtracted from -inf."""
+    """Return the logarithms with 0 in place of -inf, because -inf - (-inf) would be NaN."""
     return torch.where(logs == -torch.inf, 0, logs)
 
 

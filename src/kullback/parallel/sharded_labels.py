@@ -26,7 +26,7 @@ def logits_at(logits: Tensor, places: Tensor) -> Tensor:
 
 
 class LabelSums(NamedTuple):
-    """Numbers that compare each row's label with the other classes, at temperature 1. They are equal on all ranks."""
+    """Numbers that compare each row's label with the other classes, at temperature 1, equal on all ranks."""
 
     peak: Tensor  # the largest logit of the other classes
     total: Tensor  # the sum of the exponentials of the other classes' logits minus `peak`

@@ -80,7 +80,7 @@ def local_part(call: str, name: str, x: Any, mesh: Any, mesh_dim: int, dim: int 
 
 
 class Sides(NamedTuple):
-    """The ranges of classes that the ranks have of the student and of the teacher, and the ranges that they work on."""
+    """The ranges of classes of each rank: in the student, in the teacher, and in the rank's computation."""
 
     ranks: Ranks
     student: Ranges

@@ -15,7 +15,7 @@ class Value(Generic[Number]):
     """A mean, proportion or divergence with its standard error and confidence interval.
 
     Attributes:
-        value: the value; a mean is +inf if a row is infinite. It is None if the data do not determine it.
+        value: the value; a mean is +inf if a row is infinite. `value` is None if the data do not determine it.
         standard_error: the standard error of `value`. It treats clusters as independent. Without cluster ids, it treats
             blocks of rows as independent if neighboring rows are dependent, else single rows. It is +inf if a row is
             infinite, and NaN (None for tables) if there are too few rows.

@@ -50,7 +50,7 @@ def _register_shapes() -> None:
 
 @cache
 def _define_first_derivative() -> torch.library.Library:
-    """Define the operator with which compiled graphs multiply a precomputed gradient by the incoming gradient.
+    """Define the operator that multiplies a precomputed gradient by the incoming gradient in compiled graphs.
 
     The operator takes P and Q although the product does not read them. The precomputed gradient depends on P and Q, and
     the operator refuses a second derivative with respect to either. Without these arguments, torch would treat the

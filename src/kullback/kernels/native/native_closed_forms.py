@@ -31,7 +31,8 @@ class Form(NamedTuple):
     """A closed form: its operator, the codes that the operator takes first, and its reference in plain torch.
 
     If the operator has no derivatives, `gradients` computes the gradients of the parameters from the gradient of the
-    values, in plain torch. It returns None if it would lose digits; the reference then computes the gradients.
+    values, in plain torch. `gradients` returns None if its result would lose digits; the reference then computes the
+    gradients.
     """
 
     operator: Operator

@@ -69,8 +69,7 @@ def gradients(
 
 
 def _logarithms(target: Tensor, log_target: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Return the logarithms of `target`, and the same tensor again if a result may overwrite it; None for either
-    otherwise.
+    """Return the logarithms of `target`, None if it contains them, and that tensor if results may overwrite it.
 
     torch computes the logarithms, so that the terms are exactly 0 for `log_q = target.log()`.
     """
