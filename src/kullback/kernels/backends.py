@@ -57,7 +57,7 @@ def backends() -> list[Backend]:
     """List the implementations of the kernels, in the order of preference.
 
     Returns:
-        one `Backend` for each implementation; `reason` explains why one cannot run.
+        one `Backend` for each implementation. If an implementation cannot run, its `reason` explains why.
 
     Example:
         >>> import kullback

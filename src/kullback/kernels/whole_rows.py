@@ -170,8 +170,8 @@ def weighted_total(
         tensors.append(weights)
     if rows.labels is not None:
         tensors.append(rows.labels.classes)
-    # A gradient computed in the forward pass is rounded before loss scaling multiplies it. In float16 it might
-    # underflow.
+    # A gradient computed in the forward pass is rounded before loss scaling multiplies it. In float16 such a gradient
+    # might underflow.
     is_early = not inplace and torch.float16 not in (p.dtype, q.dtype)
     if is_constant and can_inspect_all(tensors):
         operation = FastRows(rows, backend_for(rows.kind, p, q), weights, scale, inplace)

@@ -39,16 +39,16 @@ DESCRIPTIONS = {
     '`teacher`. Not available with ``reduction="none"``.',
     "softcap": "c, the largest absolute value of a logit; None for no cap. A pair is (student's, teacher's). Stored "
     "log-probabilities are not changed.",
-    "logit_scale": "a, the factor of the products before the cap. A pair is (student's, teacher's).",
+    "logit_scale": "a, the factor of W h + b before the cap. A pair is (student's, teacher's).",
     "chunk_bytes": "the memory for the logits of a chunk of positions, both sides together. By default, 32 MiB or a "
     "quarter of the head's bytes, whichever is more. Products with few rows are slow, so the default is at least 512 "
     "positions (256 on a single thread; twice as many in half precision). The size of a chunk changes the result only "
     "by rounding.",
-    "float32_logits": "keep the logits of half-precision heads in float32. This doubles the size of a chunk. Without "
-    "it, rounding to bfloat16 changes the gradient by some percent.",
-    "group": "the process group over which the classes are sharded. Logits, or the weights and biases of heads, are "
-    "those of this rank's classes; the shards of all ranks, joined in rank order, are the whole. All other arguments, "
-    "hidden states too, are equal on all ranks.",
+    "float32_logits": "keep the logits of half-precision heads in float32. This doubles the size of a chunk. "
+    "Otherwise, rounding logits to bfloat16 changes the gradient by some percent.",
+    "group": "the process group over which the classes are sharded. Logits, or the weights and biases of heads, then "
+    "contain only this rank's classes. The shards of all ranks, joined in rank order, give the full tensors. All other "
+    "arguments, including hidden states, are equal on all ranks.",
     "classes": "the number of classes without padding. Logits of later classes count as -inf on both sides. With "
     "several shards, the number for all shards together.",
     "return_entropy": "also return the student's entropy at each position, computed in the same pass over the chunks.",

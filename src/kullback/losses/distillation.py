@@ -250,8 +250,8 @@ def linear_distillation_loss(
     Arguments:
         student: hidden states h, shape (..., hidden size), floating point.
         student_weight: the head W, shape (classes, hidden size), of the dtype of the hidden states.
-        teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ. Or a
-            stored teacher: a `TopK`, a `SampledTail` or another `PartialTeacher`. D is then computed by
+        teacher: the teacher's hidden states, the same leading shape; the hidden size and the dtype may differ. The
+            teacher may also be stored: a `TopK`, a `SampledTail` or another `PartialTeacher`. D is then computed by
             `top_k_divergence`, by `sampled_tail_divergence` or by the teacher. A stored teacher has no head, and
             `vocabulary` is ignored.
         teacher_weight: the teacher's head, shape (classes, its hidden size); None for a stored teacher.

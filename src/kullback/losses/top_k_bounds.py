@@ -72,7 +72,7 @@ def top_k_divergence_bounds(
         p: P, a `TopK` of shape (..., k) or a `TopKBlock` of n positions.
         q: Q, for the same positions; k may differ.
         kind: the divergence or its name; not `Renyi`, which is not a sum over classes.
-        classes: the number of all classes. By default the blocks' number, if they have one.
+        classes: the number of all classes. By default, the number that the blocks store, if they store it.
 
     Returns:
         `DivergenceBounds` in float64, one value for each position, without a gradient.

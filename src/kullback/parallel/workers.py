@@ -1,4 +1,4 @@
-"""Processes that divide the rows of a task: every process gets all results. If one fails, all raise its error."""
+"""Processes that divide the rows of a task: every process gets all results. If a process fails, all raise its error."""
 
 from __future__ import annotations
 
