@@ -35,7 +35,7 @@ class HardLabels(NamedTuple):
         return self._replace(classes=self.classes[rows])
 
     def mixed_derivatives(self, derivatives: tuple[Tensor, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of the mixed values by P's and Q's logits, from the derivatives of the divergences."""
+        """Return the mixed values' derivatives with respect to P's and Q's logits, from those of the divergences."""
         by_p, by_q = (torch.zeros_like(x) if self.soft == 0 else self.soft * x for x in derivatives)
         grad = torch.full_like(logits[..., 0], self.hard, dtype=by_q.dtype)
         return by_p, by_q + cross_entropy_gradient(logits, self.classes, grad)

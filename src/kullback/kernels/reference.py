@@ -157,7 +157,7 @@ class RowDivergence(RowOperation):
         return values if self.labels is None else self.labels.mixed(values, q)
 
     def derivatives(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of each row's value by the weights, or log-weights, of P and of Q."""
+        """Return the derivatives of each row's value with respect to the weights, or log-weights, of P and of Q."""
         pair = self.pair(p, q)
         by_p, by_q = self.kind.derivatives(pair)
         derivatives = (
@@ -209,7 +209,7 @@ class RowDivergence(RowOperation):
         return (weights - origin_of(weights.amax(-1, keepdim=True).detach())) / self.temperature
 
     def _by_weights(self, by_log_mass: Tensor, mass: Tensor, weights: Tensor, in_logs: bool) -> Tensor:
-        """Convert a derivative by log-probabilities to a derivative by the unnormalized weights."""
+        """Convert derivatives with respect to log-probabilities to derivatives with respect to unnormalized weights."""
         by_log_weight = by_log_mass - mass * by_log_mass.sum(-1, keepdim=True)
         # Each row of this derivative sums to zero. The entry of the largest class is computed as minus the sum of the
         # other entries, because the difference above cancels if that class has nearly all the mass.

@@ -81,7 +81,7 @@ def row_divergence(
     dtype: torch.dtype | None = None,
     exact: bool = False,
 ) -> Tensor:
-    """Return the divergence of `kind` for each pair of rows of `p` and `q`, differentiable by both.
+    """Return the divergence of `kind` for each pair of rows of `p` and `q`, differentiable with respect to both.
 
     Arguments:
         kind: the divergence.

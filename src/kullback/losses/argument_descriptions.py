@@ -28,12 +28,12 @@ DESCRIPTIONS = {
     "ignore_index": "the label of positions that do not count.",
     "reduction": '``"none"``, ``"sum"``, ``"mean"`` or ``"batchmean"``: w D for each position, 0 where it does not '
     "count; the sum; the weighted mean over counted positions; or the sum divided by ``student.shape[0]``.",
-    "temperature_squared": "multiply D by T squared, which keeps the size of the gradient.",
-    "normalizer": "divide the sum by this number instead. With the number of counted positions of all micro-batches of "
-    "a step, the accumulated gradients equal the gradient of the whole batch.",
-    "vocabulary": 'how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``. The first '
-    "raises. The second keeps only the first classes, which both have, and normalizes again. The third gives no mass "
-    "to the classes that a side lacks: KL is +inf wherever the teacher has more classes than the student.",
+    "temperature_squared": "multiply D by T squared, so that the size of the gradient depends little on T.",
+    "normalizer": "the number that divides the sum, in place of the divisor of `reduction`. If it is the number of "
+    "counted positions of all micro-batches of a step, the accumulated gradients equal the full batch's gradient.",
+    "vocabulary": 'how to handle different numbers of classes: ``"error"``, ``"truncate"`` or ``"mask"``. ``"error"`` '
+    'raises. ``"truncate"`` keeps only the first classes, which both have, and normalizes again. ``"mask"`` gives no '
+    "mass to the classes that a side lacks: KL is +inf wherever the teacher has more classes than the student.",
     "inplace_backward": "let the backward pass overwrite `student` with its gradient, which saves memory. Use it only "
     "for logits that are not read afterwards, are not a parameter or a view of one, and share no memory with "
     '`teacher`. Not available with ``reduction="none"``.',

@@ -203,7 +203,7 @@ class HeadRows(TotalOperation):
 
 @remembered
 def may_overflow(kind: Divergence) -> bool:
-    """Return whether derivatives by logits can greatly exceed the position's weight, like powers of p/q."""
+    """Return whether derivatives in the logits can greatly exceed the position's weight, as powers of p/q do."""
     return not isinstance(kind, BuiltIn) or (
         kind.additive and max(end.rate for end in growth_of(kind)[:2]) > 0
     )
@@ -451,7 +451,7 @@ class _StoredSide:
         q_is_wanted: bool,
         labels: HardLabels | None,
     ) -> Evaluation:
-        """Return the divergences of some positions, and their gradients by log-probabilities and student logits."""
+        """Return some positions' divergences, and the gradients of the log-probabilities and the student's logits."""
         rows = self.rows.of_rows(where)
         shards = operation.shards
         shard = None if shards is None else Shard(shards.ranks, shards.start, shards.classes)

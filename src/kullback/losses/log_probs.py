@@ -69,7 +69,7 @@ def kl_from_log_probs(
 
     As values, to report or to subtract from a reward, the estimators differ:
 
-    * ``"k1"`` is unbiased, but negative wherever q > p. The mean of a few samples can also be negative.
+    * ``"k1"`` is unbiased, but negative wherever q > p. The mean of k1 over a few samples can also be negative.
     * ``"k2"`` is never negative, but biased, usually upwards: by 0.02 at a divergence of 0.22, by 0.54 at 1.23.
     * ``"k3"`` is never negative, and unbiased if P has mass wherever Q has. The variance of k3 is lower than for k1 if
       P and Q are close (standard deviation 0.31 against 0.65 at a divergence of 0.22). If P and Q are not close, its
@@ -88,8 +88,8 @@ def kl_from_log_probs(
         direction: ``"forward"`` for KL(P || Q), with actions sampled from P; ``"reverse"`` for KL(Q || P), with actions
             sampled from Q.
         estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
-        mask: which actions count, boolean, the same shape. The others may have any values, including NaN. A mask that
-            is False everywhere raises a warning, on the CPU only.
+        mask: which actions count, boolean, the same shape. Other actions may have any values, including NaN. A mask
+            that is False everywhere raises a warning, on the CPU only.
         reduction: ``"none"`` returns one value for each action, 0 for an action that does not count. ``"sum"`` returns
             the sum, ``"mean"`` the mean over counted actions, ``"batchmean"`` the sum divided by ``log_p.shape[0]``.
 
@@ -103,10 +103,10 @@ def kl_from_log_probs(
         ArgumentValueError: the shapes differ, or `direction`, `estimator` or `reduction` is unknown.
 
     Gradient:
-        for ``"forward"``, the derivative of the value by log p: 1 for k1, log p - log q for k2, 1 - q/p for k3; by
-        log q, the negative. Averaged over actions sampled from P, the gradient by the parameters of P is 0 for k1, the
-        gradient of KL(P || Q) for k2, and the gradient of KL(Q || P) for k3. ``"reverse"`` exchanges P and Q. An
-        infinite estimate has gradient 0.
+        for ``"forward"``, the derivative of the value with respect to log p is 1 for k1, log p - log q for k2, and 1 -
+        q/p for k3. The derivative with respect to log q is its negative. Averaged over actions sampled from P, the
+        gradient with respect to the parameters of P is 0 for k1, the gradient of KL(P || Q) for k2, and the gradient of
+        KL(Q || P) for k3. ``"reverse"`` exchanges P and Q. An infinite estimate has gradient 0.
 
     Example:
         >>> import torch
@@ -194,8 +194,8 @@ def kl_surrogate(
             tokens estimates the divergence of sequences. Tokens that `mask` excludes have no ratio.
         clip_log_ratio: c, to clip log w to [-c, c], or a pair (least, largest). An action that P never takes keeps
             weight 0. Clipping reduces the variance of the weight and biases the value and the gradient.
-        mask: which actions count, boolean, the same shape. The others may have any values, including NaN. A mask that
-            is False everywhere raises a warning, on the CPU only.
+        mask: which actions count, boolean, the same shape. Other actions may have any values, including NaN. A mask
+            that is False everywhere raises a warning, on the CPU only.
         reduction: as in `kl_from_log_probs`.
 
     Returns:

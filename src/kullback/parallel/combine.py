@@ -82,8 +82,8 @@ class CombineRule:
 class _RenyiRule(CombineRule):
     """Renyi's divergence of order alpha other than 0, 1 and infinity.
 
-    Where the sum of p^alpha q^(1 - alpha) is near 1, it is computed from the power divergence, which keeps more digits.
-    Elsewhere it is computed from logarithms, which neither overflow nor underflow.
+    Where the sum of p^alpha q^(1 - alpha) is near 1, the value is computed from the power divergence, which keeps more
+    digits. Elsewhere the value is computed from logarithms, which neither overflow nor underflow.
     """
 
     gathers = True

@@ -116,7 +116,7 @@ def gradients_of_part(
 ) -> None:
     """Write the gradients with respect to the logits of some classes to `results`, in float64 or the logits' dtype.
 
-    The result for P may be `p` itself or share memory with `q`. The same is true of Q.
+    The result for P may be `p` itself or share memory with `q`. The result for Q may be `q` or share memory with `p`.
     """
     written = [
         x
@@ -140,7 +140,7 @@ def _run(
     whole: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> None:
-    """Call the operator, which writes the values, the total and the gradients by both sides to `results`."""
+    """Call the operator, which writes the values, the total, P's gradient and Q's gradient to `results`."""
     labels = rows.labels
     code, numbers, swapped = cast(Arguments, arguments_of(rows.kind))
     if swapped:

@@ -59,7 +59,7 @@ def gradients(
     grad: Tensor,
     required: tuple[bool, bool],
 ) -> list[Tensor | None]:
-    """Return the requested gradients by `log_q` and by `target`, from `grad`, the gradient by the result."""
+    """Return the requested gradients with respect to `log_q` and `target`, from the gradient of the result."""
     log_q, target = log_q.contiguous(), target.contiguous()
     logs, room = _logarithms(target, log_target)
     results = _places(log_q, required, room)

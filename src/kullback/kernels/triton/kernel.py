@@ -102,7 +102,7 @@ def _relative_entropy(p, difference, x):
 
 @triton.jit
 def _skew(p, q, d, share, rest):
-    """Return the term of KL(P || share P + rest Q) and its derivatives by log p and log q, for 0 < share < 1."""
+    """Return the term of KL(P || share P + rest Q), 0 < share < 1, and its derivatives in log p and log q."""
     difference = _difference(p, q, d)
     # Masses below 1e-30 do not change the sum, and their mixture might be subnormal.
     empty = p < 1e-30
@@ -117,7 +117,7 @@ def _skew(p, q, d, share, rest):
 
 @triton.jit
 def _terms_and_derivatives(p, q, d, weight_p, share_p, rest_p, weight_q, share_q, rest_q, KIND: tl.constexpr):
-    """Return each class's term of the divergence and its derivatives by log p and log q."""
+    """Return each class's term of the divergence, and the term's derivatives with respect to log p and log q."""
     difference = _difference(p, q, d)
     if KIND == _KL:
         term = _relative_entropy(p, difference, d)
