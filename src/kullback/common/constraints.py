@@ -1,4 +1,4 @@
-"""Constraints on numbers, words, flags, functions and generators, and the refusals that follow from them.
+"""Constraints on arguments (numbers, words, flags, functions, generators), and the errors for invalid arguments.
 
 A function declares the constraints of its arguments once, above its definition, and checks them in one call:
 
@@ -32,7 +32,7 @@ class Constraint(ABC):
     """The accepted values of an argument.
 
     Attributes:
-        example: an accepted value, which the error message suggests.
+        example: an accepted value, which the message of the error (the refusal) suggests.
         instead: the text of the remedy, if the example is not enough; ``{call}`` stands for the name of the call.
         wanted: the text that describes the accepted values; if empty, it is derived from the bounds or words.
         note: text appended to the derived description, such as the meaning of the number.

@@ -14,9 +14,9 @@ from torch import Tensor
 
 LARGEST_TAIL_INDEX = 0.4
 """The control variate is not used above this tail index, because the variance of q / p is then nearly infinite."""
-# The control variate must explain this fraction of the variance of d. Otherwise its heavier tails cost more than it
-# saves. The coverage tests in `tests/estimators/test_importance.py` and `tests/pairs/monte_carlo/test_from_draws.py`
-# limit this value from below.
+# The control variate must explain this fraction of the variance of d. Otherwise the heavy tails of q / p cost more than
+# the control variate saves. The coverage tests in `tests/estimators/test_importance.py` and
+# `tests/pairs/monte_carlo/test_from_draws.py` limit this value from below.
 _LEAST_EXPLAINED = 0.75
 
 

@@ -174,9 +174,9 @@ class RowDivergence(RowOperation):
     def gradients(self, tensors: Any, kept: Any, grad: Tensor, wanted: Wanted, is_plain: bool) -> Gradients:
         """Return the gradients from `derivatives` instead of differentiating the terms.
 
-        Where P and Q are nearly equal, `derivatives` is as accurate as the terms. At p = 0 or q = 0, its result is
-        defined, whereas differentiating the terms would give 0 * inf. `derivatives` consists of differentiable
-        operations, so higher derivatives work.
+        Where P and Q are nearly equal, `derivatives` is as accurate as the terms. At p = 0 or q = 0, the result of
+        `derivatives` is defined, whereas differentiating the terms would give 0 * inf. `derivatives` consists of
+        differentiable operations, so higher derivatives work.
         """
         p, q = tensors = tensors[:2]
         spoilt = None

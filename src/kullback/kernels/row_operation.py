@@ -235,8 +235,8 @@ class _ForwardTransformable(_Transformable):
 class RowValueFunction(torch.autograd.Function):
     """The values of a row operation, for tensors that neither torch.func nor torch.compile transforms.
 
-    `forward` sets up the context itself, because a separate `setup_context` costs a fifth of a small call. For
-    torch.func, which needs `setup_context`, there is `transformable`.
+    `forward` sets up the context itself, because a separate `setup_context` costs a fifth of a small call. torch.func
+    needs `setup_context`, so it uses `transformable` instead of this class.
     """
 
     @staticmethod

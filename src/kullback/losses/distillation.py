@@ -88,8 +88,8 @@ def distillation_loss(
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
         ArgumentValueError: shapes, `reduction`, `temperature` or `vocabulary` do not fit, or a label is not a class
-            (checked on the CPU only). With `group`, every rank raises it if the arguments of one rank are invalid, or
-            if the arguments of two ranks disagree.
+            (checked on the CPU only). With `group`, every rank raises this error if the arguments of one rank are
+            invalid, or if the arguments of two ranks disagree.
 
     Gradient:
         to the student, and to the teacher if it requires one; `kind` documents the derivatives. The gradient is 0 at
@@ -271,8 +271,8 @@ def linear_distillation_loss(
     Raises:
         ArgumentTypeError: an argument is of the wrong type.
         ArgumentValueError: shapes, devices, `reduction`, `temperature`, `vocabulary` or a number do not fit, or a label
-            is not a class (checked on the CPU only). With `group`, every rank raises it if the arguments of one rank
-            are invalid, or if the arguments of two ranks disagree.
+            is not a class (checked on the CPU only). With `group`, every rank raises this error if the arguments of
+            one rank are invalid, or if the arguments of two ranks disagree.
 
     Gradient:
         to hidden states, weights and biases of either side, where they require one; products for tensors that require

@@ -43,7 +43,8 @@ _TILE_BYTES_OF_SEVERAL_THREADS = 32 << 20
 # The gradients of up to this many chunks are summed in half precision: the sum then rounds no more than one product
 # does.
 _MAX_HALF_SUMS = 16
-# If derivatives with respect to logits overflow, a bound on them is this factor times the weighted value.
+# For kinds whose derivatives may overflow, a derivative with respect to a logit is at most this factor times the row's
+# weighted value.
 _MAX_DERIVATIVE_PER_VALUE = 1e6
 
 

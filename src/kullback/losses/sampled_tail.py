@@ -267,7 +267,10 @@ class SampledRows(PartialRows):
         return (values + _slope_without_p(self.kind) * self._linear_part(log_probs, log_q)).to(self.dtype)
 
     def _linear_part(self, log_probs: Tensor, log_q: Tensor) -> Tensor:
-        """Return the share-weighted difference of the tail's sum of q - p and its estimate from the draws."""
+        """Return the mean over the draws of share * (excess - M (q/p - 1)), shape (rows,).
+
+        `excess` is the tail's mass under Q minus M, its mass under the teacher. Each difference is 0 on average.
+        """
         mass, parts = self.tail_mass, (log_q.shape[-1] - self.draws, self.draws)
         # Where log q is NaN, the terms are NaN already.
         log_q = log_q.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
@@ -284,11 +287,10 @@ class SampledRows(PartialRows):
         return (share * (excess - mass * change)).mean(-1)
 
     def _share(self, top: Tensor, excess: Tensor, change: Tensor) -> Tensor:
-        """Return the share of each draw: from 0 if Q is near the teacher to 1 if Q is far. A share does not depend on
-        its draw.
+        """Return the share of each draw, s_l divided by its maximum: from 0 if Q is near the teacher to 1 if Q is far.
 
-        The share depends on the top classes, the tail's mass and the other draws: on the variation of q/p over these
-        draws, and on the part of the tail's mass under Q that they miss.
+        A share does not depend on its draw. It depends on the top classes, the tail's mass and the other draws: on the
+        variation of q/p over these draws, and on the part of the tail's mass under Q that they miss.
 
         Arguments:
             top: the squared distance over the top classes.

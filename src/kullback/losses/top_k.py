@@ -178,9 +178,9 @@ def top_k_divergence(
 
     ``"zero"`` sums the non-negative terms of `kullback.generators`, which for KL are
     :math:`p_i \log(p_i/q_i) - p_i + q_i`. The value is at most the value of ``"bucket"``, and 0 exactly if student and
-    teacher agree on K. But it ignores classes outside K and is not a divergence between distributions. Some libraries
-    use only the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`. That sum can be negative, and its
-    minimum is at the renormalized probabilities instead of the teacher's.
+    teacher agree on K. However, ``"zero"`` ignores classes outside K and is not a divergence between distributions.
+    Some libraries use only the sum of :math:`p_i \log(p_i/q_i)`, without :math:`\sum_K (q_i - p_i)`. That sum can be
+    negative, and its minimum is at the renormalized probabilities instead of the teacher's.
 
     The teacher's remaining mass may be only a rounding error. Such a remainder counts as 0 where the student has no
     mass outside K, for example if K is all classes, and does not cause +inf.

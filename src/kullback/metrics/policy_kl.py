@@ -69,7 +69,7 @@ class PolicyKL(ExactMetric):
             contradicts k3.
 
     Raises:
-        ArgumentValueError: `threshold` is negative or not a number; at `update`, the shapes do not fit.
+        ArgumentValueError: `threshold` is negative or not a number or, in `update`, the shapes do not fit.
         OptionalDependencyError: torchmetrics is not installed.
 
     Example:

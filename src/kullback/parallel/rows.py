@@ -186,7 +186,8 @@ class ShardedRows(RowOperation):
     def _mixed_labels(self, labels: HardLabels, gathered: Tensor, own: int) -> MixedLabels:
         """Return the labels with the merged numbers of all ranks; `own` is the number of classes of this rank."""
         others = merged_log_sums(gathered[..., :2], 1.0)
-        # A class that no rank has must give NaN. The sum over the ranks is 0 for it, which would look like a logit.
+        # A class that no rank has must give NaN. For such a class, the sum over the ranks is 0, which would look like a
+        # logit.
         exists = (labels.classes >= 0) & (labels.classes < self.classes)
         logits = torch.where(exists, gathered[..., 2].sum(0), torch.nan)
         places = places_of(labels.classes, self.start, own)

@@ -64,7 +64,8 @@ class ShardedClasses(RowOperation):
             indices = torch.cat([indices, selected.labels.unsqueeze(-1)], -1)
             values = torch.cat([values, logits_at(logits, label_places)], -1)
             sums.append(log_sums(logits, 1.0, label_places))
-        # A class that no rank has must give NaN. The sum over the ranks is 0 for it, which would look like a logit.
+        # A class that no rank has must give NaN. For such a class, the sum over the ranks is 0, which would look like a
+        # logit.
         values = torch.where(indices < classes, ranks.sum(values), torch.nan)
         gathered = ranks.gather(torch.cat(sums, -1))
         rest = merged_log_sums(gathered[..., :2], selected.temperature)

@@ -185,7 +185,10 @@ def _refuse_totals(ranks: Ranks, student: list[int], teacher: list[int], names: 
 
 
 class _Exchange(torch.autograd.Function):
-    """Send slices of one dimension to the ranks that need them, by one all-to-all in each of both passes."""
+    """Send slices of one dimension to the ranks that need them.
+
+    The forward pass and the backward pass make one all-to-all each.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: Ranks, have: Ranges, want: Ranges, dim: int) -> Tensor:
