@@ -141,7 +141,7 @@ void value_and_gradient(const Tensor& p, const Tensor& q, const Optional& weight
   if (total) write_number(*total, scale * weighted_sum(to_values, call.weights, rows));
 }
 
-// Requests large pages for memory before it is first written. This is only advice to the kernel.
+// Requests large pages for memory before it is first written. This is only advice to the operating system.
 void ask_for_large_pages(const Tensor& x) {
   if (x.is_cpu() && x.is_contiguous()) {
     prefer_large_pages(x.mutable_data_ptr(), x.numel() * static_cast<int64_t>(x.element_size()));

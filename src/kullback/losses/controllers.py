@@ -1,4 +1,4 @@
-"""Schedules and controllers, which change the coefficient of a KL penalty, or its target, during training."""
+"""Schedules and controllers, which change the coefficient or the capacity of a KL penalty during training."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class PolicyKL(ExactMetric):
 
     Warns:
         EstimateWarning: in `compute`, if a token has probability 0 under only one of P and Q, or if the mean of q/p
-            contradicts k3.
+            differs significantly from 1.
 
     Raises:
         ArgumentValueError: `threshold` is negative or not a number or, in `update`, the shapes do not fit.
