@@ -310,8 +310,8 @@ class PIDKLController(FixedKLController):
     .. math:: \Delta = \mathrm{KL} - \mathrm{target}, \quad I \leftarrow (I + \Delta)_+, \quad
         \beta = \bigl(K_P \Delta + K_I I + K_D (\mathrm{KL} - \mathrm{KL}_{\mathrm{previous}})_+\bigr)_+
 
-    The integral term moves the divergence to the target. Alone, it is gradient ascent on a Lagrange multiplier, and
-    oscillates. The proportional and the derivative term damp these oscillations.
+    The integral term moves the divergence to the target. Alone, the integral term is gradient ascent on a Lagrange
+    multiplier, and oscillates. The proportional and the derivative term damp these oscillations.
 
     Arguments:
         coefficient: the initial beta, not negative. The integral starts at beta / K_I.

@@ -175,7 +175,7 @@ class KLRegularizer(torch.nn.Module):
             group, for posteriors of shape (batch, channels, height, width). () puts everything in one group.
         per_example: compare the KL of each example with `free_nats`, instead of the mean over the batch.
         capacity: :math:`C`, in nats: a number or a schedule. Not together with `free_nats`.
-        balance: two weights :math:`(a, b)`. The term is then :math:`a` times the term with a constant posterior, which
+        balance: two weights :math:`(a, b)`. The loss is then :math:`a` times the term with a constant posterior, which
             trains only the prior, plus :math:`b` times the term with a constant prior. ``torch.compile`` supports
             `balance` from torch 2.12 on.
         batch_dims: the number of leading dimensions of examples in the posterior: 0 for the weights of a Bayesian

@@ -198,10 +198,10 @@ def sampled_tail_divergence(
         \frac1m \sum_{l=1}^m s_l
 
     q is normalized over all classes. The expectation over the draws is the divergence :math:`\sum_i t(p_i, q_i)`, and
-    the expectation of the gradient is its gradient. :math:`s_l` depends only on the other draws, K, M and q, so it is
-    independent of :math:`j_l`. :math:`s_l` is 0 if teacher and student agree on the top classes, the tail's mass and
-    the other draws. The more they differ, the closer is :math:`s_l` to its maximum, the limit of t(p, q)/q at p = 0 (1
-    for KL). Derivatives treat :math:`s_l` as a constant, and stay unbiased.
+    the expectation of the gradient is the gradient of the divergence. :math:`s_l` depends only on the other draws, K, M
+    and q, so it is independent of :math:`j_l`. :math:`s_l` is 0 if teacher and student agree on the top classes, the
+    tail's mass and the other draws. The more they differ, the closer is :math:`s_l` to its maximum, the limit of t(p,
+    q)/q at p = 0 (1 for KL). Derivatives treat :math:`s_l` as a constant, and stay unbiased.
 
     If student and teacher agree, the estimate and its gradient are 0, whatever was drawn. The closer they are, the less
     the estimate varies. If they differ greatly, a rarely drawn class that the student prefers causes no spike of size
