@@ -1,4 +1,4 @@
-"""Reductions of a loss: their names, their check, and their implementation."""
+"""The names of reductions, and the reduction of losses without a mask; the others reduce in `positions`."""
 
 from __future__ import annotations
 
