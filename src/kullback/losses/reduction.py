@@ -1,4 +1,4 @@
-"""The reductions of a loss: the names, the check of a name, and the implementation."""
+"""The names of reductions, and the reduction of losses without a mask; `positions` reduces losses with a mask."""
 
 from __future__ import annotations
 

@@ -162,8 +162,8 @@ class PartialRows(ABC):
         rows = recordable(student).reshape(positions.numel(), student.shape[-1])
         columns, log_probs = self.classes(labels, shard).of(rows), self.log_probs
         if excluded is not None:
-            excluded = excluded.reshape(-1, 1)
-            columns = torch.where(excluded, 0, columns)
+            excluded = excluded.reshape(-1, *[1] * (log_probs.ndim - 1))
+            columns = torch.where(excluded.reshape(-1, 1), 0, columns)
             log_probs = torch.where(excluded, 0, log_probs)
         return self.values(log_probs, columns, labels).reshape(positions)
 

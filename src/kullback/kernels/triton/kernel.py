@@ -1,5 +1,4 @@
-"""The GPU kernel, which computes the divergence of a row of logits of P and of Q, and its gradients (see
-`triton_rows`).
+"""The GPU kernel, which computes the divergence of a row of logits of P and of Q, and its gradients; see `triton_rows`.
 
 With d = log p - log q, every divergence is a sum of non-negative terms (see kullback/generators). Where |d| is small,
 the terms are power series in d. Elsewhere they are computed from p and q, as in csrc/logits.
