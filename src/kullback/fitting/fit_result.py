@@ -32,7 +32,7 @@ class Fit(Shown):
         method: ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"``, ``"quasi_newton"`` or ``"stochastic"``.
         converged: the elements that met the criterion.
         iterations: the number of steps of each element; 0 for formulas.
-        history: the value after every step, shape (steps + 1, batch).
+        history: the value before the first step and after every step, shape (steps + 1, batch).
         above: an estimate of the excess of `value` over the nearest minimum: half of g' H^-1 g. 0 for formulas.
         gradient_norm: the norm of the gradient at the fit by the unconstrained parameters. 0 for formulas.
         kind: the divergence.

@@ -1,4 +1,7 @@
-"""The base classes of divergences, and the pair of finite distributions that is their input."""
+"""The base classes of divergences, and the pair of finite distributions that is their input.
+
+`FDivergence`, the base class of users' kinds, is in `of_ratio`.
+"""
 
 from __future__ import annotations
 
