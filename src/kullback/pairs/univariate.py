@@ -116,7 +116,7 @@ def _endless(pair: _Pair) -> Integral:
 def _finite(pair: _Pair) -> Integral:
     """Return the divergences of a pair that is not known to have an infinite divergence."""
     p, q, is_kl = pair.p, pair.q, isinstance(pair.kind, KL)
-    if pair.splits:  # a variable with an infinite end has another coordinate
+    if pair.splits:  # elements with an infinite end need another coordinate
         for density in (p, q):
             endless = density.reaches_infinity()
             if endless is not None:

@@ -238,7 +238,7 @@ class Density(ABC):
         return True
 
     def reaches_infinity(self) -> Tensor | None:
-        """Return which elements of a batch have an infinite end, if others have a finite end there; None if none do."""
+        """Return a mask of the elements with an infinite end where other elements have a finite end; None without any."""
         return None
 
     def low(self) -> Tensor | None:
