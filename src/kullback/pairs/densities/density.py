@@ -238,7 +238,7 @@ class Density(ABC):
         return True
 
     def reaches_infinity(self) -> Tensor | None:
-        """Return a mask of the elements with an infinite end where other elements have a finite end; None without any."""
+        """Return a mask of the elements with an infinite end where others have a finite end; None if there are none."""
         return None
 
     def low(self) -> Tensor | None:

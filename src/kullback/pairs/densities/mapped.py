@@ -263,7 +263,7 @@ class InverseMappedDensity(MappedDensity):
         return self.reaches[side] or (mask is not None and bool(mask.all()))
 
     def _at_limit(self, part: Density, side: int) -> Tensor | None:
-        """Return a mask of the elements whose part ends at f(-inf), or f(+inf) for side 1; None if all or none can."""
+        """Return a mask of the elements whose end of `part` is f(-inf) or f(+inf); None if all or none can be."""
         end, limit = part.high() if side else part.low(), self.function.limits[side]
         return None if self.reaches[side] or end is None or limit is None else end == limit
 
