@@ -106,7 +106,8 @@ def integrate_divergence(
 ) -> Integral:
     """Integrate the terms of a divergence over the supports of two densities; see `integrate_kl` for the arguments.
 
-    `shares` splits the densities into pairs, each integrated with its own center and scale; None does not split them.
+    `shares` splits the densities into pairs, and each pair is integrated with its own center and scale. By default the
+    densities are not split.
     """
     shares = shares or (lambda p, q: [(p, q)])
     tracked, has_gradient = shares(p, q), torch.is_grad_enabled()

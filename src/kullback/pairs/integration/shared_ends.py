@@ -185,8 +185,8 @@ def _following(d: Density, other: Density, follows: list[Tensor], least: list[Te
 class _FollowingDensity(DelegatingDensity):
     """A density `part` at nodes that keep their distance from an equal end of another density, `lower` or `upper`.
 
-    Only batch elements in the masks `at_low` and `at_high` do so. The distance of a node from the end of `part` is then
-    differentiable by both ends.
+    The masks `at_low` and `at_high` select the batch elements. In them, the distance of a node from the end of `part`
+    is differentiable by both ends.
     """
 
     part: Density
