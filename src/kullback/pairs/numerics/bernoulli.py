@@ -23,7 +23,7 @@ _LEAST, _UNIT = 2.0**-960, 2.0**900
 
 
 def stop_gradient_where(edge: Tensor, x: Tensor) -> Tensor:
-    """Return x, with derivative 0 where `edge` is true: at an end of its range, the derivative of KL may be infinite."""
+    """Return x, with derivative 0 where `edge` is true, because KL may have an infinite derivative there."""
     return torch.where(edge, x.detach(), x)
 
 
