@@ -257,7 +257,7 @@ def _of_rows(logs_p: Tensor, logs_q: Tensor) -> Tensor:
 
 
 def _gaps(logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return g for each class and s for each row, as in `_cross_entropy_of_classes`, and a mask of the empty classes."""
+    """Return g for each class and s for each row, as in `_cross_entropy_of_classes`, and a mask of empty classes."""
     top = logs.argmax(-1, keepdim=True)
     gaps = logs.gather(-1, top) - logs
     empty = gaps == torch.inf
