@@ -58,7 +58,7 @@ def kl_divergence(
 
     .. math:: KL(P \| Q) = E_P[\log p - \log q]
 
-    The result is never negative and never NaN. It is exactly 0 for P = Q, and +inf if P has mass outside the support of
+    The result is never negative and never NaN. KL is exactly 0 for P = Q, and +inf if P has mass outside the support of
     Q. A mean over random draws that is negative becomes 0, which is closer to KL; `kl_estimate` notes the mean.
 
     Arguments:
@@ -270,7 +270,7 @@ def kl_estimate(
         base: the base of the logarithm: 2 gives bits. The default gives nats.
         confidence: the coverage probability of the confidence interval.
         method, rtol, atol, max_evaluations, draws, generator: as in `kl_divergence`.
-        unknown: no other keyword is accepted; one such as ``kind`` raises an error that names `estimate`.
+        unknown: other keywords are not accepted; ``kind``, for example, raises an error that names `estimate`.
 
     Returns:
         an `Estimate`, as from `estimate`. ``value`` is the result of `kl_divergence`, always computed in float64.

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-# The sentences of messages: for an error in a call, for one in a place such as a file, and for an event in a place.
+# The templates of messages: about a call, about a place such as a file, and about an event in a place.
 BY_CALL = "wanted {wanted}; got {got}. Write: {instead}"
 BY_PLACE = "wanted {wanted}; got {got}; {instead}"
 BY_EVENT = "{got}; {instead}"
@@ -108,7 +108,7 @@ class KullbackError(Exception):
     ) -> Self:
         """Return an error about `place`, a file, model or option that `argument` named.
 
-        The other arguments are those of `explain`.
+        `explain` describes the other arguments.
 
         Example:
             >>> print(FileError.at("p = a.npy", "p", wanted="a file", got="a directory", instead="name a file in it"))
@@ -137,7 +137,10 @@ class KullbackError(Exception):
         return renamed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickle without the constructor: `args` lacks some of its arguments, so a process pool would hang."""
+        """Unpickle without the constructor, because `args` may lack arguments of the constructor.
+
+        Otherwise, an error in a worker of a process pool would make the pool hang.
+        """
         return _rebuilt, (type(self), self.args), self.__dict__
 
 
@@ -349,7 +352,7 @@ def _joined(text: Text) -> str:
 
 
 def _renamed(text: Remedy, names: Mapping[str, str]) -> Remedy:
-    """Return a text or mapping in which each `Name` or keyword in `names` has its new name."""
+    """Return a text or mapping with the new names from `names` in place of each `Name` or keyword."""
     if isinstance(text, str):
         return text
     if isinstance(text, Mapping):
@@ -402,7 +405,7 @@ def explain(
 def in_the_name_of(
     call: str, calls: Container[str | None], names: Mapping[str, str] = MappingProxyType({})
 ) -> Generator[None]:
-    """Return a context in which errors of the functions `calls` become errors of `call`, with renamed arguments.
+    """Return a context that turns errors of the functions `calls` into errors of `call`, with renamed arguments.
 
     Example:
         >>> with in_the_name_of("compare", {"Logits"}, {"x": "base"}):

@@ -82,7 +82,7 @@ def cross_entropy(p: Operand, q: Operand, *, base: float | None = None) -> Tenso
     .. math:: H(P, Q) = E_P[-\log q] = H(P) + KL(P \| Q)
 
     The cross-entropy is the mean code length of data from P in a code for Q. `torch.nn.functional.cross_entropy` has
-    another order of arguments: logits of Q first, then class indices or probabilities of P. It also averages over the
+    another order of arguments, logits of Q first and then class indices or probabilities of P, and averages over the
     batch.
 
     Arguments:

@@ -117,7 +117,7 @@ class KLDivLoss(torch.nn.KLDivLoss):
         ArgumentValueError: `reduction` is not one of the four words. At the call, the errors of `kl_div`.
 
     Gradient:
-        As in `kl_div`: 0, never NaN, at a class without mass in the target.
+        As in `kl_div`. At a class without mass in the target, the gradient is 0, never NaN.
 
     Example:
         >>> loss = KLDivLoss(reduction="batchmean")

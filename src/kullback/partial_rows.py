@@ -88,7 +88,7 @@ class TopKBlock(RowBlock):
         sequences: the index of the text, request or row of the file that a position belongs to, int64, shape (n,).
         positions: the position of the predicted token in its sequence, if the format stores it, int64, shape (n,).
         indices: the known classes, in the order of the file, int64, shape (n, k). If the file has the log-probability
-            of the true token but does not list the token, it is the last.
+            of the true token but does not list the token, the true token is the last class.
         log_probs: the natural log-probabilities of `indices`, shape (n, k); -inf is padding of positions with fewer
             classes.
         labels: the true token, int64, shape (n,); -100 if it is not known.

@@ -173,7 +173,7 @@ def _whole_rows(mask: Array, axis: int) -> Array:
 
 
 def _taken(part: Any, kept: Array, axis: int) -> object:
-    """Return the rows of `part` along `axis` for which `kept` is true."""
+    """Return the rows of `part` along `axis` that the mask `kept` selects."""
     if part is None:
         return None
     if isinstance(part, Tensor):

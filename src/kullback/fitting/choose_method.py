@@ -76,7 +76,7 @@ def fit(
     generator: torch.Generator | None = None,
     show_progress: bool = True,
 ) -> Fit:
-    r"""Fit a distribution: change its parameters until its divergence from a target is smallest.
+    r"""Fit a distribution to a target: find the parameters with the smallest divergence.
 
     .. math:: \min_\theta KL(P \| Q_\theta) \quad \text{or} \quad \min_\theta KL(Q_\theta \| P)
 
@@ -352,7 +352,7 @@ def _fitted(problem: FitProblem, is_nearest: bool | None) -> MethodAnswer:
 def _by_formula(problem: FitProblem, is_nearest: bool | None, method: str) -> MethodAnswer | None:
     """Return the member with the smallest divergence by a formula.
 
-    The result is None if there is no formula, or if it failed and another method may find an optimum.
+    The result is None if no formula exists, or if the formula failed and another method may find an optimum.
     """
     q, target, generator = problem.q, problem.target, problem.settings.generator
     values: Values | None = {}  # the start itself
@@ -416,7 +416,7 @@ def _by_em(problem: FitProblem) -> MethodAnswer | None:
         return None
     before = problem.objective.try_measure(problem.q)
     end = _ended(problem, before, _minimized(problem, problem.family.start(start.values)))
-    # EM lowers the negative log-likelihood. For a target with a density, it exceeds the divergence by P's entropy.
+    # EM lowers the negative log-likelihood, which for a target P with a density is the divergence plus P's entropy.
     constant = end.history[0] - start.history[-1]
     history = torch.cat([torch.stack(start.history[:-1]) + constant, end.history])
     steps = end.iterations + len(start.history) - 1

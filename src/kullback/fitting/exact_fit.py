@@ -2,8 +2,8 @@ r"""The member of an exponential family with the smallest KL(P || Q), in closed 
 
 Under this member, the sufficient statistics have the same means as under P:
 :math:`KL(P \| Q_\eta) = -H(P) + A(\eta) - \eta \cdot E_P[T] + \dots` is convex in the natural parameters, and its
-derivative :math:`E_{Q_\eta}[T] - E_P[T]` is 0 at the minimum. The families are those of numbers, classes, vectors and
-matrices.
+derivative :math:`E_{Q_\eta}[T] - E_P[T]` is 0 at the minimum. The module has formulas for families of numbers, classes,
+vectors and matrices.
 
 Information Theory and Statistics (Kullback, 1959), chapter 3; Estimating a Dirichlet distribution (Minka, 2000)
 """
@@ -112,7 +112,7 @@ def matched_like(q: Distribution, target: MeanTarget, fixed: frozenset[str]) -> 
 def _matched(
     family: type[Distribution], target: MeanTarget, start: Parameters, fixed: frozenset[str]
 ) -> Parameters | None:
-    """Return the parameters for which the sufficient statistics of a family of numbers have the target's means."""
+    """Return the parameters that give the sufficient statistics of a family of numbers the target's means."""
     record = FAMILIES.get(family)
     if record is None or record.match is None or (target.has_integers and not record.has_integers):
         return None

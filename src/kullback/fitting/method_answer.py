@@ -82,7 +82,7 @@ def minimized(function: Callable[[Tensor], Tensor], start: Tensor, settings: Fit
 def as_answer(
     distribution: Any, q: Any, before: Estimate, after: Estimate, minimum: Minimum, shape: torch.Size
 ) -> MethodAnswer:
-    """Return a minimum as a `MethodAnswer`. It has converged if `above` and the error of the value are small."""
+    """Return a minimum as a `MethodAnswer`; it counts as converged if `above` and the error of the value are small."""
     above, converged, iterations = (
         x.reshape(shape) for x in (minimum.above, minimum.converged, minimum.iterations)
     )

@@ -125,7 +125,7 @@ class LikelihoodObjective(Objective):
 
 
 def is_categorical(q: object) -> bool:
-    """Return whether a distribution, or a class of distributions, is Categorical, so that it can be fitted to text."""
+    """Return whether a distribution, or a class of distributions, is Categorical and can be fitted to text."""
     if isinstance(q, MixtureSameFamily):
         return is_categorical(q.component_distribution)
     return isinstance(q, Categorical | Representation) or (isinstance(q, type) and issubclass(q, Categorical))

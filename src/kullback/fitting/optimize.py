@@ -40,7 +40,7 @@ Function = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Minimum(NamedTuple):
-    """The final point of each batch element; `above` estimates the difference of its value and the minimum."""
+    """The final point of each batch element; `above` estimates the difference of the value and the minimum."""
 
     u: Tensor
     value: Tensor

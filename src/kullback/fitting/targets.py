@@ -36,7 +36,7 @@ from kullback.pairs.integration.panels import Panels, integrate
 # `kullback.pairs.integration.quadrature`, from `benchmarks/panel_constants.py`.
 _RTOL, _MOST_NODES = 1e-14, 6_000
 _FIRST_PANELS = 16
-# The number of batch elements that are integrated together. It bounds the memory: a node takes 8 bytes per element.
+# The number of batch elements that are integrated together. This limits the memory: a node takes 8 bytes per element.
 _BLOCK = 2048
 # The largest mass that the nodes may miss. With parameters in float32, a density has a mass of 1 within about 1e-7.
 _MASS_ERROR = 1e-6
@@ -56,7 +56,7 @@ class MeanTarget(ABC):
 
     @abstractmethod
     def mean(self) -> Tensor:
-        """Return E[x], to full precision even if it is far larger than the standard deviation."""
+        """Return E[x], to full precision even if the mean is far larger than the standard deviation."""
 
 
 class FitTarget(MeanTarget, Means):
@@ -215,7 +215,7 @@ class DrawsTarget(FitTarget):
         return self.draws.shape[1:]
 
     def _weights_beside(self, values: Tensor) -> Tensor:
-        """Return the weights with trailing dimensions of size 1, so that they broadcast with `values`."""
+        """Return the weights with trailing dimensions of size 1, which broadcast with `values`."""
         return self.weights.reshape(*self.weights.shape, *[1] * (values.ndim - self.weights.ndim))
 
     def mean(self) -> Tensor:

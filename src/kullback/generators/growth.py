@@ -50,7 +50,7 @@ class _Reading(NamedTuple):
 
     growth: Growth
     multiples: tuple[float, float, float]
-    """The slope of f at 1, and the multiples of p and q by which `derivatives` exceeds the derivatives of the terms."""
+    """The slope of f at 1, and a and b if the results of `derivatives` are the derivatives of the terms + a p + b q."""
     is_normalized: bool
     """Whether all multiples are 0, no term is NaN where a mass is 0, and the derivatives are finite there."""
 

@@ -15,7 +15,7 @@ _LARGEST = sys.float_info.max
 
 
 def parse(name: str) -> Divergence:
-    """Return the divergence that a name such as ``"reverse_kl"`` or ``"js:0.5"`` stands for.
+    """Return the divergence with a name such as ``"reverse_kl"`` or ``"js:0.5"``.
 
     | name | divergence |
     |---|---|
@@ -90,7 +90,7 @@ def _parsed(call: str, argument: str, text: str) -> Divergence:
 
 
 def _numbers_and_flags(kind: type[Divergence]) -> tuple[list[str], list[str]]:
-    """Return the names of the numeric parameters of a class of divergences, and of the boolean ones."""
+    """Return the names of the numeric and the names of the boolean parameters of a class of divergences."""
     # torch.compile does not know `dataclasses.fields` of a class.
     names: tuple[str, ...] = kind.__match_args__
     numbers = [name for name in names if not isinstance(getattr(kind, name, None), bool)]

@@ -40,7 +40,7 @@ _AGREE = 1e-6
 
 
 class OfRatio(Divergence):
-    """The base class of divergences for which term / max(p, q) is a function of d = log(p / q)."""
+    """The base class of divergences whose quotient term / max(p, q) is a function of d = log(p / q)."""
 
     @property
     @abstractmethod

@@ -1,9 +1,9 @@
 """Corners and jumps of an integrand whose positions depend on the parameters, and their contributions to derivatives.
 
 The quadrature nodes are constants, and the derivatives of an integral are the derivatives of the sum over the nodes.
-A panel edge at a jump has the derivatives of the jump's position. A corner does not affect the first derivatives. Its
-contribution to the second derivative is the change of the integrand's slope at the corner times the square of the
-derivative of the corner's position.
+A panel edge at a jump has the derivatives of the jump's position. A corner does not affect the first derivatives. The
+corner's contribution to the second derivative is the change of the integrand's slope at the corner times the square of
+the derivative of the corner's position.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kullback.pairs.numerics.parameters import is_tracked
 # The step sizes of the finite differences for one-sided slopes, relative to the span of the panels. The log-density may
 # have another break at any distance, so the smallest step is 8^-15, which is close to rounding.
 _STEPS = 8.0 ** -torch.arange(0, 16, dtype=torch.float64, device="cpu")
-# The weights of the values at x + h, ..., x + 5 h in the extrapolated value and slope at x. They are exact for
+# The weights of the values at x + h, ..., x + 5 h in the extrapolated value and slope at x, which are exact for
 # polynomials of degree 4.
 _FOR_LEVEL = torch.tensor([5.0, -10.0, 10.0, -5.0, 1.0], dtype=torch.float64, device="cpu")
 _FOR_SLOPE = torch.tensor([-77.0, 214.0, -234.0, 122.0, -25.0], dtype=torch.float64, device="cpu") / 12
 # The absolute values of the weights of the slope add up to 56, and each value has a relative rounding error near eps.
 _ROUNDING = 60 * torch.finfo(torch.float64).eps
 # The smallest relative change of a log-density that counts as a jump, not as a corner.
-# benchmarks/panel_constants.py: no answer is wrong from 1e-10 to 1e-3.
+# benchmarks/panel_constants.py: all answers are correct for values from 1e-10 to 1e-3.
 _JUMP = 1e-6
 
 # A function of v, the variable of integration, that returns log(p dx/dv) and log(q dx/dv).
@@ -43,7 +43,7 @@ class Break(NamedTuple):
     place: Tensor
     """The position in the variable of integration, with its derivatives by the parameters."""
     jumps: Tensor
-    """A mask of the batch elements that have a jump at `place`; the others have a corner or no break."""
+    """A mask of the batch elements that have a jump at `place`; other elements have a corner or no break."""
     bend: Tensor
     """The change of the slope of the log-density; 0 for batch elements with a jump or no break."""
 

@@ -20,7 +20,7 @@ from kullback.pairs.integration.pieces import Both, Piece
 SAME = 1e-11
 """A |log p - log q| below this is rounding error: a change of its sign is not a crossing.
 
-benchmarks/panel_constants.py: 1e-13 takes 13 % more points, and no answer is wrong up to 1e-9.
+benchmarks/panel_constants.py: 1e-13 takes 13 % more points, and all answers are correct up to 1e-9.
 """
 # The largest number of crossings at which a scan cuts a piece.
 # benchmarks/panel_constants.py: 2 takes 12 % more points.
@@ -91,7 +91,7 @@ def crossing_terms(piece: Piece, densities: Both, lower: Tensor, upper: Tensor, 
 
 
 def _bisected(piece: Piece, lower: Tensor, upper: Tensor, rises: Tensor, level: float) -> Tensor:
-    """Return the crossings of `level` by log p - log q between two points; `rises` is its direction, up or down."""
+    """Return the crossings of `level` by log p - log q between two points; `rises` means a crossing upwards."""
 
     def is_left(v: Tensor) -> Tensor:
         at_points = rises.repeat_interleave(v.shape[-1] // rises.shape[-1], -1)

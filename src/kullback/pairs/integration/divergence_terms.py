@@ -103,8 +103,9 @@ class DivergenceTerms(NamedTuple):
     def derivatives(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivatives of the divergence by log p and by log q; 0 where the mass is 0.
 
-        The derivative by log p has an error relative to p, even if q is far larger, and vice versa. This is needed in
-        the tails, where the derivative of a log-density by a parameter is huge. Both results are differentiable.
+        The derivative by log p has an error relative to p, even if q is far larger, and vice versa. This accuracy is
+        needed in the tails, where the derivative of a log-density by a parameter is huge. Both results are
+        differentiable.
         """
         if 0 != self.order != 1 and self.order < math.inf:
             derivatives = self._power_derivatives(log_p, log_q)

@@ -38,9 +38,9 @@ from kullback.pairs.solve_options import MASS_ERROR, Tolerance
 _FEW = 60.0
 # Errors of the derivatives near a narrow component, relative to the sum of their absolute values. Panels are refined
 # until the error is at most _AIM_OF_SLOPES; a result with an error above _LARGEST_OF_SLOPES is refused.
-# benchmarks/panel_constants.py: no answer is wrong if _AIM_OF_SLOPES is from 1e-13 to 1e-11.
+# benchmarks/panel_constants.py: all answers are correct if _AIM_OF_SLOPES is from 1e-13 to 1e-11.
 _AIM_OF_SLOPES, _LARGEST_OF_SLOPES = 1e-12, 1e-10
-# The assumed relative error of a panel that contains a corner of the terms, such as that of |p - q| at p = q.
+# The assumed relative error of a panel that contains a corner of the terms, such as |p - q| at p = q.
 # benchmarks/panel_constants.py: without it 6 % fewer points are needed, but both rules may miss a corner.
 _OF_A_CORNER = 0.03
 
@@ -229,7 +229,7 @@ def _second_order(
         densities = tracked[piece.share]
 
         def derivatives(place: Tensor, piece: Piece = piece) -> tuple[Tensor, Tensor]:
-            # An additional node whose masses are multiplied by e^-_FEW, so that it does not change the total.
+            # The masses of this additional node are multiplied by e^-_FEW and do not change the total.
             at = (log - _FEW for log in piece.logs(place)[:2])
             more = (torch.cat(both, -1) for both in zip(logs, at, strict=True))
             by_p, by_q = (by[..., -1:] * math.exp(_FEW) for by in terms.derivatives(*more))

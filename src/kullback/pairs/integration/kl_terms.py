@@ -28,7 +28,7 @@ def kl_forms(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 class KLTotals(NamedTuple):
-    """The sums over all panels in the chosen form of the terms; `errors` are those of each panel."""
+    """The sums over all panels in the chosen form of the terms; `errors` has the error of each panel."""
 
     value: Tensor
     error: Tensor

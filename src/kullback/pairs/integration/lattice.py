@@ -2,7 +2,7 @@
 
 A panel has 16 2^k consecutive integers. A panel of 16 integers is summed term by term; it has no error and is never
 halved. A larger panel is summed at 16 nodes with the weights of Gauss's rule for sums, which is exact for polynomials
-of degree 31. Its orthogonal polynomials are Chebyshev's polynomials on equidistant points.
+of degree 31. The rule's orthogonal polynomials are Chebyshev's polynomials on equidistant points.
 
 Calculation of Gauss Quadrature Rules (Golub and Welsch, 1969)
 Orthogonal Polynomials: Computation and Approximation (Gautschi, 2004), on discrete Chebyshev polynomials
@@ -21,7 +21,7 @@ from kullback.pairs.integration.panels import Panels, Places, Rule, integrate
 
 _NODES = 16
 # The approximate maximum number of panels in a window before any panel is halved.
-# benchmarks/panel_constants.py: no answer is wrong from 8 to 128.
+# benchmarks/panel_constants.py: all answers are correct for values from 8 to 128.
 _PANELS = 32
 # The widest window, 34 panels of 2^220 integers, has 6e67 integers. If a density needs more, the caller sees a mass
 # below 1.
@@ -85,7 +85,7 @@ def first_panels(low: Tensor, high: Tensor, smooth: bool) -> Places:
 
 
 def _halves(starts: Tensor, kinds: Tensor, priorities: Tensor) -> Places:
-    """Return the halves of panels. A panel of priority 0 or of 16 integers stays whole: its right half is empty."""
+    """Return the halves of panels. A panel of priority 0 or of 16 integers is not halved: its right half is empty."""
     is_halved = (kinds > 1) & (priorities > 0)
     half = torch.where(is_halved, kinds - 1, kinds)
     middle = starts + torch.where(is_halved, sizes_of(half), 0)
@@ -123,8 +123,8 @@ def nodes_of(starts: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
 def sum_panels(f: Tensor, weights: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sums of f over panels and their error estimates, which ignore infinite values of f.
 
-    The coefficients of f in orthogonal polynomials are assumed to fall geometrically. So QUADPACK's power 3/2 turns
-    those of degrees 14 and 15 into an estimate for degree 32, the first degree with an error.
+    The coefficients of f in orthogonal polynomials are assumed to fall geometrically. So QUADPACK's power 3/2 of the
+    coefficients of degrees 14 and 15 estimates the coefficient of degree 32, the first degree with an error.
     """
     values = (f * weights).sum(-1)
     f = torch.where(f.isinf(), 0, f)

@@ -1,8 +1,8 @@
 """The variable of integration v for a part of the real line, and the first panels in v.
 
 A `Coordinate` maps the part of the line to a coordinate t that runs over all reals, and t = center + width sinh(v).
-This is nearly linear near the center, and grows fast enough to reach the end of every tail. The panels span the part
-where the integrand is not negligible, and are cut where the densities have peaks.
+This map is nearly linear near the center, and grows fast enough to reach the end of every tail. The panels span the
+part where the integrand is not negligible, and are cut where the densities have peaks.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ NEAREST = -345.0
 UNDERFLOW = -700.0
 """Below this logarithm a mass rounds to 0 or nearly to 0: e^-708 is the smallest normal float."""
 # The number of panels between an end of the line and the nearest panel that contributes to the value.
-# benchmarks/panel_constants.py: no answer is wrong from 8 panels to 48.
+# benchmarks/panel_constants.py: all answers are correct for values from 8 to 48.
 _OUTER_PANELS = 24
 # The relative rounding error of a few operations. tests/pairs/test_sweep.py compares the bounds with true errors.
 _EPS = 8 * torch.finfo(torch.float64).eps
-# Breakpoints of a density, in widths from its center. Those farther than 40 widths, up to 5e9, are for the log-density
-# of a mixture, which nearly has a corner wherever another component becomes the largest.
+# Breakpoints of a density, in widths from its center. The breakpoints from 40 to 5e9 widths are for the log-density of
+# a mixture, which nearly has a corner wherever another component becomes the largest.
 _LADDER = [1.0, 2.0, 4.0, 8.0, 16.0, 40.0, *(40 * 3.0**k for k in range(1, 18))]
 _STEPS = torch.tensor([*(-x for x in reversed(_LADDER)), 0.0, *_LADDER], dtype=torch.float64, device="cpu")
 # The breakpoints that suffice unless a density is a narrow peak: the center and the points two widths from it.
@@ -45,7 +45,7 @@ _IS_COARSE = torch.tensor([k in _COARSE for k in range(len(_STEPS))], device="cp
 # The breakpoints up to 40 widths from the center: farther out, a peak has negligible mass.
 _NEAR = slice(_MIDDLE - 6, _MIDDLE + 7)
 # If there are more peaks than this, nearby peaks share breakpoints.
-# benchmarks/panel_constants.py: no answer is wrong from 4 to 64.
+# benchmarks/panel_constants.py: all answers are correct for values from 4 to 64.
 _MANY_PEAKS = 16
 # A peak is narrow if its width is less than this fraction of a panel.
 # benchmarks/panel_constants.py: 0.05 saves 2 % of the points, and 1 takes 3 % more.
@@ -107,7 +107,7 @@ class Line(NamedTuple):
         for by_log, log in changes:
             of_logs = of_logs + (by_log * (1 + log.abs())).nan_to_num(nan=0.0, posinf=0.0)
         of_logs = (of_logs * WEIGHTS_KRONROD.to(f.device) * half).sum(-1)
-        # How far rounding moves the nodes in v, in units of machine epsilon.
+        # `resolution` is the rounding error of the nodes v in units of machine epsilon.
         nearest = torch.where(lower * upper < 0, 0, torch.minimum(lower.abs(), upper.abs()))
         farthest = torch.maximum(lower.abs(), upper.abs())
         resolution = 1 + farthest + self.center.abs() / (self.width * torch.cosh(nearest))
@@ -119,7 +119,7 @@ def breakpoints_on(
 ) -> list[Tensor]:
     """Return breakpoints as values of a coordinate: shape (..., steps) for each peak of a density, (..., 1) for others.
 
-    The others are the points at which a density is not smooth, and the points x in `places`.
+    The breakpoints besides peaks are the points at which a density is not smooth, and the points x in `places`.
     """
     breakpoints: list[Tensor] = []
     for density, own in densities:
@@ -144,7 +144,7 @@ def _is_same(coordinate: Coordinate, other: Coordinate) -> bool:
 
 
 def scan_points(breakpoints: list[Tensor]) -> Tensor:
-    """Return a sorted grid of points v with the breakpoints, for the search of the span that is not negligible."""
+    """Return a sorted grid of points v that includes breakpoints, to search for the span that is not negligible."""
     are_many = len(breakpoints) > _MANY_PEAKS
     marks = _snapped(breakpoints) if are_many else breakpoints
     marks = [x[..., _NEAR] if x.shape[-1] == len(_STEPS) else x for x in marks]

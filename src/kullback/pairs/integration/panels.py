@@ -30,12 +30,12 @@ class Rule(NamedTuple):
     halvings: Callable[[Tensor], int]
     """Returns the number of panels that each batch element halves in one step, from the priorities of all panels."""
     halves: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    """Returns the `Places` of the left halves, followed by those of the right halves, from places and priorities."""
+    """Returns the `Places` of all left halves and then of all right halves, from places and priorities."""
 
 
 # The position of each panel in two tensors, (..., panels): its lower and upper edge, or its first integer and its kind.
 Places = tuple[Tensor, Tensor]
-# A function of `Places` that returns columns: the integrals over each panel, their errors, and what the judge needs.
+# A function of `Places` that returns columns: the integrals over each panel, their errors, and numbers for the judge.
 Integrands = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
@@ -46,7 +46,7 @@ class Panels(NamedTuple):
     columns: tuple[Tensor, ...]
 
     def split(self, rule: Rule, priorities: Tensor, integrands: Integrands) -> Panels:
-        """Return the panels after halving those with the largest priorities in each batch element.
+        """Return the panels after halving the panels with the largest priorities in each batch element.
 
         A left half replaces its panel, and the right halves follow all other panels.
         """

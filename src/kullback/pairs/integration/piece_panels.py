@@ -31,10 +31,10 @@ from kullback.pairs.support import is_divergence_finite
 # The number of equal panels before cuts. benchmarks/panel_constants.py: 6 take 13 % more points, and 24 take 18 % more.
 _FIRST_PANELS = 12
 # The number of points added between the last point of a scan that has terms and the exact end of the terms.
-# benchmarks/panel_constants.py: no answer is wrong from 6 points to 100.
+# benchmarks/panel_constants.py: all answers are correct for values from 6 points to 100.
 _POINTS_TO_THE_END = 25
 # The decay of the terms is measured over this many points of a scan.
-# benchmarks/panel_constants.py: no answer is wrong from 6 points to 24.
+# benchmarks/panel_constants.py: all answers are correct for values from 6 points to 24.
 _FALL = 12
 
 

@@ -15,13 +15,13 @@ from kullback.pairs.densities.density import Coordinate, Density, Points
 from kullback.pairs.integration.breaks import Break, find_breaks
 from kullback.pairs.integration.line import Line, breakpoints_on, without_ladders
 
-# If |log dx/dv| is larger, log p and log dx/dv nearly cancel, and the rounding of each, 0.02, destroys their sum.
+# Points with a larger |log dx/dv| are dropped: log p and log dx/dv nearly cancel, with a rounding error of 0.02 each.
 _FARTHEST = 1e14
 # The width of a `Line` may exceed the width of a density by at most this factor. benchmarks/panel_constants.py and
-# test_narrow_partners.py: no answer is wrong from 1e2 to 1e6.
+# test_narrow_partners.py: all answers are correct for values from 1e2 to 1e6.
 _NARROW = 1e4
 # Breakpoints at a distance below this fraction of the narrowest density count as equal.
-# benchmarks/panel_constants.py: no answer is wrong from 1e-4 to 1.
+# benchmarks/panel_constants.py: all answers are correct for values from 1e-4 to 1.
 _ONE_PLACE = 1e-2
 
 Both = tuple[Density, Density]
@@ -127,7 +127,7 @@ def _center_and_width(both: Both, coordinate: Coordinate, breakpoints: list[Tens
     center = marks.nanmedian(-1, keepdim=True).values.nan_to_num(nan=0.0)
     reach = (marks - center).abs().nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
     width = torch.where(reach > 0, reach / 2, 1.0)
-    # Several breakpoints may be equal after rounding. Then their distances do not measure the widths of the densities.
+    # Several breakpoints may be equal after rounding. Their distances then do not measure the widths of the densities.
     spans = [(x[..., -1:] - x[..., :1]).nan_to_num(nan=torch.inf) for x in coarse if x.shape[-1] > 1]
     narrowest = torch.stack(spans).amin(0) if spans else torch.full_like(reach, torch.inf)
     width = torch.where((reach < _ONE_PLACE * narrowest) & narrowest.isfinite(), narrowest / 4, width)
@@ -160,7 +160,7 @@ def _density_on(density: Density, line: Line, at: Points, needed: Tensor) -> Ten
 
 
 def _elsewhere_at_center(density: Density, at: Points, lives: Tensor) -> Points:
-    """Return the points, with the center of the density where `lives` is false: its log-density is finite there."""
+    """Return the points, with the density's center where `lives` is false, because the log-density is finite there."""
     center = density.coordinate().points(density.center_and_width()[0].detach())
 
     def replaced(x: Tensor | None, own: Tensor | None, otherwise: Tensor | float) -> Tensor | None:

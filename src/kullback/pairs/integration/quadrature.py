@@ -87,9 +87,9 @@ def integrate_kl(
     """Return the integral of the terms of KL over P's support, with exact derivatives by the ends of a Uniform P.
 
     If P is not Uniform, the nodes depend on the ends of P's support. If P is Uniform, the nodes are constants. The
-    integral from an end, as a variable, to its current value is then added. It is the difference of both times the
-    integrand at their mean, which is 0 and has exact first and second derivatives. So the derivatives use q next to
-    the end, which the nodes may be too sparse to resolve.
+    result then includes the integral from an end, as a variable, to its current value. This integral is the difference
+    of both times the integrand at their mean: its value is 0, and its first and second derivatives are exact. So the
+    derivatives use q next to the end, which the nodes may be too sparse to resolve.
 
     Arguments:
         p: the density of P, with parameters of shape (..., 1): the last dimension is for the nodes.
@@ -189,7 +189,7 @@ def _have_same_ends(first: Coordinate, second: Coordinate) -> Tensor:
 def _totals(columns: KLColumns, same_ends: Tensor) -> tuple[KLTotals, Tensor]:
     """Return the sums over all panels, and a mask `is_whole` of the batch elements whose panels contain all mass of Q.
 
-    Where `is_whole` is true, the sums are those of p log(p / q) - p + q.
+    Where `is_whole` is true, the summed terms are p log(p / q) - p + q.
     """
     beyond = (columns.mass_q.sum(-1) - 1).abs()  # the mass of Q outside the panels
     is_whole = same_ends & (beyond < 1e-11)

@@ -26,14 +26,14 @@ from kullback.pairs.integration.line import NEAREST
 from kullback.pairs.numerics.parameters import is_differentiated
 
 # A divergence below this counts as 0, because P and Q are then equal up to rounding.
-# benchmarks/panel_constants.py: no answer is wrong from 1e-14 to 1e-10.
+# benchmarks/panel_constants.py: all answers are correct for values from 1e-14 to 1e-10.
 LEAST_VALUE = 1e-12
 # The growth of a derivative is measured between log(p / q) = _NEARER and log(p / q) = _FARTHER. A growth with an
 # exponent below _LEAST_ORDER is no power: a logarithm doubles, as a power with exponent .035 would.
 _NEARER, _FARTHER, _LEAST_ORDER = 20.0, 40.0, 0.05
 # A density that is neither 0 nor infinite at its end has nearly constant derivatives next to the end. The derivatives
 # at this distance replace those at smaller distances. The unit is the distance of the density's center from its end.
-# benchmarks/panel_constants.py: no answer is wrong from 1e-9 to 1e-5.
+# benchmarks/panel_constants.py: all answers are correct for values from 1e-9 to 1e-5.
 _FLAT = 1e-7
 
 

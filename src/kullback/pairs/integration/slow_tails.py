@@ -13,7 +13,7 @@ from kullback.pairs.support import tail_margins
 
 # The logarithm of the distance where panels end and a closed form begins: log q may grow as the square of the distance,
 # which is a float.
-# benchmarks/panel_constants.py: no answer is wrong from 300 to 350.
+# benchmarks/panel_constants.py: all answers are correct for values from 300 to 350.
 _FARTHEST = 345.0
 # A safe bound on the relative deviation of the tail from a pure power at the distance e^_FARTHEST = 7e149.
 _NOT_A_POWER = 1e-12

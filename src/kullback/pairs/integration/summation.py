@@ -21,9 +21,9 @@ from kullback.pairs.integration.panels import Integral, Panels, integrate
 from kullback.pairs.solve_options import Tolerance
 
 # Terms are ignored if p (1 + |log p / q|) times P's width is less than e^-140 = 1e-61, so a sum of 1e-40 is exact to 20
-# digits. benchmarks/panel_constants.py: no answer is wrong from -70 to -280.
+# digits. benchmarks/panel_constants.py: all answers are correct for values from -70 to -280.
 _NEGLIGIBLE = -140.0
-# This replaces log 0, because e^-700 is negligible but does not round to 0.
+# _LOG_ZERO replaces log 0, because e^-700 is negligible but does not round to 0.
 _LOG_ZERO = -700.0
 # The largest width of a density. -_HUGE as a lower bound on a log-ratio of successive terms means no bound.
 _HUGE = 1e60

@@ -3,8 +3,8 @@ r"""Monte Carlo estimates of divergences with a standard error, for `method="mon
 KL: with d = log p - log q at draws from P, the mean of d estimates KL. So does the mean of d + c (q / p - 1) for any c,
 because E_P[q / p] = 1. The control variate's coefficient c is fitted for the least variance. Each half of the draws
 uses the c of the other half, which keeps the estimate unbiased. If q / p has an infinite variance, or a mean other than
-1, c is 0. If P is a mixture, each component is sampled. Draws that are functions of normal numbers are quasi-random.
-KL is at least 0, so a negative mean is noise. The value is then 0, with the gradient of the mean.
+1, c is 0. If P is a mixture, each component is sampled. Draws that are functions of normal numbers are quasi-random. KL
+is at least 0, so a negative mean is noise, and the value becomes 0 with the gradient of the mean.
 
 Gradients of KL: if P can be reparameterized, gradients flow through the draws only. P's parameters in log p count as
 constants, because the score has mean 0 (Sticking the Landing, Roeder, Wu and Duvenaud, 2017). If P cannot be

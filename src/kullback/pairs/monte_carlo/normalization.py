@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 from kullback.errors import ArgumentValueError, invalid_value
 from kullback.pairs.registry import names_of
 
-# The largest probability of a false alarm, in which a call refuses normalized densities.
+# The largest probability of a false alarm: a call refuses normalized densities.
 _LEVEL = 1e-6
 # The bets b. A small bet detects a small excess over 1 from many draws, a large bet a large excess from few draws. Each
 # bet gives a valid test, and so does the average of the products for all bets.

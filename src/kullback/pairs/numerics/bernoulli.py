@@ -58,7 +58,7 @@ def rate_of(distribution: Poisson) -> Tensor:
 
 
 def log_ratios(p: Probabilities, q: Probabilities) -> tuple[Tensor, Tensor]:
-    """Return log(p / q) for the probabilities of success, and for those of failure; 0 where p or q is 0.
+    """Return log(p / q) for the probabilities of success and for the probabilities of failure; 0 where p or q is 0.
 
     The log-ratios of nearly equal probabilities have full precision. If the logits differ by d, the ratio p / q of the
     probabilities of success is computed as 1 / (1 + (1 - q) (e^-d - 1)). From probabilities it is 1 + (p - q) / q.

@@ -27,7 +27,7 @@ _LEAST_RATIO, _MOST_RATIO = 1e-150, 1e150
 
 
 class Covariance(NamedTuple):
-    """The Cholesky factor L of a covariance, and the parameters from which L was computed."""
+    """The Cholesky factor L of a covariance, and the user's parameters if L was computed from other parameters."""
 
     root: Tensor
     matrix: Tensor | None = None
@@ -75,7 +75,7 @@ class Relative(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """The Cholesky factor T of a matrix, T relative to the identity, log det of the matrix, and where T exists."""
+    """The Cholesky factor T of a matrix, T as `Relative`, the matrix's log-determinant, and a mask where T exists."""
 
     root: Tensor
     relative: Relative

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DrawsFrom(TorchDispatchMode):
-    """A context in which random operations of torch use separate generators, one for each device, with a given seed.
+    """A context that makes random operations of torch use separate generators, one per device, with a given seed.
 
     Arguments:
         seed: the seed of the generators.
