@@ -37,7 +37,7 @@ class Covariance(NamedTuple):
     def rounding_error(self) -> Tensor:
         """Bound the relative error of L: rounding times the condition number of L, plus the error of the correction.
 
-        The correction in `of_matrix` leaves an error of the third power of the initial error.
+        The error after the correction in `of_matrix` is the third power of the initial error.
         """
         root = self.root.detach()
         inverse = torch.linalg.solve_triangular(root, identity_like(root).expand_as(root), upper=False)
@@ -224,10 +224,10 @@ def mixed_with_one(m: Relative, share: float) -> Mixed:
 
 
 def factors_of(p: Distribution, q: Distribution) -> tuple[Covariance, Covariance, bool]:
-    """Return P's covariance, Q's covariance and False, or, if both were made from precisions, precisions and True.
+    """Return P's covariance, Q's covariance and False.
 
-    The precisions are exchanged: Q's precision comes first. Q's precision relative to P's precision has the same
-    eigenvalues as P's covariance relative to Q's covariance.
+    If both distributions were made from precisions, return Q's precision, P's precision and True. Q's precision
+    relative to P's precision has the same eigenvalues as P's covariance relative to Q's covariance.
     """
     (name_p, matrix_p), (name_q, matrix_q) = map(_passed_matrix, (p, q))
     if name_p == name_q == "precision_matrix":
