@@ -20,10 +20,10 @@ from kullback.pairs.integration.pieces import Both, Piece
 SAME = 1e-11
 """A |log p - log q| below this is rounding error: a change of its sign is not a crossing.
 
-benchmarks/panel_constants.py: 1e-13 takes 13 % more points, and all answers are correct up to 1e-9.
+benchmarks/panel_constants.py: the value 1e-13 takes 13 % more points, and all answers are correct up to 1e-9.
 """
 # The largest number of crossings at which a scan cuts a piece.
-# benchmarks/panel_constants.py: 2 takes 12 % more points.
+# benchmarks/panel_constants.py: the value 2 takes 12 % more points.
 _CROSSINGS = 8
 # `last_where` divides the width of an interval by 2^_BITS, a little more than the precision of float64. Fewer than
 # _FEW_INTERVALS intervals are cut into four parts in each step.

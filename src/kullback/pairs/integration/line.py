@@ -21,7 +21,7 @@ from kullback.pairs.integration.panels import Places
 NEGLIGIBLE = 46.0
 """An integrand below e^-46 = 1e-20 of its largest value is ignored, because that is far below rounding.
 
-benchmarks/panel_constants.py: 60 takes 7 % more points.
+benchmarks/panel_constants.py: the value 60 takes 7 % more points.
 """
 OUTERMOST = 690.0
 """The largest |v|: beyond it sinh overflows."""
@@ -48,7 +48,7 @@ _NEAR = slice(_MIDDLE - 6, _MIDDLE + 7)
 # benchmarks/panel_constants.py: all answers are correct for values from 4 to 64.
 _MANY_PEAKS = 16
 # A peak is narrow if its width is less than this fraction of a panel.
-# benchmarks/panel_constants.py: 0.05 saves 2 % of the points, and 1 takes 3 % more.
+# benchmarks/panel_constants.py: the value 0.05 saves 2 % of the points, and 1 takes 3 % more.
 _NARROW = 0.25
 # The positive points v of every scan: dense up to 10, then geometrically spaced up to the limit of v.
 _POSITIVE = [
