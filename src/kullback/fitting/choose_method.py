@@ -231,6 +231,8 @@ def _target(to: Any, q: Any) -> Any:
     if callable(to) and not isinstance(to, type | torch.nn.Module):
         return to
     wrap = "Samples(x) for draws, Probs(x), Logits(x) or Counts(x) for classes"
+    if isinstance(to, torch.nn.Module):
+        wrap = "to=lambda x: module(x) for a module that returns the log-density of a batch of points"
     raise invalid_type(
         "fit",
         "to",
@@ -418,7 +420,9 @@ def _by_em(problem: FitProblem) -> MethodAnswer | None:
     end = _ended(problem, before, _minimized(problem, problem.family.start(start.values)))
     # EM lowers the negative log-likelihood, which for a target P with a density is the divergence plus P's entropy.
     constant = end.history[0] - start.history[-1]
-    history = torch.cat([torch.stack(start.history[:-1]) + constant, end.history])
+    history = torch.cat(
+        [before.value.detach()[None], torch.stack(start.history[:-1])[1:] + constant, end.history]
+    )
     steps = end.iterations + len(start.history) - 1
     return end._replace(method="em", history=history, iterations=steps)
 

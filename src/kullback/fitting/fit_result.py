@@ -31,7 +31,7 @@ class Fit(Shown):
         method: ``"moment_matching"``, ``"maximum_likelihood"``, ``"em"``, ``"quasi_newton"`` or ``"stochastic"``.
         converged: whether each batch element met the convergence criterion.
         iterations: the number of steps of each batch element; 0 for closed forms.
-        history: the value at the start and after every step, shape (steps + 1, ...).
+        history: the value before the first step and after every step, shape (steps + 1, ...).
         above: an estimate of the difference of `value` and the nearest minimum: half of g' H^-1 g. 0 for closed forms.
         gradient_norm: the norm of the gradient by the unconstrained parameters at the fit. 0 for closed forms.
         kind: the divergence.

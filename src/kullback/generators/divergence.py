@@ -1,4 +1,7 @@
-"""The base classes of divergences, and the pair of finite distributions that is their input."""
+"""The base classes of divergences, and the pair of finite distributions that is their input.
+
+`of_ratio` defines `FDivergence`, the divergence of a user's own function f.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -250,7 +251,7 @@ def _by_closed_form(pair: Pair, kind: Divergence, options: SolveOptions) -> Esti
     value = form.function(p, q)
     if value is None:
         return None
-    value = value.clamp(min=0) + 0.0  # turns -0 into 0
+    value = _at_least_zero(value)
     if not is_always_finite(type(p), type(q)):  # because of their supports or tails
         densities = densities_of(p, q)
         infinite = None if densities is None else is_infinite(*densities)
@@ -286,7 +287,12 @@ def _without_overflow(form: ClosedForm, p: Distribution, q: Distribution, value:
     # The derivatives of an overflow may be NaN, so another element of the batch replaces it.
     replaced = _with_elements_replaced(p, q, overflows)
     computed = form.function(replaced[0], replaced[1])
-    return None if computed is None else torch.where(overflows, torch.inf, computed)
+    return None if computed is None else torch.where(overflows, torch.inf, _at_least_zero(computed))
+
+
+def _at_least_zero(value: Tensor) -> Tensor:
+    """Return the larger of a value and 0; -0 becomes 0."""
+    return value.clamp(min=0) + 0.0
 
 
 def _with_elements_replaced(p: Distribution, q: Distribution, excluded: Tensor) -> tuple[Any, Any]:
@@ -304,7 +310,7 @@ def _with_elements_replaced(p: Distribution, q: Distribution, excluded: Tensor) 
 
 
 def _by_reduction(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate | None:
-    """Return the divergence of other pairs. For kinds other than KL, it is the same divergence of them."""
+    """Return the divergence by a reduction to other pairs. All kinds have the reductions that keep every divergence."""
     reduce = cast("Reduction", pair.plan.reduction)
     return reduce(pair.p, pair.q, lambda p, q: estimate(pair.call, p, q, options, kind))
 
@@ -352,7 +358,8 @@ def _by_renyi(pair: Pair, kind: Divergence, options: SolveOptions) -> Estimate |
     p, q, rest, is_small = pair.p, pair.q, 1 - alpha, alpha < 0.5
     if is_small:  # equal to the divergence of (Q, P) at order 1 - alpha
         p, q, alpha, rest = q, p, rest, alpha
-    result = _renyi(pair.call, p, q, alpha, rest, options)
+    with sides_exchanged() if is_small and not torch.compiler.is_compiling() else nullcontext():
+        result = _renyi(pair.call, p, q, alpha, rest, options)
     if result is None:
         return None
     value, error = result.value, result.error
@@ -397,6 +404,8 @@ def _renyi(
             summand = estimate(call, *bases, options, Renyi(alpha).simplest())
         except NoRuleError:  # its message would name an order and a pair that the user did not pass
             return None
+        except ConvergenceError as error:  # `estimate` checks the sum, and names the user's kind and pair
+            summand = error.estimate
         if summand.error is None:
             summand = replace(summand, error=torch.full_like(summand.value, math.inf))
     shape = batch_shape_of(*bases)

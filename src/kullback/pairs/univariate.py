@@ -115,6 +115,11 @@ def _endless(pair: _Pair) -> Integral:
 def _finite(pair: _Pair) -> Integral:
     """Return the divergences, which are not infinite by the supports or the tails."""
     p, q, is_kl = pair.p, pair.q, isinstance(pair.kind, KL)
+    if pair.splits:  # a variable with an infinite end has another coordinate
+        for density in (p, q):
+            endless = density.reaches_infinity()
+            if endless is not None:
+                return _chosen(endless, pair, _finite, _finite)
     if (is_kl and not isinstance(p, MixtureDensity)) or not pair.splits:
         return _in_blocks(pair)
     of_p = is_far_and_narrow(p)

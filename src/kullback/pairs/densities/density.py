@@ -234,6 +234,10 @@ class Density(ABC):
                 return False
         return True
 
+    def reaches_infinity(self) -> Tensor | None:
+        """Return which elements of a batch have an infinite end, if others have a finite end there; None if none do."""
+        return None
+
     def low(self) -> Tensor | None:
         """Return the lower end of the support, None for -inf."""
         end = self.support[0]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -255,12 +255,29 @@ class InverseMappedDensity(MappedDensity):
     reaches: tuple[bool, bool]
     """Whether the part's support begins, or ends, where the image of the line does."""
 
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Density:
+        part = self.part.mapped(change)
+        return replace(self, part=part, reaches=(self._reaches(part, 0), self._reaches(part, 1)))
+
+    def _reaches(self, part: Density, side: int) -> bool:
+        mask = self._at_limit(part, side)
+        return self.reaches[side] or (mask is not None and bool(mask.all()))
+
+    def _at_limit(self, part: Density, side: int) -> Tensor | None:
+        """Return for which elements the part ends where the image of the line does; None if all or none of them do."""
+        end, limit = part.high() if side else part.low(), self.function.limits[side]
+        return None if self.reaches[side] or end is None or limit is None else end == limit
+
+    def reaches_infinity(self) -> Tensor | None:
+        masks = (self._at_limit(self.part, side) for side in (0, 1))
+        return next((mask for mask in masks if mask is not None and bool(mask.any() & ~mask.all())), None)
+
     def _part_end(self, side: int) -> Tensor | None:
         return None if self.reaches[side] else super()._part_end(side)
 
     def _tail_end(self, side: int) -> Tensor | None:
-        end, edge = self._part_end(side), self.function.limits[side]
-        return end if end is None or edge is None else torch.where(end == edge, torch.inf, end)
+        end, is_endless = self._part_end(side), self._at_limit(self.part, side)
+        return end if is_endless is None else torch.where(is_endless, torch.inf, cast("Tensor", end))
 
     def _image_of_infinity(self, side: int) -> Tensor | None:
         return None
