@@ -59,8 +59,7 @@ class MarginalGaussianization:
 
 
 class Whitening:
-    """An affine map that gives draws mean 0 and covariance 1, and the normal density g that is standard after the
-    map."""
+    """An affine map that gives draws mean 0 and covariance 1, and the normal density g that it makes standard."""
 
     def __init__(self, mean: Array, root: Array, farthest: float) -> None:
         self._mean, self._inverse, self._farthest = mean, np.linalg.inv(root), farthest
