@@ -134,10 +134,11 @@ def kl_half_normal_gumbel(p: HalfNormal, q: Gumbel) -> Tensor:
 
     E e^(-X / s) = e^(t^2) erfc(t) at t = s_p / (s sqrt 2).
     """
-    loc, scale = upcast(q.loc), upcast(q.scale)
-    t = upcast(p.scale) / scale * math.sqrt(0.5)
+    # A parameter that is converted twice gets two gradients, each rounded to float32: their sum may be inf - inf.
+    loc, scale, scale_p = upcast(q.loc), upcast(q.scale), upcast(p.scale)
+    t = scale_p / scale * math.sqrt(0.5)
     mean = t * (2 / math.sqrt(math.pi))
-    return kl_to_gumbel(_of_half_normal(p), loc, scale, mean, torch.log(torch.special.erfcx(t)))
+    return kl_to_gumbel(_half_normal_moments(scale_p), loc, scale, mean, torch.log(torch.special.erfcx(t)))
 
 
 @renyi_form(Normal)
@@ -176,7 +177,10 @@ def _of_log_normal(d: LogNormal) -> LogMoments:
 
 
 def _of_half_normal(d: HalfNormal) -> LogMoments:
-    scale = upcast(d.scale)
+    return _half_normal_moments(upcast(d.scale))
+
+
+def _half_normal_moments(scale: Tensor) -> LogMoments:
     half = torch.full_like(scale, 0.5)
     entropy = torch.full_like(scale, (math.log(math.pi) + 1 + EULER_GAMMA) / 2)
     mean = scale, torch.full_like(scale, math.sqrt(math.pi / 2))
