@@ -56,7 +56,8 @@ def diagnose(
 
     Raises:
         ArgumentTypeError: an argument is not a dense real tensor with values, or `log_target` is not a bool.
-        ArgumentValueError: `reduction` is not one of the four words, or a tensor has no dimension `dim`.
+        ArgumentValueError: `reduction` is not a reduction of `torch.nn.functional.kl_div`, or a tensor has no dimension
+            `dim`.
 
     Gradient: none: the arguments are detached.
 

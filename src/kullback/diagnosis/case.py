@@ -79,7 +79,7 @@ class Case:
             )
 
     def _read(self) -> None:
-        """Infer the contents of both tensors before any classes are cut off: rows after a cut do not sum to one."""
+        """Infer the contents of both tensors before any classes are cut off: shortened rows do not sum to one."""
         whole = not (self.paired and self.repair) or self.repair.how == "cut-classes"
         a, b = (self.input, self.target) if whole or not self.paired else self.paired
         self.read_input = read(a, self.dim, logs_expected=True)
@@ -130,6 +130,6 @@ class Case:
 
     @property
     def as_expected(self) -> bool:
-        """Whether both tensors hold distributions in the form that torch expects."""
+        """Whether both tensors contain distributions in the form that torch expects."""
         a, b = self.read_input, self.read_target
         return bool(a and b and a.normalized and b.normalized and a.in_logs and b.in_logs == self.log_target)

@@ -47,7 +47,7 @@ class TensorSummary:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """The result of `diagnose`: ``str()`` gives a report to read, ``to_dict()`` one for scripts.
+    """The result of `diagnose`: ``str()`` gives a report for readers, and ``to_dict()`` a dict for scripts.
 
     Attributes:
         call: the code of the call.

@@ -87,7 +87,7 @@ def estimate_from_samples(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    """Return the estimate of a divergence from `Samples` on at least one side, by the method or the best estimator."""
+    """Return the estimate of a divergence from `Samples` on at least one side, by the named or the best method."""
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
     kind = estimable(call, kind)
@@ -143,7 +143,7 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
 
 
 def _of_shared(settings: _Settings, shared: Shared, kind: Divergence) -> Evidence:
-    """Return the mean of two estimates with each shared draw on one side only, and the hull of their intervals."""
+    """Return the mean of two estimates with each shared draw on one side only; the interval contains both intervals."""
     rng = np.random.default_rng(seed_of(settings.generator))
     one, other = (_by_kind(settings, *sides, kind) for sides in shared.divided(rng))
     note = shared.note(
@@ -203,7 +203,7 @@ def _check_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> 
 
 
 def _instead_of_kind(settings: _Settings, p: object, q: object) -> str:
-    """Return the call that estimates a kind other than KL from these draws."""
+    """Return the code of a call that estimates a divergence other than KL from these draws."""
     call, sides = settings.call, (p, q)
     if any(isinstance(x, Samples) and not x.discrete and not _is_number(x) for x in sides):
         cells = [f"Counts(torch.histogramdd({x}, edges).hist.flatten())" for x in "xy"]

@@ -236,7 +236,7 @@ def cluster_correction(sizes: Any) -> float:
     r"""Return the factor that makes the squared deviations of clusters from their overall mean unbiased.
 
     If cluster c has a proportion :math:`s_c` of the draws, the factor is
-    :math:`\sum_c s_c^2 / \sum_c s_c^2 (1 - 2 s_c + \sum_b s_b^2)`. For one cluster it is infinite.
+    :math:`\sum_c s_c^2 / \sum_c s_c^2 (1 - 2 s_c + \sum_b s_b^2)`. For a single cluster the factor is infinite.
     """
     shares = sizes / sizes.sum()
     squares = shares**2

@@ -63,7 +63,7 @@ class Evidence(ShortRepr):
             draws. The sums over clusters of draws give the standard error.
         resampled: the values from resampled draws, or from a posterior distribution.
         ends: the lower and the upper limit, for example from the inversion of a test.
-        error: a standard error, in addition to the one of `influence`; None if it is unknown.
+        error: a standard error, independent of the error from `influence`; None if unknown.
         error_above: a further standard error for the upper limit only.
         bias_low: the largest positive bias of the value; it is subtracted from the lower limit.
         bias_high: the largest negative bias of the value, as a positive number; it is added to the upper limit.

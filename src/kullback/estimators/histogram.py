@@ -155,7 +155,7 @@ def histogram(
 
     Arguments:
         p: draws of finite numbers from P.
-        q: the same from Q.
+        q: draws of finite numbers from Q.
         confidence: the probability that the interval contains the divergence.
         generator: for the random numbers that are added to rounded draws, within their rounding.
         bins: the number of bins. The default is :math:`5 n^{0.4}`, reduced if a bin would have fewer than 20 draws. n
@@ -301,7 +301,7 @@ def _edges(first: _Sorted, second: _Sorted, bins: int) -> Array:
 
 
 def _with_gaps(first: _Sorted, second: _Sorted, edges: Array) -> Array:
-    """Return the edges, with one more in each bin in which a gap is wider than half the range of its inner draws."""
+    """Return the edges, with an additional edge in each bin that has a gap wider than half its inner range."""
     values = np.sort(np.concatenate([first.values, second.values]), kind="stable")
     ends = np.concatenate([[0], np.searchsorted(values, edges, side="right"), [len(values)]])
     added: list[float] = []
@@ -315,7 +315,7 @@ def _with_gaps(first: _Sorted, second: _Sorted, edges: Array) -> Array:
 
 
 def _with_tails(values: Array, edges: Array) -> Array:
-    """Return the edges, with further edges in the outer bins that repeatedly halve the number of draws beyond them."""
+    """Return the edges, with additional edges that repeatedly halve the number of draws in the outer bins."""
     first, last = np.searchsorted(values, edges[[0, -1]], side="right")
     tails: list[float] = []
     for outside, is_left in ((int(first), True), (len(values) - int(last), False)):

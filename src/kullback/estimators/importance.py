@@ -82,8 +82,8 @@ def log_ratio(
         x: n draws of P, or of R, with their weights and clusters, if any.
         log_p: the normalized log-density or log-probability of P, in nats. Either n numbers, or a function such as
             ``distribution.log_prob`` that is called with ``x.tensor``, shape (n, d).
-        log_q: the same for Q; ``-inf`` where Q has no mass, which makes KL infinite.
-        log_r: the same for the proposal R of the draws; P by default.
+        log_q: the log-density of Q in the same form; ``-inf`` where Q has no mass, which makes KL infinite.
+        log_r: the log-density of the proposal R of the draws in the same form; by default R is P.
         confidence: the probability that the interval contains the divergence.
         generator: not used, because the estimate is not random.
 

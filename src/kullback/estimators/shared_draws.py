@@ -52,7 +52,7 @@ class Shared(NamedTuple):
         )
 
     def divided(self, rng: np.random.Generator) -> list[tuple[Draws, Draws]]:
-        """Return two pairs of samples: each shared draw is on one side in one pair, and on the other side in the other.
+        """Return two pairs of samples: a shared draw is on one side in the first pair, on the other in the second.
 
         On the side on which a shared draw remains, it has twice the weight.
         """
@@ -116,7 +116,7 @@ def _in_both(of_p: Integers, of_q: Integers) -> bool:
 
 
 def _none_is_absent(of_part: Integers, of_whole: Integers) -> bool:
-    """Return whether so few values of one side are absent on the other that the first sample is a subset.
+    """Return whether so few values of the first sample are absent in the second that the first is a subset.
 
     Of the values that occur once on one side, let n_k occur k times on the other side. In independent draws, k has a
     mixture of Poisson distributions, so E[n_1]^2 <= 2 E[n_0] E[n_2], by the Cauchy-Schwarz inequality.

@@ -193,7 +193,7 @@ def unseen_in_scores(
 
 
 def upper_end(unseen: Unseen, half_width: float) -> Shift:
-    """Return the increase of the upper limit of an interval with this half-width, which may be infinite, and a note."""
+    """Return the increase, perhaps infinite, of the upper limit of an interval with this half-width, and a note."""
     if unseen.abrupt:
         return Shift(
             math.inf,

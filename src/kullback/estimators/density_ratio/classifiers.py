@@ -125,7 +125,7 @@ def users_candidate(classifier: object, seed: int) -> NamedClassifier:
 
     def fit(draws: Labeled) -> LogOdds:
         model = _sklearn("base").clone(classifier)
-        with seeded(seed):  # a classifier without a random state uses the global ones
+        with seeded(seed):  # a classifier without a random state uses the global states
             return _log_odds_of(model.fit(draws.x, draws.from_p.astype(int), **_weights_of(draws)))
 
     return NamedClassifier(type(classifier).__name__, (fit,))

@@ -91,17 +91,18 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
     Arguments:
         p: draws of categories from P: integers, booleans, strings, or vectors of integers, where each row is a
             category. Or the `Counts` of such draws, shape (..., K).
-        q: the same from Q.
+        q: draws of categories from Q, or their `Counts`.
         confidence: the probability that the interval contains the divergence.
         generator: not used, because the estimate is not random.
 
     Returns:
         value, standard error and interval in nats. The upper limit is infinite in two cases. First, more than 5 % of
         P's draws are in categories without draws of Q. Second, significantly more draws of P are in categories without
-        draws of Q than in categories with one or two draws of Q. If no category has one or two draws of Q, two
-        influential draws of P suffice. A finite upper limit assumes that p / q in categories without draws of Q is as
-        in categories with one or two draws of Q. There is no interval if all draws are in one category, or if no
-        category has five expected draws on both sides under P = Q.
+        draws of Q than in categories with one draw or with two draws of Q, on average. If there are no draws of P in
+        the latter, two draws in the former suffice if they could add more than half the interval's width. A finite
+        upper limit assumes that p / q in categories without draws of Q is similar to p / q in categories with one or
+        two draws of Q. There is no interval if all draws are in one category, or if no category has five expected draws
+        on both sides under P = Q.
 
     Raises:
         ArgumentValueError: the draws are numbers, not categories, or of different shapes.

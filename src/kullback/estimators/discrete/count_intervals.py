@@ -38,7 +38,7 @@ _NATS_ALONE = 8.0
 
 
 def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Tensor:
-    """Return whether KL has a finite upper limit, by the few draws of Q in its rarest categories.
+    """Return, for each row, whether KL has a finite upper limit.
 
     There is no finite upper limit in three cases. Let f_k be the proportion of P's draws in categories with k draws of
     Q. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2: then it is not by chance that Q has
@@ -64,7 +64,7 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
 
 
 def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
-    r"""Return a confidence interval for KL from counts; the upper limit is infinite if too few draws bound it.
+    r"""Return a confidence interval for KL from counts, whose upper limit may be infinite.
 
     The interval contains the divergences t that the estimate T of `coverage_adjusted` does not reject:
 
@@ -211,7 +211,8 @@ def _not_rejected(table: CategoryCounts, estimate: Tensor, z: float, added: Tens
     middle = estimate + z**2 * rate / 2
     reach = z * (table.spread * second.variance + added + rate * estimate + (z * rate / 2) ** 2).sqrt()
     low, high = middle - reach, middle + reach
-    # If P is known, the estimated variance increases with the estimate, so the lower limit uses the plain variance too.
+    # If P is known, the variance increases with the estimate and would be too small for low values of KL. So the lower
+    # limit is also computed with the variance at the estimate.
     p_is_known = table.a.sum(-1) > KNOWN / 2
     low = torch.where(p_is_known, torch.minimum(low, estimate - z * (from_q * in_q).sqrt()), low)
     if not (isinstance(table, KindCounts) and table.power):

@@ -27,8 +27,8 @@ from kullback.generators.growth import power_of
 
 # With more draws, the second differences in the jackknife's bias, of order 1 / n^2, are below float64's precision.
 _EXACT = 1e9
-# Above this argument x, a ratio of gamma functions is a power to float64's precision: the next term of Stirling's
-# series is about x^-2.
+# For larger arguments x, a ratio of gamma functions equals a power up to float64's precision: the next term of
+# Stirling's series is about x^-2.
 _LARGE = 1e5
 
 Terms = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

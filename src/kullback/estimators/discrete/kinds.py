@@ -57,7 +57,7 @@ def bias_corrected(
 
     Arguments:
         p: draws of categories from P, or their `Counts` of shape (..., K).
-        q: the same from Q.
+        q: draws of categories from Q, or their `Counts` of shape (..., K).
         kind: the divergence or its name: any of kullback's except ``Renyi(0)`` and ``Renyi(inf)``.
         confidence: the probability that the interval contains the divergence.
         generator: not used, because the estimate is not random.

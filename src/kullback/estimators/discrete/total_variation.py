@@ -59,7 +59,7 @@ def _differences(table: CategoryCounts) -> Tensor:
 
 
 def _shrinkage(table: CategoryCounts) -> Tensor:
-    """Return the decrease of P(A) - Q(A) when the event A, p > q, and its complement get one more draw each."""
+    """Return the decrease of P(A) - Q(A) when the event A = {p > q} and its complement get a draw each."""
     sides = [(x, x.sum(-1, keepdim=True)) for x in (table.a, table.b)]
     where = table.a / sides[0][1] > table.b / sides[1][1]
     inside = [((x * where).sum(-1), n[..., 0]) for x, n in sides]
@@ -68,7 +68,7 @@ def _shrinkage(table: CategoryCounts) -> Tensor:
 
 
 def _spreads(table: CategoryCounts) -> tuple[Tensor, Tensor]:
-    """Return the standard deviations of the differences of proportions, and of P(A) - Q(A) for the event A, p > q.
+    """Return the standard deviations of the differences of proportions, and of P(A) - Q(A) for A = {p > q}.
 
     Each proportion gets one more success and one more failure (Agresti and Caffo, 2000).
     """

@@ -66,7 +66,7 @@ class _NeighborTerms:
     occurrence_q: list[Array]
     radii: tuple[Array, Array]  # distances of P's and Q's draws from Q's center
     wide: Array | None = None  # the log-ratio with four times the largest number of neighbors
-    overfit: float = 0.0  # the expected overfit of the pilot to its own draws
+    overfit: float = 0.0  # the expected bias of the estimate because the pilot was fitted to the same draws
     flat: str = ""  # the sides whose draws fill fewer than d dimensions, and how many
     ball: float = 0.0  # the median radius of P's smallest balls, in standard deviations
 
@@ -364,7 +364,7 @@ def _mapped(p: Array, q: Array) -> tuple[Array, Array]:
 def _whitenings(
     p_points: Array, q_points: Array, p: Draws, q: Draws, *, whiten: bool, pilot: bool
 ) -> tuple[Whitening, Whitening]:
-    """Return a whitening for each side if `pilot`, otherwise a common scaling of the coordinates twice."""
+    """Return a whitening for each side if `pilot`, otherwise the same scaling for both sides."""
     if pilot:
         check_independent(p_points, q_points)
         return Whitening.of(p_points, p.weights), Whitening.of(q_points, q.weights)
