@@ -71,9 +71,9 @@ def log_ratio(
 
     The weights :math:`w_i` have sum 1. They are the weights of the `Samples`, by default equal, times :math:`p / r` if
     the draws come from a proposal R (give `log_r`). The coefficient c of least variance is fitted in each half of the
-    draws and used in the other half. c is 0 for fewer than 50 draws, if :math:`q / p` may have infinite variance or a
-    mean other than 1, or if the control variate explains less than three quarters of the variance. The limits include
-    the contribution of fitted tails of the terms beyond the outermost draws.
+    draws and used in the other half. c is 0 in three cases: there are fewer than 50 draws, :math:`q / p` may have
+    infinite variance or a mean other than 1, or the control variate explains less than three quarters of the variance.
+    The limits include the contribution of fitted tails of the terms beyond the outermost draws.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.

@@ -115,10 +115,10 @@ def from_density(
         generator: for the draws of the references.
 
     Returns:
-        the estimate in nats. The estimate is infinite, with a note, if Q has density 0 at a draw, if P has an atom, or
-        if P is in a plane or on a surface and Q is not. If Q is on the simplex, such as a Dirichlet, its density is
-        with respect to all components except the last. The upper limit is infinite, with a note, if the mean of the
-        tail of log(p / q) may be infinite, or if the limit from the draws alone is below 0.
+        the estimate in nats. The estimate is infinite, with a note, in three cases: Q has density 0 at a draw, P has an
+        atom, or P is in a plane or on a surface and Q is not. If Q is on the simplex, such as a Dirichlet, its density
+        is with respect to all components except the last. The upper limit is infinite, with a note, in two cases: the
+        mean of log(p / q) may be infinite because of its tail, or the limit from the draws alone is below 0.
 
     Raises:
         ArgumentValueError: too few draws, infinite draws, or shapes that do not fit; draws of d components that fill

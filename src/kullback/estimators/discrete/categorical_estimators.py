@@ -81,9 +81,9 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
     :math:`\lambda` and :math:`\mu` are shrunken towards 1: each numerator and each denominator gets one more category.
     v is the variance of c. A negative result becomes 0.
 
-    `kl_estimate` takes this estimator by default. On Zipf distributions with 1000 categories, its root mean square
-    error is as low as half the error of `zhang_grabchak` if P and Q differ and many categories have no draws. Otherwise
-    the two errors are about equal.
+    `kl_estimate` takes this estimator by default. Compare the root mean square errors on Zipf distributions with 1000
+    categories. If P and Q differ and many categories have no draws, the error is as low as half the error of
+    `zhang_grabchak`. Otherwise the two errors are about equal.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.

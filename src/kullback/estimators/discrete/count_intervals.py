@@ -29,8 +29,8 @@ _FEWEST_FOR_POWERS = 20
 # An upward bias correction enters the upper limit multiplied by this factor.
 _CAUTION = 1.5
 
-# If P's draws in categories without draws of Q exceed the prediction from categories with one or two draws of Q by this
-# many standard errors, the upper limit is infinite.
+# The categories with one or two draws of Q predict the number of P's draws in categories without draws of Q. If this
+# number exceeds the prediction by this many standard errors, the upper limit is infinite.
 _UNLIKE = 1.7
 # The log-ratio, in nats, that one draw of P may add to the sum if q is thousands of times smaller than p in its
 # category.
@@ -42,9 +42,9 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
 
     There is no finite upper limit in three cases. Let f_k be the proportion of P's draws in categories with k draws of
     Q. First, f_0 > 5 %. Second, f_0 is significantly larger than (f_1 + f_2) / 2: then it is not by chance that Q has
-    no draws in these categories. Third, f_1 = f_2 = 0, two or more draws of P are in categories without draws of Q, and
-    a ratio p / q of e^8 there would add more than half the width of the interval. If the categories are bins of a line,
-    only the first case applies, because the neighboring bins bound the density.
+    no draws in these categories. Third, f_1 = f_2 = 0 and f_0 is two draws or more, and p / q = e^8 in these categories
+    would add more than half the width of the interval. If the categories are bins of a line, only the first case
+    applies, because the neighboring bins bound the density.
     """
     a, b, n = table.a, table.b, table.a.sum(-1)
     never = table.unseen_shares[0]
@@ -70,8 +70,8 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
 
     .. math:: (T - t)^2 \le z^2 (S + t\, c), \quad c = \frac{V}{T + \frac{K - 1}{2} (\frac1n + \frac1m)}
 
-    V and S are defined in `CategoryCounts.variance`. A variance that is linear in t is right both at P = Q, where T has
-    a :math:`\chi^2` distribution, and for large KL, where T is normal. The rate c has a lower bound near
+    V and S are defined in `CategoryCounts.variance`. A variance that is linear in t is right in both extreme cases: for
+    P = Q, T has a :math:`\chi^2` distribution, and for large KL, T is normal. The rate c has a lower bound near
     :math:`2 (\frac1n + \frac1m)`, its value for P near Q.
 
     The limits also allow for the following:
@@ -83,8 +83,8 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
     * Few draws: if P's rarest categories have at most 3 draws together, the interval includes the values for Wilson's
       limits of their probability.
     * No draws: the upper limit is infinite if `has_upper_end` is false.
-    * Many rare categories: if more than 5 % of P's draws are in categories without draws of Q, or in categories with a
-      single draw of P, rare categories are merged for the lower limit. Merging cannot increase KL.
+    * Many rare categories: for the lower limit, rare categories are merged in two cases. More than 5 % of P's draws are
+      in categories without draws of Q, or in categories with a single draw of P. Merging cannot increase KL.
 
     Arguments:
         table: the counts of P and of Q, shape (..., K). For `KindCounts` the interval is for the divergence

@@ -43,7 +43,7 @@ _PILOT_DRAWS = 100
 # With more draws of each side, the default number of neighbors is smaller, because the search is slow and the variance
 # is small.
 _MANY = 50_000
-# In more dimensions, estimates in `benchmarks/bench_samples.py` are wrong by a factor, so there is no interval.
+# In more dimensions, estimates in `benchmarks/bench_samples.py` are wrong by a large factor, so there is no interval.
 _MOST_DIMENSIONS = 10
 _FEWEST_FOR_INTERVAL = 20
 # From this dimension on, a third search with 4 k neighbors gives a bound for the remaining bias.
@@ -120,8 +120,8 @@ def nearest_neighbors(
         q: draws of Q, floating-point, shape (m, d).
         confidence: the probability that the interval contains KL(P || Q).
         generator: for the choice of draws if there are more than `most`.
-        k: the number of neighbors; with `extrapolate` the larger of the two numbers. The default is 48 for d = 1 and 16
-            for d > 1, or 5 for d > 1 and more than 50 000 draws, and less for few draws.
+        k: the number of neighbors; with `extrapolate` the larger of the two numbers. The default is 48 for d = 1, and
+            16 for d > 1. It is 5 for d > 1 and more than 50 000 draws, and smaller for few draws.
         whiten: for d > 1, map the draws so that Q's margins are about normal, and each side's covariance to the
             identity. Correct each density estimate for the variation of a fitted normal density within the ball. KL
             itself does not depend on the coordinates.
@@ -134,12 +134,12 @@ def nearest_neighbors(
 
     Returns:
         the estimate in nats, on the device of `p`, at least 0. The interval includes the influence of the draws (or
-        clusters) of both sides and an allowance for bias. From three dimensions on, the upper limit allows for the
-        slowest decay of the bias with decreasing k that estimates with 4 k, k and k / 4 neighbors do not exclude. The
-        upper limit is infinite if most of P is where Q has few draws. The interval is None in more than 10 dimensions,
-        for draws near a set of fewer dimensions, and for fewer than 20 draws. If a small part of P is outside the range
-        of Q's draws, the draws do not show the density of Q there. The estimate may then be too low by more than the
-        interval shows.
+        clusters) of both sides and an allowance for bias. From three dimensions on, the upper limit allows for a bias
+        that decreases slowly with k, as slowly as the estimates with 4 k, k and k / 4 neighbors permit. The upper limit
+        is infinite if most of P is where Q has few draws. The interval is None in more than 10 dimensions, for draws
+        near a set of fewer dimensions, and for fewer than 20 draws. If a small part of P is outside the range of Q's
+        draws, the draws do not show the density of Q there. The estimate may then be too low by more than the interval
+        shows.
 
     Raises:
         ArgumentTypeError: the draws are categories.
