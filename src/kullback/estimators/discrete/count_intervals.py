@@ -83,7 +83,7 @@ def kl_interval(table: CategoryCounts, confidence: float = 0.95) -> tuple[Tensor
     * Few draws: if P's rarest categories have at most 3 draws together, the interval includes the values for Wilson's
       limits of their probability.
     * No draws: the upper limit is infinite if `has_upper_end` is false.
-    * Many rare categories: for the lower limit, rare categories are merged in two cases. More than 5 % of P's draws are
+    * Many rare categories: rare categories are merged for the lower limit in two cases: more than 5 % of P's draws are
       in categories without draws of Q, or in categories with a single draw of P. Merging cannot increase KL.
 
     Arguments:

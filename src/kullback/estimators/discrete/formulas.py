@@ -62,7 +62,8 @@ class CategoryCounts:
         open_above: whether the divergence is infinite if P has mass where Q has none.
         open_below: whether the divergence is infinite if Q has mass where P has none.
         power: the number c such that 1 + c D is a mean of a power of p / q, of order above 1 or below 0; 0 for all
-            other divergences D. If c > 0, every draw in a category without draws of the other side matters.
+            other divergences D. If c > 0, the upper limit is infinite if a draw is in a category without draws of the
+            other side.
     """
 
     a: Tensor
