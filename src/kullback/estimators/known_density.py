@@ -52,7 +52,7 @@ _T = TypeVar("_T")
 _BLOCK = 20_000
 # In clusters, the number of random choices of one draw from each.
 _CHOICES = 4
-# The smallest number of draws for density estimates from neighbors.
+# The smallest number of draws for a density from neighbors.
 _FEWEST = 16
 # The covariance of log-distances to the k-th neighbors, summed over draws with common neighbors, relative to the
 # variance.

@@ -101,10 +101,10 @@ def density_ratio(
 
     The candidates are linear and quadratic logistic regression, quadratic regression of asinh-scaled coordinates,
     spline regression without and with products of coordinates, Gaussian densities and gradient-boosted trees. The value
-    is a weighted mean over the candidates with the smallest losses in cross-validation. The weights decrease
-    exponentially with the loss, and a note names the candidates. :math:`\hat f` is fitted without the fold of its draws
-    and calibrated to the labels. The value is extrapolated to infinitely many draws, from fits to half of the draws and
-    to nearly all. Gaussian densities give the unbiased estimate of KL between Gaussians.
+    is a weighted mean over the best ones in cross-validation. Weights fall exponentially with the loss, and a note
+    names the candidates. :math:`\hat f` is fitted without the fold of its draws and calibrated to the labels. The value
+    is extrapolated to infinitely many draws, from fits to half of the draws and to nearly all. Gaussian densities give
+    the unbiased estimate of KL between Gaussians.
 
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.

@@ -27,7 +27,7 @@ _MOST_FEATURES = 1500
 # In more dimensions, the regression of asinh-scaled coordinates is left out: splines with products suit heavy tails as
 # well.
 _MOST_ASINH = 10
-# The number of knots of a spline in each coordinate.
+# The knots of a spline in each coordinate.
 _KNOTS = 7
 # The number of bins of a coordinate for trees, which fits into one byte, and the smallest number of draws in a leaf.
 _BINS = 250
@@ -211,7 +211,7 @@ def _regression(features: Callable[[], list[Any]], penalty: float) -> FitClassif
 
 
 def _ridge_logistic(features: Array, draws: Labeled, penalty: float) -> Array:
-    """Return the intercept and the coefficients that minimize the loss plus penalty / 2 times their sum of squares."""
+    """Return intercept and coefficients of least loss plus penalty times half their squares, by Newton steps."""
     x: Array = np.concatenate([np.ones((len(features), 1)), features], axis=1)
     labels, weights = draws.from_p.astype(float), draws.weights
     ridge = np.full(x.shape[1], penalty)
