@@ -162,7 +162,7 @@ class Draws:
 
 
 def affordable_draws(d: int) -> int | None:
-    """Return the number of draws for which a neighbor search in d dimensions takes seconds; None if any number is fast.
+    """Return the number of draws that a neighbor search in d dimensions handles in seconds; None if any number is fast.
 
     In more dimensions a search tree visits more of its leaves, so the number decreases. From 11 dimensions on, all
     distances are computed instead.

@@ -3,7 +3,7 @@ r"""KL(P || Q) from draws of P and the known density of Q: the cross-entropy min
 .. math:: \mathrm{KL}(P \| Q) = -H(P) - E_P[\log q]
 
 The second term is a mean over the draws. For the first term, :math:`\log p` is estimated at each draw. So the estimate
-is a single mean of differences, in which common variation cancels.
+is a single mean of differences, where common variation cancels.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ def _by_neighbors(
 
 
 def _neighbor_numbers(n: float) -> tuple[int, int]:
-    """Return the number of neighbors k for the value, and 4 k, from which its bias is estimated."""
+    """Return the number of neighbors k for the value, and the number 4 k for an estimate of its bias."""
     k = int(min(max(round(n ** (1 / 3)), 3), 10))
     return k, 4 * k
 

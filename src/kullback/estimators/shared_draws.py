@@ -21,7 +21,7 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 # A smaller proportion of shared draws has little effect on the estimate.
 _FEWEST_SHARED = 0.01
-# -log of the largest probability of a false alarm, in which ties of independent draws look like shared draws.
+# -log of the largest probability of a false alarm, where ties of independent draws look like shared draws.
 _SURE = -math.log(1e-3)
 # With a larger proportion of other ties, some of the shared values may be ties by chance.
 _FEW_TIES = 0.01

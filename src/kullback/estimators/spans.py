@@ -12,8 +12,8 @@ from kullback.estimators.draws import Array, Draws, Integers, in_usual_units
 from kullback.estimators.evidence import SIDE_P, SIDE_Q
 from kullback.estimators.surfaces import surface_of
 
-# The relative error up to which a component follows from others. Sums stored in float32 have a rounding error of 6e-8
-# for each term. `benchmarks/coverage.py` has such sums.
+# The relative error that a component may have to count as a linear combination of others. Sums stored in float32 have a
+# rounding error of 6e-8 for each term. `benchmarks/coverage.py` has such sums.
 _FLAT = 1e-6
 
 
@@ -115,7 +115,7 @@ def rank_of(centered: Array) -> int:
 
 
 def _null_space(centered: Array) -> Array:
-    """Return the directions in which the draws have no variance, as columns, shape (d, number of directions)."""
+    """Return the directions without variance of the draws, as columns, shape (d, number of directions)."""
     variances, directions = np.linalg.eigh(centered.T @ centered)
     return directions[:, variances <= _FLAT**2 * max(float(variances[-1]), 1e-300)]
 

@@ -79,7 +79,7 @@ class NamedClassifier:
 
 
 def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
-    """Return the classifiers for which there are enough draws."""
+    """Return the classifiers that the numbers of draws of P and of Q suffice for."""
     d = draws.x.shape[1]
     fewest = min(int(draws.from_p.sum()), int((~draws.from_p).sum()))
     most = min(_MOST_FEATURES, fewest)
@@ -253,7 +253,7 @@ def _products(*, interaction_only: bool) -> Any:
 
 
 def _asinh_scaled() -> list[Any]:
-    """Return transformers to asinh of robustly scaled coordinates, in which log(p / q) of Pareto tails is linear."""
+    """Return transformers to asinh of robustly scaled coordinates, where log(p / q) of Pareto tails is linear."""
     preprocessing = _sklearn("preprocessing")
     return [preprocessing.RobustScaler(), preprocessing.FunctionTransformer(np.arcsinh)]
 

@@ -78,8 +78,8 @@ def coverage_adjusted(a: Tensor, b: Tensor) -> Tensor:
 
     Here :math:`\hat D_{ZG}` is the estimate of `zhang_grabchak`. :math:`F_k` is the proportion of P's draws in
     categories with k draws of Q. :math:`G_k` is the proportion of P's draws in categories with k draws of P. The ratios
-    :math:`\lambda` and :math:`\mu` are shrunken towards 1: each numerator and each denominator gets one more category.
-    v is the variance of c. A negative result becomes 0.
+    :math:`\lambda` and :math:`\mu` are shrunken towards 1: each numerator and each denominator gets an additional
+    category. v is the variance of c. A negative result becomes 0.
 
     `kl_estimate` takes this estimator by default. Compare the root mean square errors on Zipf distributions with 1000
     categories. If P and Q differ and many categories have no draws, the error is as low as half the error of

@@ -59,7 +59,7 @@ def is_drawn(x: object) -> bool:
 def table_of(p: Representation, q: Representation) -> CategoryCounts:
     """Return the counts of P and Q over the same classes; known probabilities count as `KNOWN` = 1e15 draws.
 
-    Classes in which neither P nor Q has draws are left out.
+    Classes without draws of P and of Q are left out.
     """
     sides, sizes = [], []
     for side in (p, q):

@@ -156,10 +156,10 @@ class CategoryCounts:
         .. math:: D = F_0\, e^{\lambda} E_1(\lambda) - G_1\, e^{\mu} E_1(\mu), \quad
             \lambda = \frac{F_1}{F_0},\ \mu = \frac{G_2}{G_1}
 
-        The ratios :math:`\lambda` and :math:`\mu` are shrunken towards 1: each numerator and each denominator gets one
-        more category. D is then shrunken to :math:`(1 - v / D^2)_+ D`, where v is the variance of D: the result is 0 if
-        :math:`D^2 \le v`. In v, categories are independent, so the variance of :math:`F_k` is the sum of the squares of
-        its terms.
+        The ratios :math:`\lambda` and :math:`\mu` are shrunken towards 1: each numerator and each denominator gets an
+        additional category. D is then shrunken to :math:`(1 - v / D^2)_+ D`, where v is the variance of D: the result
+        is 0 if :math:`D^2 \le v`. In v, categories are independent, so the variance of :math:`F_k` is the sum of the
+        squares of its terms.
         """
         share = self.a / self.a.sum(-1, keepdim=True)
         both = torch.stack([self.a, self.b])

@@ -70,7 +70,7 @@ def _shrinkage(table: CategoryCounts) -> Tensor:
 def _spreads(table: CategoryCounts) -> tuple[Tensor, Tensor]:
     """Return the standard deviations of the differences of proportions, and of P(A) - Q(A) for A = {p > q}.
 
-    Each proportion gets one more success and one more failure (Agresti and Caffo, 2000).
+    Each proportion gets an additional success and an additional failure (Agresti and Caffo, 2000).
     """
     a, b = table.a, table.b
     squares, total = torch.zeros_like(a), torch.zeros_like(a[..., 0])

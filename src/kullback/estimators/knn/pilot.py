@@ -1,4 +1,4 @@
-"""Maps to coordinates in which draws are nearly Gaussian, and a Gaussian pilot density for nearest-neighbor estimates.
+"""Maps that make draws nearly Gaussian, and a Gaussian pilot density for nearest-neighbor estimates.
 
 A smooth one-to-one map of the draws does not change KL. Each coordinate is mapped so that Q's draws are nearly normal,
 by a monotone spline through a few quantiles with generalized Pareto tails. In these coordinates a Gaussian g is fitted
