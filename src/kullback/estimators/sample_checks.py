@@ -11,7 +11,7 @@ import torch
 
 from kullback.common.constraints import CONFIDENCE, GENERATOR, Arguments
 from kullback.errors import P, Q, invalid_type, invalid_value
-from kullback.estimators.draws import Draws, in_usual_units
+from kullback.estimators.draws import Draws, in_usual_units, without_noise
 from kullback.samples import Samples
 
 # Whole numbers that differ, with a larger mean than this, are taken for counts and not for weights: weights are often
@@ -55,7 +55,8 @@ def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Dr
     """Return the draws of both sides in usual units, which estimators pass on without another check.
 
     Refuse draws from different spaces: other dimensions, categories and numbers, labels on one side only. Refuse
-    weights that look like counts. If `finite`, refuse infinite draws too, and change the units.
+    weights that look like counts. If `finite`, refuse infinite draws too, make those equal that differ by rounding
+    errors only, and change the units.
     """
     if isinstance(p, Draws) and isinstance(q, Draws):
         return p, q
@@ -71,7 +72,7 @@ def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Dr
     p, q = cast("Samples", p), cast("Samples", q)
     _check_space(call, p, q)
     first, second = checked_side(call, "p", p, finite=finite), checked_side(call, "q", q, finite=finite)
-    return in_usual_units(first, second) if finite else (first, second)
+    return in_usual_units(*without_noise(first, second)) if finite else (first, second)
 
 
 def checked_side(call: str, name: str, samples: Samples | Draws, *, finite: bool = True) -> Draws:
