@@ -10,9 +10,11 @@ from kullback.common.arrays import Floats
 
 # `tests/common/test_rounding_errors.py` checks these constants on copies with noise and on continuous draws.
 
-# The largest rounding error: this part of the spread, or this part of the number (in float32: four units in its last
-# place).
-_OF_SPREAD, _OF_NUMBER, _OF_SINGLE = 1e-9, 1e-11, 4 * 2.0**-24
+# The largest rounding error: this part of the number (in float32, four units in its last place), or this part of the
+# spread. The latter is at most this part of the number, except within float64's precision of the spread: numbers near 0
+# may have many scales.
+_OF_NUMBER, _OF_SINGLE = 1e-11, 4 * 2.0**-24
+_OF_SPREAD, _MOST_OF_NUMBER, _PRECISION = 1e-9, 1e-3, 1e-15
 # The largest rounding error in mean distances of the values around, a twentieth of them on either side. Continuous
 # draws are this close with about the same probability.
 _OF_DISTANCE, _AROUND = 0.01, 0.05
@@ -32,7 +34,8 @@ def without_rounding_errors(x: Floats) -> Floats:
         gaps, size = np.diff(half), np.maximum(np.abs(half[:-1]), np.abs(half[1:]))
         spread = np.subtract(*np.quantile(half, [0.75, 0.25]))
         is_single = bool((values.astype(np.float32) == values).all())
-        error = np.maximum(_OF_SPREAD * spread, (_OF_SINGLE if is_single else _OF_NUMBER) * size)
+        of_spread = np.maximum(np.minimum(_OF_SPREAD * spread, _MOST_OF_NUMBER * size), _PRECISION * spread)
+        error = np.maximum(of_spread, (_OF_SINGLE if is_single else _OF_NUMBER) * size)
         place = np.arange(len(gaps))
         first, last = np.maximum(place - reach, 0), np.minimum(place + 1 + reach, len(gaps))
         near = gaps <= np.minimum(error, _OF_DISTANCE * (half[last] - half[first]) / (last - first))

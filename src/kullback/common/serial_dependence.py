@@ -270,6 +270,7 @@ def _are_even(counts: Integers, false_alarms: float) -> bool:
         return True
     k = np.arange(least, math.ceil(mean + 12 * math.sqrt(mean) + 30), dtype=np.float64)
     log_factorial = np.array([math.lgamma(number + 1) for number in k])
+    shares = np.full(len(k), 1 / len(k))
     low, high = 0.0, mean  # of the rate of the truncated Poisson distribution with this mean
     for _ in range(60):
         rate = (low + high) / 2
