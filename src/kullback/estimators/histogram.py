@@ -28,6 +28,7 @@ from kullback.estimators.draws import Array, Draws, Integers
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, by_direction, noted
 from kullback.estimators.lattice import common_step, prefers_values, spread
 from kullback.estimators.registry import evidence_by, from_draws
+from kullback.estimators.sample_checks import seed_of
 from kullback.estimators.unseen import unseen_by_q, upper_end
 from kullback.generators import KL, Divergence, Jeffreys, ReverseKL, as_divergence
 from kullback.generators.growth import order_of
@@ -170,7 +171,7 @@ def histogram(
         p: draws of finite numbers from P.
         q: the same from Q.
         confidence: the probability that the interval contains the divergence.
-        generator: not used, because nothing is random; the other estimators of numbers have it.
+        generator: advances once, as in the other estimators of numbers, but nothing is random.
         bins: the number of bins. By default :math:`5 n^{0.4}`, but at least 20 draws in a bin, with the harmonic mean n
             of the effective numbers of draws.
         kind: the divergence or its name, as in `bias_corrected`.
@@ -203,6 +204,9 @@ def histogram(
     settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
     if isinstance(kind, ReverseKL | Jeffreys):
         return by_direction(kind, partial(evidence_by, histogram, **settings), p, q)
+    seed_of(
+        generator
+    )  # each estimator of numbers advances the generator once: later draws do not depend on the choice
     rounding: list[str] = []
     step, tops, is_rough = common_step(p, q), None, False
     if step is not None and not torch.equal(p.tensor, q.tensor):
