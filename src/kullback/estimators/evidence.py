@@ -204,7 +204,7 @@ def _limits(
     if reach == math.inf:
         return -math.inf, math.inf
     high = raw + reach * (math.sqrt(error**2 + evidence.error_above**2) if evidence.error_above else error)
-    if evidence.rate > 0 and reach < math.inf:
+    if evidence.rate > 0:
         least, half = max(raw, 0.0), reach * evidence.rate / 2
         constant = float(evidence.error or 0.0)
         high = max(high, least + reach * (half + math.sqrt(constant**2 + evidence.rate * least + half**2)))
@@ -232,7 +232,10 @@ def noted(evidence: Evidence, before: Sequence[str] = (), after: Sequence[str] =
 
 
 def exchanged(measure: Callable[[], Evidence]) -> Evidence:
-    """Return evidence of KL(Q || P) whose errors and notes name the two sides as the caller does."""
+    """Return evidence of KL(Q || P), with its interval, whose errors and notes name the two sides as the caller does.
+
+    `measure` ends with `interval_from`, so the other fields that name a side are empty.
+    """
     with sides_exchanged():
         evidence = measure()
     notes: list[str] = []

@@ -39,8 +39,8 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
 
     They do not bound it in three cases. First, more than 5 % of P's draws are in categories without draws of Q. Second,
     significantly more of P's draws are in them than the mean of those in categories that Q drew once and that it drew
-    twice: then Q does not lack them by chance. Third, Q drew no category once or twice, and two or more draws of P are
-    in categories without draws of Q, where a ratio of e^8 could add more than half of the interval.
+    twice: then Q does not lack them by chance. Third, no draw of P is in a category that Q drew once or twice, and two
+    or more are in categories without draws of Q, where a ratio of e^8 could add more than half of the interval.
     For bins of a line, where neighbors bound a density, only the first case counts.
     """
     a, b, n = table.a, table.b, table.a.sum(-1)
@@ -49,10 +49,12 @@ def has_upper_end(table: CategoryCounts, half_width: Tensor | float = 0.0) -> Te
     if table.bins:
         return few
     share = a / n.unsqueeze(-1)
-    once, twice = (torch.where((a > 0) & (b == k), share, 0.0).sum(-1) for k in (1, 2))
+    # Weights and dependence make effective numbers of draws, which are not integers.
+    of_q = torch.where(b > 0, b.round().clamp(min=1), 0.0)
+    once, twice = (torch.where((a > 0) & (of_q == k), share, 0.0).sum(-1) for k in (1, 2))
     more, variance = n * (never - (once + twice) / 2), n * (never + (once + twice) / 4)
     unlike = (more > 0) & (more >= _UNLIKE * variance.sqrt())
-    # Where Q drew each category several times, two draws of P elsewhere are like none of them.
+    # If Q drew each category of P several times or never, categories that Q never drew are unlike all others.
     alone = (once + twice == 0) & (n * never >= 1.5)
     return few & ~unlike & ~(alone & (never * _NATS_ALONE > half_width))
 
