@@ -34,7 +34,7 @@ from kullback.estimators.discrete.categorical_estimators import (
 )
 from kullback.estimators.discrete.counts import drawn_one_by_one, is_drawn
 from kullback.estimators.discrete.kinds import bias_corrected, estimable, largest_of
-from kullback.estimators.draws import Draws
+from kullback.estimators.draws import Draws, without_noise
 from kullback.estimators.evidence import (
     SIDE_P,
     SIDE_Q,
@@ -98,35 +98,42 @@ def estimate_from_samples(
             p, q = checked(call, p, q)
         else:
             p, q = (
-                checked_side(call, name, x) if isinstance(x, Samples) else x
+                without_noise(checked_side(call, name, x))[0] if isinstance(x, Samples) else x
                 for name, x in (("p", p), ("q", q))
             )
-        evidence = noted(_in_groups(settings, p, q, kind), _note_on_amounts(p, q))
+        evidence = noted(_in_groups(settings, p, q, kind), _notes_on_values(p, q))
     drawn = p if isinstance(p, Draws) or not isinstance(q, Draws) else q
     return replace(estimate_of(evidence, device_of(drawn)), confidence=float(confidence))
 
 
-def _note_on_amounts(p: object, q: object) -> list[str]:
-    """Return a note if integer draws have so many distinct values that they may be amounts and not categories."""
-    if not (isinstance(p, Draws) and isinstance(q, Draws)) or p.labels is not None:
-        return []
+def _notes_on_values(p: object, q: object) -> list[str]:
+    """Return notes on draws that were made equal, and on integers with so many values that they may be amounts."""
+    notes: list[str] = []
+    for name, side in ((SIDE_P, p), (SIDE_Q, q)):
+        if isinstance(side, Draws) and side.merged:
+            notes.append(
+                f"{side.merged:,} of {name}'s draws differ from another one by a rounding error only. They count as "
+                "equal."
+            )
+    if not (isinstance(p, Draws) and isinstance(q, Draws)) or p.labels is not None or not p.discrete:
+        return notes
     if not (is_integer(p.tensor) and is_integer(q.tensor)):
-        return []
+        return notes
     draws = p.number + q.number
     categories = len(torch.unique(torch.cat([p.tensor.cpu(), q.tensor.cpu()]), dim=0))
     if categories <= max(FEWEST_VALUES, draws / DRAWS_FOR_VALUE):
-        return []
+        return notes
     note = (
         f"The draws are integers, which count as {categories:,} categories, with {draws / categories:.2g} draws each. "
         "If they are amounts, whose distances matter, write Samples(x.astype(float)), or Samples(x.double()) for a "
         "tensor."
     )
-    return [note]
+    return [*notes, note]
 
 
 def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Evidence:
     """Return the estimate; serially dependent draws become clusters, and draws common to P and Q are accounted for."""
-    first, second = grouped(p, SIDE_P), grouped(q, SIDE_Q)
+    first, second = grouped(p, SIDE_P, q), grouped(q, SIDE_Q, p)
     notes = (*first.notes, *second.notes)
     shared = None
     if isinstance(p, Draws) and isinstance(q, Draws) and settings.method != "nearest_neighbors":

@@ -50,12 +50,12 @@ class Grouped(NamedTuple):
     correction: float = 1.0
 
 
-def grouped(side: Any, name: str) -> Grouped:
-    """Return draws, called `name` in notes, with the groups that their order shows.
+def grouped(side: Any, name: str, other: Any) -> Grouped:
+    """Return draws, called `name` in notes, with the groups that their order shows; `other` is the other side.
 
     Draws whose dependence the user has specified, and sides that are no draws, are unchanged.
     """
-    dependence = dependence_of(side) if isinstance(side, Draws) else None
+    dependence = dependence_of(side, other) if isinstance(side, Draws) else None
     if dependence is None:
         return Grouped(side)
     noticed = _noticed(dependence, name)
@@ -96,7 +96,7 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
     pairs are independent and nearly symmetric about 0, as in a paired test. If the sides have unequal lengths, the
     longer side is reduced to evenly spaced rows, as many as the other side has.
     """
-    sides, dependences = (p, q), [dependence_of(side) for side in (p, q)]
+    sides, dependences = (p, q), [dependence_of(p, q), dependence_of(q, p)]
     dependent = [dependence for dependence in dependences if dependence is not None]
     free = [side.cluster is None and not side.independent for side in sides]
     serial = [dependence for dependence in dependent if dependence.kind == "blocks"]
@@ -159,15 +159,19 @@ def _in_blocks(side: Draws, blocks: int, rows: int) -> Draws:
     return replace(used, cluster=block_labels(len(used), blocks))
 
 
-def dependence_of(side: Draws) -> SerialDependence | None:
-    """Measure the dependence of draws; None if it is not significant, or if the user has specified it."""
+def dependence_of(side: Draws, other: Any = None) -> SerialDependence | None:
+    """Measure the dependence of draws; None if it is not significant, or if the user has specified it.
+
+    Values that repeat are atoms if they are also draws of the other side.
+    """
     if side.cluster is not None or side.independent:
         return None
     if side.discrete:
         codes = np.unique(side.tensor.cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1)
         return serial_dependence(category_scores(codes))
     x = side.x
-    repeats = repeated_rows(x)
+    is_line = x.shape[1] == 1 and isinstance(other, Draws)
+    repeats = repeated_rows(x, other.x if is_line else None)
     in_order = serial_dependence(number_scores(x))
     if repeats is None or repeats.labels is None or in_order is None:
         return in_order or repeats

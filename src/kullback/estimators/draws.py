@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kullback.common.rounding_errors import without_rounding_errors
 from kullback.samples import Samples
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -36,6 +38,7 @@ class Draws:
         independent: whether the user states that the draws are independent, so that their order is not tested.
         number: the number of draws, including draws of weight 0.
         rows: the index of each draw in the user's `Samples`; None if no draw was left out.
+        merged: the number of draws that differed from another draw by a rounding error only, and were made equal to it.
         exponent: e, if the first component was divided by 2^e because its values are huge or tiny; otherwise 0.
         device: the device of the user's tensor.
         samples: the user's `Samples`.
@@ -56,6 +59,7 @@ class Draws:
     number: int = 0
     rows: Integers | None = None
     exponent: int = 0
+    merged: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     samples: Samples | None = None
 
@@ -73,7 +77,7 @@ class Draws:
             cluster = None if cluster is None else np.unique(cluster[rows], return_inverse=True)[1]
         return cls(
             *(tensor, weights, cluster, samples.labels, samples.columns, samples.independent, len(samples)),
-            *(rows, 0, samples.tensor.device, samples),
+            *(rows, 0, 0, samples.tensor.device, samples),
         )
 
     def __len__(self) -> int:
@@ -168,6 +172,25 @@ def affordable_draws(d: int) -> int | None:
     distances are computed instead.
     """
     return _AFFORDABLE.get(d, None if d < min(_AFFORDABLE) else _AFFORDABLE_BY_PRODUCTS)
+
+
+def without_noise(*sides: Draws) -> list[Draws]:
+    """Return draws of numbers of which those that differ by rounding errors only are equal, also across the sides."""
+    if sides[0].discrete:
+        return list(sides)
+    columns = list(np.concatenate(list(map(operator.attrgetter("x"), sides))).T)
+    equal = list(map(without_rounding_errors, columns))
+    if all(map(operator.is_, equal, columns)):
+        return list(sides)
+    parts = np.split(np.stack(equal, 1), np.cumsum([len(side) for side in sides])[:-1])
+    return [
+        replace(
+            side,
+            tensor=torch.from_numpy(part).to(side.tensor.dtype),
+            merged=int((part != side.x).any(1).sum()),
+        )
+        for side, part in zip(sides, parts, strict=True)
+    ]
 
 
 def in_usual_units(p: Draws, q: Draws) -> tuple[Draws, Draws]:

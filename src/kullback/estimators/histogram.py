@@ -25,8 +25,8 @@ from kullback.estimators.discrete.counts import tabulate
 from kullback.estimators.discrete.formulas import CategoryCounts
 from kullback.estimators.discrete.kinds import describe_kind, estimable, largest_of, measured
 from kullback.estimators.draws import Array, Draws, Integers
-from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, by_direction
-from kullback.estimators.lattice import common_step, jittered
+from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, by_direction, noted
+from kullback.estimators.lattice import common_step, prefers_values, spread
 from kullback.estimators.registry import evidence_by, from_draws
 from kullback.estimators.sample_checks import seed_of
 from kullback.estimators.unseen import unseen_by_q, upper_end
@@ -55,6 +55,12 @@ _FEWEST_AT_AN_ATOM = 4
 
 _TAILS_DECIDE = (
     "A power of p / q of this order depends on the unobserved ends of the tails: the upper limit is infinite."
+)
+
+_PREFERRED_VALUES = (
+    "The draws prefer some of the rounded values, which bins of several values do not show. The value is likely too "
+    "low, and the upper limit is the largest possible one. For a limit, use more draws of each value, or round both "
+    "sides to the preferred values."
 )
 
 # If the proportion of tied draws is smaller than this, there is no note.
@@ -107,14 +113,24 @@ class _Sides:
     q: Draws
     first: _Sorted
     second: _Sorted
+    tops: Array | None = None  # of the rounding of each value, if the draws are rounded to a common step
 
     @cached_property
     def are_plain(self) -> bool:
         """Whether neither side has weights or clusters."""
         return self.p.is_plain and self.q.is_plain
 
+    def between_values(self, edges: Array) -> Array:
+        """Return edges between the rounded values, which do not divide the draws of a value."""
+        if self.tops is None:
+            return edges
+        places = np.unique(np.searchsorted(self.tops, edges))
+        return self.tops[places[places < len(self.tops) - 1]]
+
     def count(self, edges: Array) -> CategoryCounts:
-        """Return the counts in the bins (-inf, edges[0]], (edges[0], edges[1]], ..., (edges[-1], inf)."""
+        """Count the draws at or below the first edge, above it and at or below the second, and so on."""
+        if self.tops is not None:
+            edges = self.between_values(edges)
         if self.are_plain:
             x, y = self.first.values, self.second.values
             a = np.diff(np.searchsorted(x, edges, "right"), prepend=0, append=len(x))
@@ -150,6 +166,8 @@ def histogram(
     limit. The upper limit is infinite for powers of p / q of order above 1 or below 0, because they depend on the
     unobserved ends of the tails.
 
+    Bins of draws that are rounded to a common step end between the rounded values.
+
     Draws, or their clusters, must be independent. Unlike `kl_estimate`, this function does not test the draws for
     serial dependence.
 
@@ -157,16 +175,17 @@ def histogram(
         p: draws of finite numbers from P.
         q: draws of finite numbers from Q.
         confidence: the probability that the interval contains the divergence.
-        generator: for the random numbers that are added to rounded draws, within their rounding.
+        generator: advances once, as in the other estimators of numbers; the result does not depend on it.
         bins: the number of bins. The default is :math:`5 n^{0.4}`, reduced if a bin would have fewer than 20 draws. n
             is the harmonic mean of the effective numbers of draws of P and Q.
         kind: the divergence or its name, as in `bias_corrected`.
 
     Returns:
-        value (0 for a negative estimate), standard error and interval in nats. The upper limit is infinite in four
+        value (0 for a negative estimate), standard error and interval in nats. The upper limit is infinite in five
         cases: more than 5 % of P's draws are in bins without draws of Q; significantly many draws of P are in a gap of
-        Q's draws; the extrapolation of Q's tails adds more than a quarter of the interval's width; or P has atoms that
-        Q lacks. A finite upper limit extrapolates Q's fitted tails.
+        Q's draws; the extrapolation of Q's tails adds more than a quarter of the interval's width; P has atoms that Q
+        lacks; or the draws prefer some of the values to which they are rounded. A finite upper limit extrapolates Q's
+        fitted tails.
 
     Raises:
         ArgumentValueError: the draws are categories, vectors or infinite, or `bins` is less than 2.
@@ -190,24 +209,33 @@ def histogram(
     settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
     if isinstance(kind, ReverseKL | Jeffreys):
         return by_direction(kind, partial(evidence_by, histogram, **settings), p, q)
+    seed_of(
+        generator
+    )  # every estimator advances the generator once, so that later draws do not depend on the choice
     rounding: list[str] = []
-    seed, step = seed_of(generator), common_step(p, q)
+    step, tops, is_rough = common_step(p, q), None, False
     if step is not None and not torch.equal(p.tensor, q.tensor):
-        rng = np.random.default_rng(seed)
-        shown = math.ldexp(step, p.exponent)
-        p, q = jittered(p, step, rng), jittered(q, step, rng)
         rounding.append(
-            f"The draws are rounded to a common step of {shown:.4g}. Each was moved at random within its rounding. "
-            "This does not change the divergence of rounded numbers."
+            f"The draws are rounded to a common step of {math.ldexp(step, p.exponent):.4g}. Bins end between the "
+            "rounded values."
         )
-    sides = _Sides(p, q, _sorted(p), _sorted(q))
+        is_rough = prefers_values(p, q, step)
+        tops = np.union1d(p.x, q.x) + step / 2
+        p, q = spread(p, step), spread(q, step)
+    sides = _Sides(p, q, _sorted(p), _sorted(q), tops)
     if bins is None:
         n = _independent_draws(sides) * (1 + 1e-12)  # rounded weights must not cost a bin
         bins = max(2, int(min(5 * n**0.4, 2 * n / _DRAWS_IN_A_BIN)))
     edges = _with_gaps(sides.first, sides.second, _edges(sides.first, sides.second, bins))
+    edges = edges if tops is None else sides.between_values(edges)
     if isinstance(kind, KL):
-        return _kl(sides, edges, confidence, rounding)
-    return _of_kind(cast("Divergence", kind), sides, edges, confidence, rounding)
+        evidence = _kl(sides, edges, confidence, rounding)
+    else:
+        evidence = _of_kind(cast("Divergence", kind), sides, edges, confidence, rounding)
+    if not is_rough or evidence.ends is None:
+        return evidence
+    ends = evidence.ends[0], largest_of(cast("Divergence", kind))
+    return noted(replace(evidence, ends=ends, beyond=None), [_PREFERRED_VALUES])
 
 
 def _kl(sides: _Sides, edges: Array, confidence: float, rounding: list[str]) -> Evidence:

@@ -1,4 +1,4 @@
-"""Numbers rounded to a common step: the step, and random moves within it, which do not change KL."""
+"""Numbers rounded to a common step: the step, places within the rounding, and preferred values."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ _OCCUPIED = 0.5
 FEWEST_VALUES = 16
 # If the mean number of draws of a value is larger, the values are treated as categories.
 DRAWS_FOR_VALUE = 5
+# Counts of neighboring values vary more than those of a smooth density by this many standard errors where some values
+# are preferred. Second differences of neighbors have correlations whose squares sum to 17 / 18.
+_PREFERRED, _CORRELATED = 5.0, 1 + 17 / 18
 
 
 def common_step(p: Draws, q: Draws) -> float | None:
@@ -71,19 +74,51 @@ def _fills(x: Array, step: float) -> bool:
     return len(np.unique(inside)) >= _OCCUPIED * points * -math.expm1(-len(inside) / points)
 
 
+def prefers_values(p: Draws, q: Draws, step: float) -> bool:
+    """Return whether a side, or both together, prefer some of the values of a lattice, such as multiples of 5."""
+    x, y = p.x[:, 0], q.x[:, 0]
+    return any(_is_rough(values, step) for values in (x, y, np.concatenate([x, y])))
+
+
+def _is_rough(x: Array, step: float) -> bool:
+    """Return whether the second differences of the counts of neighboring values are too large for a smooth density.
+
+    For Poisson counts a, b, c of equal mean, a - 2 b + c has the mean square of a + 4 b + c.
+    """
+    low, high = np.quantile(x, [0.05, 0.95])
+    counts = np.bincount(np.round((x[(x >= low) & (x <= high)] - low) / step).astype(np.int64)).astype(float)
+    if len(counts) < FEWEST_VALUES / 2:
+        return False
+    square = np.square(np.diff(counts, 2))
+    expected = counts[:-2] + 4 * counts[1:-1] + counts[2:]
+    variance = _CORRELATED * float((2 * expected**2 + 3 * expected).sum())
+    return float((square - expected).sum()) > _PREFERRED * math.sqrt(variance)
+
+
 def as_categories(p: Draws, q: Draws) -> tuple[Draws, Draws, str] | None:
-    """Return numbers of few values, such as prices, as categories with a note; None if bins suit them better."""
+    """Return numbers of few values, such as prices, as categories with a note; None if bins suit them better.
+
+    Bins suit values on a lattice, unless some values are preferred: bins of several values would hide a preference.
+    """
     values, codes = np.unique(np.concatenate([p.x[:, 0], q.x[:, 0]]), return_inverse=True)
-    if not FEWEST_VALUES < len(values) <= len(codes) / DRAWS_FOR_VALUE or common_step(p, q) is not None:
+    if not FEWEST_VALUES < len(values) <= len(codes) / DRAWS_FOR_VALUE:
         return None
+    step = common_step(p, q)
+    if step is not None and not prefers_values(p, q, step):
+        return None
+    which = "unevenly spaced values" if step is None else "values, some of which are preferred"
     note = (
-        f"{len(codes):,} draws have only {len(values):,} unevenly spaced values. Each value counts as a category, so "
+        f"{len(codes):,} draws have only {len(values):,} {which}. Each value counts as a category, so "
         "distances between values do not matter."
     )
     first, second = np.split(codes.astype(np.int64)[:, None], [len(p.x)])
     return p.at(first), q.at(second), note
 
 
-def jittered(draws: Draws, step: float, rng: np.random.Generator) -> Draws:
-    """Return draws moved uniformly at random by up to half a step."""
-    return draws.at(draws.x + step * (rng.random(draws.x.shape) - 0.5))
+def spread(draws: Draws, step: float) -> Draws:
+    """Return draws that are spread evenly over the step of their value, in their order."""
+    _, places, counts = draws.distinct
+    order = np.argsort(places, kind="stable")
+    number = np.empty(len(places))
+    number[order] = np.arange(len(places)) - (np.cumsum(counts) - counts)[places[order]]
+    return draws.at(draws.x + step * ((number + 0.5) / counts[places] - 0.5)[:, None])

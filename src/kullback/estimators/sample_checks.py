@@ -11,7 +11,7 @@ import torch
 
 from kullback.common.constraints import CONFIDENCE, GENERATOR, Arguments
 from kullback.errors import P, Q, invalid_type, invalid_value
-from kullback.estimators.draws import Draws, in_usual_units
+from kullback.estimators.draws import Draws, in_usual_units, without_noise
 from kullback.samples import Samples
 
 # Unequal integer weights with a larger mean than this are probably counts, because weights are often scaled to mean 1.
@@ -54,8 +54,8 @@ def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Dr
     """Return the draws of both sides in usual units, after all checks.
 
     An error is raised for draws of unequal dimension, for categories and numbers together, and for labels on one side
-    only. An error is also raised for weights that look like counts. If `finite`, infinite draws raise an error too, and
-    huge or tiny values are rescaled.
+    only. An error is also raised for weights that look like counts. If `finite`, infinite draws raise an error too,
+    draws that differ by rounding errors only are made equal, and huge or tiny values are rescaled.
     """
     if isinstance(p, Draws) and isinstance(q, Draws):
         return p, q
@@ -71,7 +71,7 @@ def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Dr
     p, q = cast("Samples", p), cast("Samples", q)
     _check_space(call, p, q)
     first, second = checked_side(call, "p", p, finite=finite), checked_side(call, "q", q, finite=finite)
-    return in_usual_units(first, second) if finite else (first, second)
+    return in_usual_units(*without_noise(first, second)) if finite else (first, second)
 
 
 def checked_side(call: str, name: str, samples: Samples | Draws, *, finite: bool = True) -> Draws:

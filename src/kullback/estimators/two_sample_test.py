@@ -15,7 +15,7 @@ from kullback.errors import ArgumentValueError, invalid_value
 from kullback.estimators.choose_estimator import estimate_from_samples
 from kullback.estimators.dependence import grouped_alike
 from kullback.estimators.discrete.counts import codes_of, count_categories, drawn_one_by_one
-from kullback.estimators.draws import Array, Draws, Integers, in_usual_units
+from kullback.estimators.draws import Array, Draws, Integers, in_usual_units, without_noise
 from kullback.estimators.knn.search import nearest_among
 from kullback.estimators.permutations import (
     BinCounts,
@@ -155,7 +155,7 @@ def two_sample_test(
     else:
         first, second = checked(CALL, drawn_one_by_one(CALL, p), drawn_one_by_one(CALL, q), finite=False)
         _check_weightless(first, second)
-        first, second = in_usual_units(first, second)
+        first, second = in_usual_units(*without_noise(first, second))
         rng = np.random.default_rng(seed_of(generator))
         groups = grouped_alike(first, second)
         probability, statistic, method = permutation_test(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kullback.common.arrays import Floats
+from kullback.common.rounding_errors import without_rounding_errors
 from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
     category_scores,
@@ -95,7 +96,7 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
     for each in fields:
         numeric = each.column_type in ("numeric", "datetime")
         values = _numbers(columns[each.name], each) if numeric else _codes(columns[each.name])
-        numbers.append(values)
+        numbers.append(without_rounding_errors(values))
         scores = number_scores(values[:, None]) if numeric else category_scores(values.astype(np.int64))
         found = serial_dependence(scores)
         if found is None or found.kind == "pattern":
