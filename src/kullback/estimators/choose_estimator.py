@@ -36,8 +36,6 @@ from kullback.estimators.discrete.counts import drawn_one_by_one, is_drawn
 from kullback.estimators.discrete.kinds import bias_corrected, estimable, largest_of
 from kullback.estimators.draws import Draws
 from kullback.estimators.evidence import (
-    SIDE_P,
-    SIDE_Q,
     SMALL_P,
     SMALL_Q,
     Evidence,
@@ -126,7 +124,7 @@ def _note_on_amounts(p: object, q: object) -> list[str]:
 
 def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Evidence:
     """Estimate from draws in the groups that their order shows; without an error if there are too few groups."""
-    first, second = grouped(p, SIDE_P), grouped(q, SIDE_Q)
+    first, second = grouped(p, q)
     notes = (*first.notes, *second.notes)
     shared = None
     if isinstance(p, Draws) and isinstance(q, Draws) and settings.method != "nearest_neighbors":
