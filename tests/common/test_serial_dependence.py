@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.ndimage import gaussian_filter
 
 from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
@@ -270,3 +271,61 @@ def test_values_that_repeat_on_both_sides_are_atoms() -> None:
     assert repeated_rows(x) is not None
     assert repeated_rows(x, y) is None
     assert repeated_rows(x, rng.standard_normal((800, 1))) is not None
+
+
+def grid(rng: np.random.Generator, shape: tuple[int, ...], sd: float, missing: float = 0.0) -> Array:
+    """Draw a smooth field on a grid, in the order of its lines, with some points missing at random."""
+    points = gaussian_filter(rng.standard_normal(shape), sd, mode="wrap").ravel()
+    return points[rng.random(len(points)) >= missing]
+
+
+def test_lines_of_a_grid_are_told_apart_from_seasons() -> None:
+    cases: dict[str, tuple[tuple[int, ...], float, float]] = {
+        "square": ((40, 40), 2.0, 0.0),
+        "small square": ((30, 30), 2.0, 0.0),
+        "short lines": ((100, 16), 1.5, 0.0),
+        "long lines": ((16, 100), 1.5, 0.0),
+        "rough": ((40, 40), 1.0, 0.0),
+        "three dimensions": ((12, 12, 12), 1.5, 0.0),
+        "gaps in the lines": ((40, 40), 2.0, 0.15),
+    }
+    for name, (shape, sd, missing) in cases.items():
+        for seed in range(3):
+            rng = np.random.default_rng([seed, 5])
+            found = serial_dependence(number_scores(grid(rng, shape, sd, missing)[:, None]))
+            assert found is not None, name
+            assert found.is_open, name
+            assert found.grid, name
+    for period in (24, 24.3):  # a season has blocks, as before
+        x = np.sin(np.arange(1200) * 2 * math.pi / period) + np.random.default_rng(6).standard_normal(1200)
+        found = serial_dependence(number_scores(x[:, None]))
+        assert found is not None
+        assert found.grid == 0
+        assert not found.is_open
+
+
+def test_many_short_lines_of_a_grid_are_blocks() -> None:
+    """The variance of the mean over these blocks is the one that a hundred grids have."""
+    ratios, means = [], []
+    for seed in range(100):
+        x = grid(np.random.default_rng([seed, 6]), (400, 12), 0.7)
+        means.append(x.mean())
+        if seed < 10:
+            found = serial_dependence(number_scores(x[:, None]))
+            assert found is not None
+            assert found.grid == 12
+            assert found.labels is not None
+            of_blocks = np.bincount(found.labels, x) / np.bincount(found.labels)
+            ratios.append(found.correction * of_blocks.var(ddof=1) / len(of_blocks))
+    assert 0.7 < np.mean(ratios) / np.mean(np.square(means)) < 1.5
+
+
+def test_one_missing_row_moves_all_later_turns() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng([seed, 7])
+        panel = (rng.standard_normal((1, 80)) + rng.standard_normal((12, 80))).ravel()
+        kinds = []
+        for x in (panel, np.delete(panel, 450)):
+            found = serial_dependence(number_scores(x[:, None]))
+            kinds.append(found and found.kind)
+        assert kinds == ["period", "uneven"], seed

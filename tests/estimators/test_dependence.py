@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.ndimage import gaussian_filter
 from torch.distributions import Normal
 
 from kullback import (
@@ -25,7 +26,7 @@ from kullback import (
 from kullback.common.serial_dependence import SerialDependence, block_labels
 from kullback.errors import ArgumentValueError
 from kullback.estimators.choose_estimator import estimate_from_samples
-from kullback.estimators.dependence import dependence_of, grouped_alike
+from kullback.estimators.dependence import dependences_of, grouped_alike
 from kullback.estimators.draws import Draws
 from kullback.estimators.permutations import Labeling
 from tests.refusals import refused
@@ -254,7 +255,7 @@ def test_intervals_allow_for_blocks_that_resemble_their_neighbors(kind: Any) -> 
     x, y = autoregression(rng, 3000, 0.9) + 0.3, rng.standard_normal((3000, 1))
     p = Samples(x)
     found = estimate(p, Samples(y, independent=True), kind=kind)
-    dependence = dependence_of(Draws.of(p))
+    dependence = dependences_of(Draws.of(p))[0]
     assert dependence is not None
     plain = estimate(Samples(x, cluster=dependence.labels), Samples(y, independent=True), kind=kind)
     assert found.interval is not None
@@ -319,3 +320,40 @@ def test_copies_with_rounding_errors_are_exact_copies() -> None:
         assert known.interval is not None, case
         assert float(known.interval[0]) == 0, case
         assert float(known.value) < 0.2, case
+
+
+def test_grids_and_panels_with_gaps_are_open() -> None:
+    """P = Q: before, tests at 5 % rejected 38 % of the grids and half of the panels."""
+
+    def grid(rng: np.random.Generator) -> Array:
+        return gaussian_filter(rng.standard_normal((40, 40)), 2, mode="wrap").ravel()
+
+    def panel(rng: np.random.Generator) -> Array:
+        x = rng.standard_normal((1, 80)) + rng.standard_normal((12, 80))
+        return x.ravel()[rng.random(960) > 0.15]
+
+    for draw, reason, most in ((grid, "as in a grid", 0), (panel, "a panel sorted by time", 3)):
+        rejected = closed = 0
+        for seed in range(12):
+            rng = np.random.default_rng([seed, 21])
+            p, q = Samples(draw(rng)), Samples(draw(rng))
+            found, test = kl_estimate(p, q), two_sample_test(p, q, permutations=99)
+            closed += found.interval is not None
+            rejected += test.p_value <= 0.05
+            if found.interval is None:
+                assert any(reason in note for note in found.notes)
+                assert math.isnan(test.p_value)
+                assert any("inconclusive" in note for note in test.notes)
+        assert closed <= most, reason
+        assert rejected <= 1, reason
+
+
+def test_remedies_of_panels_with_gaps_give_intervals() -> None:
+    rng = np.random.default_rng(22)
+    unit, kept = np.tile(np.arange(80), 12), rng.random((2, 960)) > 0.1
+    draws = [(rng.standard_normal((1, 80)) + rng.standard_normal((12, 80))).ravel()[one] for one in kept]
+    assert kl_estimate(*map(Samples, draws)).interval is None
+    named = [Samples(x, cluster=unit[one]) for x, one in zip(draws, kept, strict=True)]
+    for p, q in (named, [Samples(x, independent=True) for x in draws]):
+        assert kl_estimate(p, q).interval is not None
+        assert not math.isnan(two_sample_test(p, q, permutations=99).p_value)

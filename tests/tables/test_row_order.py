@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
+from scipy.ndimage import gaussian_filter
 
 from kullback import compare_tables
 from kullback.cli.commands import kullback
@@ -249,3 +250,24 @@ def test_copies_with_rounding_errors_are_repeated_rows() -> None:
     [message] = [each.message for each in compare_tables(p, q).findings if each.code == "duplicate-rows"]
     assert "repeated 3 times on average" in message
     assert "600 independent rows" in message
+
+
+def test_columns_of_grids_and_of_panels_with_gaps_have_no_test() -> None:
+    def columns(seed: int) -> pa.Table:
+        rng = np.random.default_rng([seed, 31])
+        panel = (rng.standard_normal((1, 80)) + rng.standard_normal((12, 80))).ravel()
+        kept = np.flatnonzero(rng.random(960) > 0.05)
+        field = gaussian_filter(rng.standard_normal((30, 30)), 2, mode="wrap").ravel()
+        rows = min(len(kept), 900)
+        plain = rng.standard_normal(rows)
+        return pa.table({"panel": panel[kept][:rows], "grid": field[:rows], "plain": plain})
+
+    result = compare_tables(columns(0), columns(1))
+    values = {column.name: column.p_value for column in result.columns}
+    assert values["panel"] is not None
+    assert math.isnan(values["panel"])
+    assert values["grid"] is not None
+    assert math.isnan(values["grid"])
+    assert values["plain"] is not None
+    assert values["plain"] > 0.05
+    assert any("2 of 3 columns" in finding.message for finding in result.findings)

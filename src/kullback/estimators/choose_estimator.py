@@ -133,7 +133,7 @@ def _notes_on_values(p: object, q: object) -> list[str]:
 
 def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Evidence:
     """Return the estimate; serially dependent draws become clusters, and draws common to P and Q are accounted for."""
-    first, second = grouped(p, SIDE_P, q), grouped(q, SIDE_Q, p)
+    first, second = grouped(p, q)
     notes = (*first.notes, *second.notes)
     shared = None
     if isinstance(p, Draws) and isinstance(q, Draws) and settings.method != "nearest_neighbors":

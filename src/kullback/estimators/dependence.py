@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kullback.common.arrays import Floats
+from kullback.common.missed_turns import missed_turns
 from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
     SerialDependence,
@@ -18,6 +21,7 @@ from kullback.common.serial_dependence import (
     serial_dependence,
 )
 from kullback.estimators.draws import Draws, Integers
+from kullback.estimators.evidence import SIDE_P, SIDE_Q
 
 # `tests/estimators/test_dependence.py` checks the constants of this file on series with known divergences, by the
 # coverage of 95 % intervals and the level of tests at 5 %.
@@ -50,14 +54,19 @@ class Grouped(NamedTuple):
     correction: float = 1.0
 
 
-def grouped(side: Any, name: str, other: Any) -> Grouped:
-    """Return draws, called `name` in notes, with the groups that their order shows; `other` is the other side.
+def grouped(p: Any, q: Any) -> tuple[Grouped, Grouped]:
+    """Return the draws of P and of Q with the groups that their order shows.
 
     Draws whose dependence the user has specified, and sides that are no draws, are unchanged.
     """
-    dependence = dependence_of(side, other) if isinstance(side, Draws) else None
-    if dependence is None:
-        return Grouped(side)
+    first, second = dependences_of(p, q)
+    return (
+        Grouped(p) if first is None else _grouped(p, first, SIDE_P),
+        Grouped(q) if second is None else _grouped(q, second, SIDE_Q),
+    )
+
+
+def _grouped(side: Draws, dependence: SerialDependence, name: str) -> Grouped:
     noticed = _noticed(dependence, name)
     if dependence.is_open:
         # Cross-validation needs blocks, even if these are too few for a standard error.
@@ -96,11 +105,16 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
     pairs are independent and nearly symmetric about 0, as in a paired test. If the sides have unequal lengths, the
     longer side is reduced to evenly spaced rows, as many as the other side has.
     """
-    sides, dependences = (p, q), [dependence_of(p, q), dependence_of(q, p)]
+    sides, dependences = (p, q), dependences_of(p, q)
     dependent = [dependence for dependence in dependences if dependence is not None]
     free = [side.cluster is None and not side.independent for side in sides]
     serial = [dependence for dependence in dependent if dependence.kind == "blocks"]
-    if not serial or len(serial) < len(dependent) or not all(free):
+    if (
+        not serial
+        or len(serial) < len(dependent)
+        or not all(free)
+        or any(d.grid and d.is_open for d in serial)
+    ):
         apart = [_own_groups(side, dependence) for side, dependence in zip(sides, dependences, strict=True)]
         return GroupedAlike(
             apart[0][0],
@@ -110,14 +124,16 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
         )
     times = [1.0 if dependence is None else dependence.time for dependence in dependences]
     in_pairs = max(times) > _UNLIKE * min(times)
+    least = max(math.ceil(_LONGER_IN_TESTS * found.length) if found.grid else 0 for found in serial)
     if in_pairs:
         sizes = (
             block_length(len(side), time, _SHORTEST_IN_PAIRS, _PAIRS)
             for side, time in zip(sides, times, strict=True)
         )
+        sizes = (max(size, least) for size in sizes)
         blocks = [min(len(side) // size for side, size in zip(sides, sizes, strict=True))] * 2
     else:
-        length = block_length(min(len(p), len(q)), max(times) * _LONGER_IN_TESTS)
+        length = max(block_length(min(len(p), len(q)), max(times) * _LONGER_IN_TESTS), least)
         blocks = [len(side) // length for side in sides]
     if min(blocks) < FEWEST_BLOCKS:
         note = (
@@ -159,28 +175,52 @@ def _in_blocks(side: Draws, blocks: int, rows: int) -> Draws:
     return replace(used, cluster=block_labels(len(used), blocks))
 
 
-def dependence_of(side: Draws, other: Any = None) -> SerialDependence | None:
-    """Measure the dependence of draws; None if it is not significant, or if the user has specified it.
+def dependences_of(*sides: Any) -> list[SerialDependence | None]:
+    """Measure the dependence of each side; None if it is not significant, or if the user has specified it.
+
+    If no side shows any, sources that miss turns are searched for in all sides together.
+    """
+    dependences: list[SerialDependence | None] = [None] * len(sides)
+    ranks: list[Floats] = []
+    examined: list[int] = []
+    for place, side in enumerate(sides):
+        if isinstance(side, Draws) and side.cluster is None and not side.independent:
+            dependences[place], of_side = _dependence_of(side, sides[1 - place] if len(sides) == 2 else None)
+            ranks.append(of_side)
+            examined.append(place)
+    if not ranks or any(dependences):
+        return dependences
+    alike = ranks[0].shape[1] == ranks[-1].shape[1]
+    distances = missed_turns(*ranks) if alike else missed_turns(ranks[0]) or missed_turns(ranks[-1])
+    if distances:
+        distance = min(distances.values())
+        for place in examined:
+            rows = sides[place].number
+            dependences[place] = SerialDependence("uneven", rows, rows / distance, distance, None)
+    return dependences
+
+
+def _dependence_of(side: Draws, other: Any) -> tuple[SerialDependence | None, Floats]:
+    """Return the dependence of draws, and the ranks of numbers.
 
     Values that repeat are atoms if they are also draws of the other side.
     """
-    if side.cluster is not None or side.independent:
-        return None
     if side.discrete:
         codes = np.unique(side.tensor.cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1)
-        return serial_dependence(category_scores(codes))
+        return serial_dependence(category_scores(codes)), np.zeros((side.number, 0))
     x = side.x
     is_line = x.shape[1] == 1 and isinstance(other, Draws)
-    repeats = repeated_rows(x, other.x if is_line else None)
-    in_order = serial_dependence(number_scores(x))
+    repeats, scores = repeated_rows(x, other.x if is_line else None), number_scores(x)
+    in_order = serial_dependence(scores)
+    ranks = scores[:, : scores.shape[1] // 2]
     if repeats is None or repeats.labels is None or in_order is None:
-        return in_order or repeats
+        return in_order or repeats, ranks
     first = np.sort(np.unique(repeats.labels, return_index=True)[1])
     if serial_dependence(number_scores(x[first])) is None:
-        return repeats  # the repetitions explain the order
+        return repeats, ranks  # the repetitions explain the order
     if in_order.labels is None or not _repeat_within(repeats.labels, in_order.labels):
-        return SerialDependence(in_order.kind, in_order.rows, in_order.time, in_order.length, None)
-    return in_order
+        return SerialDependence(in_order.kind, in_order.rows, in_order.time, in_order.length, None), ranks
+    return in_order, ranks
 
 
 def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
@@ -205,11 +245,19 @@ def _noticed(dependence: SerialDependence, name: str) -> str:
             f"Rows of {name} repeat with a period of {dependence.length} rows, which is treated as a fixed pattern. If "
             f"{dependence.length} sources take turns, pass cluster=: the number of each row's source."
         )
+    if dependence.kind == "uneven":
+        return (
+            f"The order of {name} shows dependence: rows about {dependence.length} apart are alike, at distances that "
+            "vary, as in a panel sorted by time with missing rows. Pass cluster=: the number of each row's source; if "
+            "the order means nothing, pass independent=True."
+        )
     groups = "" if dependence.labels is None else f"{int(dependence.labels.max()) + 1} "
     if dependence.kind == "period":
         alike, used = f"rows {dependence.length} apart are alike", f"{groups}sources that take turns"
     else:
         alike, used = "neighboring rows are alike", f"{groups}blocks of about {dependence.length} rows"
+        if dependence.grid:
+            alike += f", and rows {dependence.grid} apart, as in a grid"
     limit = "at most" if dependence.is_open else "the information of"
     counted = "" if dependence.is_open else f" The standard error uses {used} instead of rows."
     return (
@@ -223,4 +271,6 @@ def _no_error(dependence: SerialDependence) -> str:
         return (
             "Neighboring rows are alike as well, so no groups of rows are independent: there is no interval."
         )
+    if dependence.kind == "uneven":
+        return "Which rows have the same source is not known, so no groups are independent: there is no interval."
     return f"Fewer than {FEWEST_BLOCKS} independent blocks are left, too few for an interval."
