@@ -204,9 +204,8 @@ def histogram(
     settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
     if isinstance(kind, ReverseKL | Jeffreys):
         return by_direction(kind, partial(evidence_by, histogram, **settings), p, q)
-    seed_of(
-        generator
-    )  # each estimator of numbers advances the generator once: later draws do not depend on the choice
+    # Each estimator of numbers advances the generator once, so that later draws do not depend on the choice of one.
+    seed_of(generator)
     rounding: list[str] = []
     step, tops, is_rough = common_step(p, q), None, False
     if step is not None and not torch.equal(p.tensor, q.tensor):
