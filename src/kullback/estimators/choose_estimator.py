@@ -1,4 +1,4 @@
-"""The choice of an estimator for draws, and the estimators by name."""
+"""`estimate_from_samples` chooses the estimator for given draws, or takes the estimator with a given name."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ for _one in (histogram, nearest_neighbors, density_ratio):
     enlist(_one)
 METHODS.append("from_density")
 
-# In more dimensions, all neighbors are about equally far, and the ratio of distances is biased for any number of draws.
+# In more dimensions, the distances to all neighbors are about equal, and their ratio is biased for any number of draws.
 # `benchmarks/bench_samples.py` compares the estimators.
 MOST_DIMENSIONS_FOR_NEIGHBORS = 10
-# With fewer draws of a side, cross-validation of a classifier has too few in a fold.
+# If P or Q has fewer draws, a fold in the cross-validation of a classifier has too few draws.
 FEWEST_FOR_CLASSIFIER = 50
 
 
@@ -87,7 +87,7 @@ def estimate_from_samples(
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    """Estimate a divergence with `Samples` on at least one side, by the named estimator or the suitable one."""
+    """Return the estimate of a divergence from `Samples` on at least one side, by the named or the best method."""
     if isinstance(p, Counts) != isinstance(q, Counts):  # counts of draws are draws
         p, q = (drawn_one_by_one(call, x) if isinstance(x, Counts) and is_drawn(x) else x for x in (p, q))
     kind = estimable(call, kind)
@@ -132,7 +132,7 @@ def _notes_on_values(p: object, q: object) -> list[str]:
 
 
 def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> Evidence:
-    """Estimate from draws in the groups that their order shows; without an error if there are too few groups."""
+    """Return the estimate; serially dependent draws become clusters, and draws common to P and Q are accounted for."""
     first, second = grouped(p, SIDE_P, q), grouped(q, SIDE_Q, p)
     notes = (*first.notes, *second.notes)
     shared = None
@@ -150,7 +150,7 @@ def _in_groups(settings: _Settings, p: object, q: object, kind: Divergence) -> E
 
 
 def _of_shared(settings: _Settings, shared: Shared, kind: Divergence) -> Evidence:
-    """Return the mean of two estimates, with each shared draw on one side only, and the hull of their intervals."""
+    """Return the mean of two estimates with each shared draw on one side only; the interval contains both intervals."""
     rng = np.random.default_rng(seed_of(settings.generator))
     one, other = (_by_kind(settings, *sides, kind) for sides in shared.divided(rng))
     note = shared.note(
@@ -190,7 +190,7 @@ def _by_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> Evi
 
 
 def _check_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> None:
-    """Refuse kinds other than KL, except from draws of categories or of numbers on both sides."""
+    """Raise an error for divergences other than KL, unless both sides are draws of categories or draws of numbers."""
     if isinstance(kind, KL | ReverseKL | Jeffreys):
         return
     if settings.method in ("auto", "bias_corrected") and _is_categorical(p) and _is_categorical(q):
@@ -210,7 +210,7 @@ def _check_kind(settings: _Settings, p: object, q: object, kind: Divergence) -> 
 
 
 def _instead_of_kind(settings: _Settings, p: object, q: object) -> str:
-    """Return the call that estimates a kind other than KL from these draws."""
+    """Return the code of a call that estimates a divergence other than KL from these draws."""
     call, sides = settings.call, (p, q)
     if any(isinstance(x, Samples) and not x.discrete and not _is_number(x) for x in sides):
         cells = [f"Counts(torch.histogramdd({x}, edges).hist.flatten())" for x in "xy"]
@@ -326,7 +326,7 @@ def _to_density(settings: _Settings, p: Draws, q: Distribution) -> Evidence:
 
 
 def _by_label(p: Draws, q: object) -> tuple[Draws, object]:
-    """Return draws as numbers of Q's classes if Q has labels."""
+    """Return p and q with the same classes in the same order, if Q has labels; p's draws become class numbers."""
     if not isinstance(q, Representation) or q.labels is None or not p.discrete or p.tensor.shape[1] > 1:
         return p, q
     if p.labels is None and same_labels(q.labels, tuple(range(q.classes))):
@@ -342,7 +342,7 @@ def _by_label(p: Draws, q: object) -> tuple[Draws, object]:
 
 
 def _as_distribution(call: str, p: Draws, q: object) -> Distribution:
-    """Return Q as a distribution: itself, or the probabilities of the categories 0, 1, ..."""
+    """Return Q as a torch distribution; probabilities become a `Categorical` over the classes 0, 1, ..."""
     if isinstance(q, Representation) and p.discrete and p.labels is None and not q.batch_shape:
         return _categorical(call, p, q)
     if not isinstance(q, Distribution):

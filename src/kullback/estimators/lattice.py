@@ -14,17 +14,19 @@ from kullback.estimators.draws import Array, Draws
 
 # The largest number of steps in the smallest gap between two values.
 _MOST_STEPS = 12
-# A value that is this many steps off the lattice, apart from rounding of floats, is not on it.
+# A value at a larger distance from the lattice, in steps and beyond the rounding error of floats, is not on the
+# lattice.
 _OFF = 1e-3
-# With a larger rounding error of the floats, in steps, no lattice is found.
+# If the rounding error of the floats is a larger part of the step, no lattice can be detected.
 _UNCLEAR = 0.05
-# If less than this share of the draws repeats a value, the ties may be chance.
+# If a smaller proportion of the draws repeats a value, the ties may be chance.
 _FEW_TIES = 0.01
-# The smallest number of different values, relative to equally likely ones.
+# A lattice is filled if the number of distinct values is at least this times the number expected for equally likely
+# points.
 _OCCUPIED = 0.5
-# With fewer values, each has enough draws, and bins between them are finer than bins of moved draws.
+# With fewer distinct values, each value has enough draws to be a bin, so the draws are not moved within the step.
 FEWEST_VALUES = 16
-# With more draws of each value, values are categories.
+# If the mean number of draws of a value is larger, the values are treated as categories.
 DRAWS_FOR_VALUE = 5
 # Counts of neighboring values vary more than those of a smooth density by this many standard errors where some values
 # are preferred. Second differences of neighbors have correlations whose squares sum to 17 / 18.
@@ -32,10 +34,10 @@ _PREFERRED, _CORRELATED = 5.0, 1 + 17 / 18
 
 
 def common_step(p: Draws, q: Draws) -> float | None:
-    """Return the step of a lattice that contains all numbers of both sides and that both fill; None if there is none.
+    """Return the step of a lattice that contains all numbers of both sides and is filled by both, or None.
 
-    Consider the points of the lattice between the 5 % and 95 % quantiles of a side. The side fills the lattice if at
-    least half as many of them occur as with equally likely points. Prices do not fill it, because most end in 9.
+    A side fills the lattice if it has at least half as many distinct values as equally likely points would give. Only
+    the points between the 5 % and 95 % quantiles count. Prices do not fill a lattice, because most of them end in 9.
     """
     x, y = p.distinct[0], q.distinct[0]
     if len(x) > (1 - _FEW_TIES) * len(p.x) or len(y) > (1 - _FEW_TIES) * len(q.x):
@@ -55,7 +57,8 @@ def common_step(p: Draws, q: Draws) -> float | None:
         error = 4 * epsilon / step
         if error > _UNCLEAR:
             return None
-        # The rounding error of one gap adds up over many steps, so the step is fitted to the whole range.
+        # The rounding error of a step from a single gap adds up over many steps, so the step is fitted to the whole
+        # range.
         number = np.round((values - values[0]) / step)
         step = float(number @ (values - values[0]) / (number @ number))
         off = np.abs((values - values[0]) / step - np.round((values - values[0]) / step))
