@@ -56,8 +56,9 @@ _AROUND = np.array([1.0] * 9 + [0.0] * 3 + [1.0] * 9)
 _LEAST_REPEATED = 0.1
 # The probability that atoms appear to repeat evenly, beside a density.
 _FALSE_ALARMS_OF_ATOMS = 1e-3
-# If repeated values have more rows each than this, they may be atoms. They are if the values that occur once are more
-# than this multiple of the geometrically expected number, or if they are fewer than this part of the squared number.
+# Repeated values with more rows each than the first number are atoms if the values that occur once are more than the
+# second number times those that geometrically repeated records would have. They are also atoms if they are fewer than
+# the squared number of their rows, divided by the third number.
 _SELDOM, _MOST_SINGLES, _FEW_VALUES = 3.0, 3.0, 3.0
 # If a larger share of the repeated values occurs in the other data set, they are atoms of both.
 _MOST_ELSEWHERE = 0.5
@@ -272,12 +273,11 @@ def block_labels(rows: int, blocks: int) -> Integers:
 def repeated_rows(x: Floats, other: Floats | None = None) -> SerialDependence | None:
     """Return the dependence from repeated rows of continuous numbers, shape (n, d); None if rows do not repeat.
 
-    Rounded numbers and mixtures with atoms also have equal values. Rows
-    count as repeated only if three conditions hold. First, no row is far more frequent than the others. Second, some
-    column is continuous among the distinct rows: its values seldom repeat, and they are not on a lattice, where the
-    gaps between neighboring values are equal. Values with few digits, such as prices, count as atoms, unless all rows
-    repeat about equally often. Independent draws do not repeat so evenly. Third, many distinct rows repeat, or they
-    repeat evenly. A few values that many rows share are atoms, also beside a density (`_are_atoms`).
+    Rounded numbers and mixtures with atoms also have equal values. Rows count as repeated only if three conditions
+    hold. First, no row is far more frequent than the others. Second, some column is continuous among the distinct rows:
+    its values seldom repeat, and they are not on a lattice, where the gaps between neighboring values are equal. Third,
+    all rows repeat about equally often, as independent draws do not; or the values have more digits than prices, and
+    many distinct rows repeat. A few values that many rows share are atoms, also beside a density (`_are_atoms`).
 
     Arguments:
         x: the rows.
@@ -351,7 +351,8 @@ def _are_even(counts: Integers, false_alarms: float) -> bool:
     least, mean, values = min(int(counts.min()), 2), float(counts.mean()), len(counts)
     if mean == least:
         return True
-    k = np.arange(least, math.ceil(mean + 12 * math.sqrt(mean) + 30), dtype=np.float64)
+    reach = 12 * math.sqrt(mean) + 30  # more standard deviations have no probability
+    k = np.arange(max(least, math.floor(mean - reach)), math.ceil(mean + reach), dtype=np.float64)
     log_factorial = np.array([math.lgamma(number + 1) for number in k])
     shares = np.full(len(k), 1 / len(k))
     low, high = 0.0, mean  # of the rate of the truncated Poisson distribution with this mean

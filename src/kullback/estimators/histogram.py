@@ -128,7 +128,7 @@ class _Sides:
         return self.tops[places[places < len(self.tops) - 1]]
 
     def count(self, edges: Array) -> CategoryCounts:
-        """Count the draws at or below the first edge, above it and at or below the second, and so on."""
+        """Return the counts in the bins (-inf, edges[0]], (edges[0], edges[1]], ..., (edges[-1], inf)."""
         if self.tops is not None:
             edges = self.between_values(edges)
         if self.are_plain:
@@ -209,9 +209,8 @@ def histogram(
     settings: dict[str, Any] = {"confidence": confidence, "generator": generator, "bins": bins}
     if isinstance(kind, ReverseKL | Jeffreys):
         return by_direction(kind, partial(evidence_by, histogram, **settings), p, q)
-    seed_of(
-        generator
-    )  # every estimator advances the generator once, so that later draws do not depend on the choice
+    # Each estimator of numbers advances the generator once, so that later draws do not depend on the choice of one.
+    seed_of(generator)
     rounding: list[str] = []
     step, tops, is_rough = common_step(p, q), None, False
     if step is not None and not torch.equal(p.tensor, q.tensor):

@@ -55,7 +55,7 @@ def checked(call: str, p: object, q: object, *, finite: bool = True) -> tuple[Dr
 
     An error is raised for draws of unequal dimension, for categories and numbers together, and for labels on one side
     only. An error is also raised for weights that look like counts. If `finite`, infinite draws raise an error too,
-    draws that differ by rounding errors only are made equal, and huge or tiny values are rescaled.
+    draws that differ by rounding errors only become equal, and huge or tiny values are rescaled.
     """
     if isinstance(p, Draws) and isinstance(q, Draws):
         return p, q
