@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 import scipy.stats as st
 import torch
+from scipy.ndimage import gaussian_filter
 from scipy.special import digamma, gammaln
 from torch.distributions import Dirichlet, Distribution, Laplace, Normal, StudentT, Uniform
 
@@ -192,6 +193,21 @@ def near_copies(shift: float) -> Draw:
     return draw
 
 
+def grid(side: int, sd: float) -> Draw:
+    """A smooth field on a square grid, in the order of its rows."""
+    return lambda rng, _: gaussian_filter(rng.standard_normal((side, side)), sd, mode="wrap").ravel()
+
+
+def panel(units: int, times: int, missing: float) -> Draw:
+    """Units at each time, sorted by time, with rows missing at random; half the variance is of units."""
+
+    def draw(rng: np.random.Generator, _: int) -> np.ndarray:
+        x = rng.standard_normal((1, units)) + rng.standard_normal((times, units))
+        return x.ravel()[rng.random(units * times) >= missing] / math.sqrt(2)
+
+    return draw
+
+
 def with_atoms(shares: np.ndarray, shift: float, part: float = 0.5) -> Draw:
     """Draws of N(shift, 1), and a part of them at atoms with these shares."""
     atoms = np.random.default_rng(5).standard_normal(len(shares))
@@ -230,6 +246,46 @@ def heaped_truth(of_p: float, of_q: float, sd: float = 15.0) -> float:
     p, q = ((1 - share) * fine + share * coarse * (k % 5 == 0) for share in (of_p, of_q))
     seen = (p > 1e-300) & (q > 1e-300)
     return float((p[seen] * np.log(p[seen] / q[seen])).sum())
+
+
+SCALES = (0.5, 1.5)
+
+
+def common_scale(d: int, n: int) -> Case:
+    """Normal draws with one of two scales for all components, against a scale for each: the margins are equal."""
+    margin = [st.norm(0, scale) for scale in SCALES]
+
+    def log_of_margin(x: float) -> float:
+        return float(np.logaddexp(*(one.logpdf(x) for one in margin))) - math.log(2)
+
+    def log_p(radius: float) -> float:
+        logs = [-(radius**2) / 2 / scale**2 - d * math.log(scale) for scale in SCALES]
+        return float(np.logaddexp(*logs)) - math.log(2) - d / 2 * math.log(2 * math.pi)
+
+    truth = sum(
+        st.chi(d).expect(lambda r, scale=scale: log_p(scale * r)) - d * one.expect(log_of_margin)
+        for scale, one in zip(SCALES, margin, strict=True)
+    )
+    return Case(
+        f"{d}-D, one scale ‖ a scale for each",
+        float(truth) / 2,
+        lambda rng, n: rng.standard_normal((n, d)) * rng.choice(SCALES, (n, 1)),
+        lambda rng, n: rng.standard_normal((n, d)) * rng.choice(SCALES, (n, d)),
+        n,
+        0.1,
+    )
+
+
+def joint_student(d: int, n: int) -> Case:
+    """t(4) with one divisor for all components, against independent t(4)."""
+    return Case(
+        f"{d}-D, t(4) ‖ independent t(4)",
+        d * float(st.t(4).entropy()) - float(st.multivariate_t(np.zeros(d), np.eye(d), df=4).entropy()),
+        lambda rng, n: rng.standard_normal((n, d)) / np.sqrt(rng.chisquare(4, (n, 1)) / 4),
+        student(4, d),
+        n,
+        0.1,
+    )
 
 
 def wave(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -492,6 +548,17 @@ def cases() -> list[Case]:
             )
             for name, shift in (("P = Q", 0.0), ("shift 0.3", 0.3))
         ],
+        *[
+            Case(f"rows in order, {name}, P = Q", 0.0, draw, draw, n)
+            for name, draw, n in (
+                ("a grid of 40 × 40", grid(40, 2), 1600),
+                ("a grid of 30 × 30", grid(30, 2), 900),
+                ("a rough grid of 40 × 40", grid(40, 1), 1600),
+                ("a panel by time, 15 % missing", panel(80, 12, 0.15), 816),
+            )
+        ],
+        *[common_scale(d, 2000) for d in (6, 8, 10)],
+        joint_student(4, 3000),
         *[
             Case(f"compare_tables: numbers {rows}, P = Q", 0.0, draw, draw, 2000, 1.0, of_numbers)
             for rows, draw in (

@@ -68,7 +68,7 @@ LAYERS = {
             "surfaces",
             "tails",
         },
-        {"known_categories", "lattice", "spans", "unseen"},
+        {"known_categories", "lattice", "logistic", "spans", "unseen"},
         {"knn"},
         {"discrete", "importance", "known_density", "variational"},
         {"counted", "histogram"},

@@ -290,7 +290,9 @@ def _between_samples(settings: _Settings, p: Draws, q: Draws) -> Evidence:
     is_bounded = evidence.ends is not None and evidence.ends[1] < math.inf
     if min(len(p), len(q)) < FEWEST_FOR_CLASSIFIER or is_bounded or evidence.value == math.inf:
         return evidence
-    return evidence_by(density_ratio, p, q, **settings.options)
+    other = evidence_by(density_ratio, p, q, **settings.options)
+    is_below = other.ends is not None and other.ends[1] < evidence.value
+    return evidence if is_below else other
 
 
 def _estimator(settings: _Settings, p: Draws) -> Callable[..., Estimate]:

@@ -17,7 +17,7 @@ from scipy.spatial.distance import cdist
 
 from kullback import Samples
 from kullback.errors import ArgumentTypeError, ArgumentValueError, OptionalDependencyError
-from kullback.estimators import nearest_neighbors
+from kullback.estimators import density_ratio, nearest_neighbors
 from kullback.estimators.knn import neighbor_estimate
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import search_line, search_space
@@ -490,3 +490,46 @@ def test_the_upper_end_stays_where_fewer_neighbors_show_no_more() -> None:
                 float((nearest_neighbors(Samples(x), Samples(y + by * np.eye(d)[0])).interval or ())[1])
             )
         assert by**2 / 2 < np.median(highs) < 0.3
+
+
+def test_another_joint_shape_of_equal_margins_is_not_missed() -> None:
+    """One scale for all components, or one divisor of Student's t, against one for each: margins are equal."""
+    scales = (0.5, 1.5)
+    student = 8 * stats.t(4).entropy() - stats.multivariate_t(np.zeros(8), np.eye(8), df=4).entropy()
+    cases: dict[str, tuple[float, Callable[[np.random.Generator, int], Any]]] = {
+        # From the entropies of the margins and of the radius, by quadrature.
+        "scales": (0.8526, lambda rng, c: rng.standard_normal((2000, 8)) * rng.choice(scales, (2000, c))),
+        "t(4)": (
+            float(student),
+            lambda rng, c: rng.standard_normal((2000, 8)) / np.sqrt(rng.chisquare(4, (2000, c)) / 4),
+        ),
+    }
+    for name, (truth, draw) in cases.items():
+        rng = np.random.default_rng([0, 1])
+        p, q = Samples(draw(rng, 1)), Samples(draw(rng, 8))
+        found = nearest_neighbors(p, q)
+        assert covers(found, truth), name
+        if name == "scales":
+            assert any("how the components of P and Q go together" in note for note in found.notes)
+            assert found.interval is not None
+            assert found.interval[1] == math.inf
+            remedy = density_ratio(p, q, generator=torch.Generator().manual_seed(0))
+            assert remedy.interval is not None
+            assert covers(remedy, truth)
+            assert remedy.interval[1] < 1.2
+
+
+def test_the_check_of_the_joint_shape_does_not_widen_other_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    def width(seed: int, d: int, by: float, scale: float) -> float:
+        x, y = normal(seed, 600, 600, d, by, scale)
+        low, high = nearest_neighbors(Samples(x), Samples(y)).interval or (0.0, math.inf)
+        return float(high - low)
+
+    cases = [
+        (seed, d, by, scale) for seed in range(3) for d in (4, 6) for by, scale in ((0.0, 1.0), (0.5, 1.3))
+    ]
+    checked = [width(*case) for case in cases]
+    monkeypatch.setattr(neighbor_estimate, "joint_shape", lambda _p, _q: None)
+    plain = [width(*case) for case in cases]
+    assert all(after <= 1.15 * before for after, before in zip(checked, plain, strict=True))
+    assert np.mean(checked) <= 1.03 * np.mean(plain)

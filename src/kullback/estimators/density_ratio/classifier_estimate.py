@@ -24,13 +24,9 @@ from kullback.errors import invalid_type, invalid_value
 from kullback.estimators.density_ratio.classifiers import (
     GAUSSIAN,
     FitClassifier,
-    Labeled,
-    Mask,
     NamedClassifier,
-    calibrated,
     candidates_for,
     check_classifier,
-    log_loss,
     users_candidate,
 )
 from kullback.estimators.density_ratio.gaussian import gaussian_kl
@@ -47,6 +43,7 @@ from kullback.estimators.evidence import (
     noted,
 )
 from kullback.estimators.histogram import histogram
+from kullback.estimators.logistic import Labeled, Mask, calibrated, log_loss, mean_over_p
 from kullback.estimators.registry import evidence_by, from_draws
 from kullback.estimators.sample_checks import seed_of
 from kullback.estimators.spans import common_span
@@ -100,7 +97,8 @@ def density_ratio(
         \hat f(x) = \log\frac{\hat c(x)}{1 - \hat c(x)} + \log\frac mn
 
     The candidates are linear and quadratic logistic regression, quadratic regression of asinh-scaled coordinates,
-    spline regression without and with products of coordinates, Gaussian densities and gradient-boosted trees. The value
+    spline regression without and with products of coordinates, from 4 dimensions on quadratic regression of the
+    logarithms of squares, Gaussian densities and gradient-boosted trees. The value
     is a weighted mean over the best ones in cross-validation. Weights fall exponentially with the loss, and a note
     names the candidates. :math:`\hat f` is fitted without the fold of its draws and calibrated to the labels. The value
     is extrapolated to infinitely many draws, from fits to half of the draws and to nearly all. Gaussian densities give
@@ -304,27 +302,13 @@ def _direct(one: _Selected, work: _Work) -> _RatioValue:
     """
     candidate, raw, draws = one.candidate, one.raw, work.draws
     raw = work.without_fold(candidate, draws, work.deep) if raw is None else raw
-    value, influence = _mean_over_p(raw, draws)
-    coarse = [_mean_over_p(work.without_fold(candidate, draws, half), draws)[0] for half in work.halves]
+    value, influence = mean_over_p(raw, draws)
+    coarse = [mean_over_p(work.without_fold(candidate, draws, half), draws)[0] for half in work.halves]
     nearly_all = 1 / (1 - 1 / (int(work.deep.max()) + 1))
     factor = nearly_all / (2 - nearly_all) if nearly_all < 2 else 1.0
     step = factor * (value - float(np.mean(coarse)))
     spread = factor * float(np.std(coarse, ddof=1)) / math.sqrt(len(coarse))
     return _RatioValue(value + step, influence, math.hypot(step, spread))
-
-
-def _mean_over_p(raw: Array, draws: Labeled) -> tuple[float, Array]:
-    """Return the mean over P of the calibrated log-ratio, and the influence of each draw on it."""
-    log_odds, influence, features = calibrated(raw, draws)
-    w = np.where(draws.from_p, draws.weights, 0)
-    w = w / w.sum()
-    ratio = log_odds - draws.log_prior_odds
-    value = float(w @ ratio)
-    total = w * (ratio - value) + influence @ (w @ features)
-    # The numbers of draws of P and Q are fixed, so the mean influence of a side is no error.
-    for side in (draws.from_p, ~draws.from_p):
-        total[side] -= draws.weights[side] * total[side].sum() / draws.weights[side].sum()
-    return value, total
 
 
 def _gaussian(p: Draws, q: Draws) -> _RatioValue:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,11 +11,11 @@ import numpy as np
 from kullback.common.optional import load
 from kullback.errors import invalid_type, safe_repr
 from kullback.estimators.density_ratio.gaussian import gaussian_log_odds
-from kullback.estimators.draws import Array, Integers
+from kullback.estimators.draws import Array
+from kullback.estimators.logistic import Labeled, number_of_spreads, ridge_logistic, spreads
 from kullback.estimators.sample_checks import seeded
 
 LogOdds = Callable[[Array], Array]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 GAUSSIAN = "Gaussian densities"
 
@@ -27,37 +26,15 @@ _MOST_FEATURES = 1500
 # In more dimensions, the regression of asinh-scaled coordinates is left out: splines with products suit heavy tails as
 # well.
 _MOST_ASINH = 10
+# In fewer dimensions, splines and trees show how the spreads of the components go together.
+_FEWEST_FOR_SPREADS = 4
 # The knots of a spline in each coordinate.
 _KNOTS = 7
 # The number of bins of a coordinate for trees, which fits into one byte, and the smallest number of draws in a leaf.
 _BINS = 250
 _LEAF = 30
-# The largest number of steps of Newton's method, which stops earlier when the loss no longer decreases.
-_MOST_STEPS = 50
 # The penalties on the coefficients, from strong to weak; cross-validation selects one.
 _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
-
-
-@dataclass(frozen=True)
-class Labeled:
-    """The pooled draws of P and Q, shape (n + m, d), with the side, the weight and the unit of each draw.
-
-    The weights of P's draws sum to n, and the weights of Q's draws to m. A unit is a cluster or a single draw.
-    """
-
-    x: Array
-    from_p: Mask
-    weights: Array
-    units: Integers
-
-    def take(self, chosen: np.ndarray[Any, Any]) -> Labeled:
-        """Return the draws with the indices, or in the mask, `chosen`."""
-        return Labeled(self.x[chosen], self.from_p[chosen], self.weights[chosen], self.units[chosen])
-
-    @property
-    def log_prior_odds(self) -> float:
-        """The prior log-odds of P, log(n / m), which are the log-odds minus log(p / q)."""
-        return float(np.log(self.weights[self.from_p].sum() / self.weights[~self.from_p].sum()))
 
 
 class FitClassifier(Protocol):
@@ -97,6 +74,11 @@ def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
                 _sklearn("pipeline").make_union(_splines(), _products(interaction_only=True)),
             ],
         ),
+        (
+            d >= _FEWEST_FOR_SPREADS and number_of_spreads(d) < most,
+            "quadratic logistic regression of spreads",
+            lambda: [*_asinh_scaled(), _sklearn("preprocessing").FunctionTransformer(spreads)],
+        ),
     ]
     return [
         _regressions("linear logistic regression", list),
@@ -131,54 +113,6 @@ def users_candidate(classifier: object, seed: int) -> NamedClassifier:
     return NamedClassifier(type(classifier).__name__, (fit,))
 
 
-def log_loss(log_odds: Array, draws: Labeled) -> Array:
-    """Return each draw's loss, shape (n + m,): -log of the estimated probability of the draw's side."""
-    return np.logaddexp(0, np.where(draws.from_p, -log_odds, log_odds))
-
-
-def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
-    """Return calibrated log-odds a + b f, the influence of each draw on (a, b), and the features (1, f) after scaling.
-
-    The coefficients a and b >= 0 are fitted to the labels by logistic regression. Probabilistic Outputs for Support
-    Vector Machines (Platt, 1999)
-    """
-    scale = max(float(np.std(log_odds)), 1e-12)
-    features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)
-    labels, weights = draws.from_p.astype(float), draws.weights
-    coefficients: Array = np.array([draws.log_prior_odds, 0.0])
-    ridge: Array = np.array([1e-9, 1e-6])
-    loss = _penalized_loss(coefficients, features, draws, ridge)
-    hessian = np.eye(2)
-    for _ in range(100):
-        probability = _logistic(features @ coefficients)
-        hessian = (features * (weights * probability * (1 - probability))[:, None]).T @ features + np.diag(
-            ridge
-        )
-        gradient = features.T @ (weights * (probability - labels)) + ridge * coefficients
-        step, length = np.linalg.solve(hessian, gradient), 1.0
-        while (after := _penalized_loss(coefficients - length * step, features, draws, ridge)) > loss:
-            length /= 2
-            if length < 1e-6:
-                break
-        if not after < loss - 1e-12 * abs(loss):
-            break
-        coefficients, loss = coefficients - length * step, after
-    if coefficients[1] < 0:
-        coefficients = np.array([draws.log_prior_odds, 0.0])
-    probability = _logistic(features @ coefficients)
-    influence = ((weights * (labels - probability))[:, None] * features) @ np.linalg.inv(hessian)
-    return features @ coefficients, influence, features
-
-
-def _penalized_loss(coefficients: Array, features: Array, draws: Labeled, ridge: Array) -> float:
-    losses = log_loss(features @ coefficients, draws)
-    return float(draws.weights @ losses + 0.5 * ridge @ coefficients**2)
-
-
-def _logistic(x: Array) -> Array:
-    return np.exp(-np.logaddexp(0, -x))
-
-
 def _gaussian(draws: Labeled) -> LogOdds:
     p, q = (draws.take(side) for side in (draws.from_p, ~draws.from_p))
     ratio = gaussian_log_odds(p.x, q.x, p.weights, q.weights)
@@ -199,7 +133,7 @@ def _regression(features: Callable[[], list[Any]], penalty: float) -> FitClassif
             large = values > 1e-10 * values[-1]
             basis = matrix.T @ (vectors[:, large] / np.sqrt(values[large]))
             matrix = matrix @ basis
-        coefficients = _ridge_logistic(matrix, draws, penalty)
+        coefficients = ridge_logistic(matrix, draws, penalty)
 
         def log_odds(x: Array) -> Array:
             at = transform.transform(x)
@@ -208,34 +142,6 @@ def _regression(features: Callable[[], list[Any]], penalty: float) -> FitClassif
         return log_odds
 
     return fit
-
-
-def _ridge_logistic(features: Array, draws: Labeled, penalty: float) -> Array:
-    """Return intercept and coefficients of least loss plus penalty times half their squares, by Newton steps."""
-    x: Array = np.concatenate([np.ones((len(features), 1)), features], axis=1)
-    labels, weights = draws.from_p.astype(float), draws.weights
-    ridge = np.full(x.shape[1], penalty)
-    ridge[0] = 1e-9
-    coefficients = np.zeros(x.shape[1])
-    coefficients[0] = draws.log_prior_odds
-    loss = _penalized_loss(coefficients, x, draws, ridge)
-    for _ in range(_MOST_STEPS):
-        probability = _logistic(x @ coefficients)
-        curvature = weights * probability * (1 - probability)
-        gradient = x.T @ (weights * (probability - labels)) + ridge * coefficients
-        step = np.linalg.solve((x * curvature[:, None]).T @ x + np.diag(ridge), gradient)
-        length, after = 1.0, math.inf
-        while (
-            length > 1e-4
-            and not (after := _penalized_loss(coefficients - length * step, x, draws, ridge)) < loss
-        ):
-            length /= 2
-        if not after < loss:
-            break
-        coefficients, gained, loss = coefficients - length * step, loss - after, after
-        if gained < 1e-7 * len(x):
-            break
-    return coefficients
 
 
 def _sklearn(module: str) -> Any:

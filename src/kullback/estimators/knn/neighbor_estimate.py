@@ -28,6 +28,7 @@ from kullback.estimators.evidence import (
     standard_normal_quantile,
 )
 from kullback.estimators.knn.data import charted, check_independent, check_points, prepared
+from kullback.estimators.knn.joint_shape import JointShape, joint_shape
 from kullback.estimators.knn.pilot import MarginalGaussianization, Whitening
 from kullback.estimators.knn.search import KNearest, search_line, search_space
 from kullback.estimators.registry import from_draws
@@ -135,11 +136,14 @@ def nearest_neighbors(
     Returns:
         the estimate in nats, on the device of `p`, at least 0. The interval includes the influence of the draws (or
         clusters) of both sides and an allowance for bias. From three dimensions on, the upper limit allows for a bias
-        that decreases slowly with k, as slowly as the estimates with 4 k, k and k / 4 neighbors permit. The upper limit
-        is infinite if most of P is where Q has few draws. The interval is None in more than 10 dimensions, for draws
-        near a set of fewer dimensions, and for fewer than 20 draws. If a small part of P is outside the range of Q's
-        draws, the draws do not show the density of Q there. The estimate may then be too low by more than the interval
-        shows.
+        that decreases slowly with k, as slowly as the estimates with 4 k, k and k / 4 neighbors permit. From four
+        dimensions on, with `whiten`, a regression on the spreads of the components also estimates the divergence,
+        because neighbors may miss a difference of joint shapes. The upper limit is raised to what the regression
+        shows. If the regression contradicts the neighbors, its value replaces theirs, and the upper limit is infinite.
+        The upper limit is also infinite if most of P is where Q has few draws. The interval is None in more than 10
+        dimensions, for draws near a set of fewer dimensions, and for fewer than 20 draws. If a small part of P is
+        outside the range of Q's draws, the draws do not show the density of Q there. The estimate may then be too low
+        by more than the interval shows.
 
     Raises:
         ArgumentTypeError: the draws are categories.
@@ -186,9 +190,12 @@ def nearest_neighbors(
     low, high = _interval(mean, error, terms, confidence)
     reach, wide = _reach(terms, (low, high), first, second, confidence)
     high += reach
+    limit = math.log(len(second))
+    shape = joint_shape(first, second) if whiten else None
+    value, high, shape_notes = _with_joint_shape(shape, mean.value, high, confidence)
+    notes += shape_notes
     if mean.value < 0:
         notes.append(f"The estimate was {mean.value:.3g}; it is reported as 0, because KL is never negative.")
-    limit = math.log(len(second))
     if poor or mean.value > limit - _NEAR_THE_LIMIT:
         high = math.inf
         notes.append(
@@ -213,7 +220,7 @@ def nearest_neighbors(
             yield wide
 
     return Evidence(
-        max(mean.value, 0.0),
+        max(value, 0.0),
         error=max(error, 0.0),
         ends=(low, high),
         notes=notes,
@@ -501,6 +508,23 @@ def _reach(
         f"The estimate rises with fewer neighbors: in {p.x.shape[1]} dimensions the balls may be too wide to resolve "
         f"the difference of {SIDE_P} and {SIDE_Q}. The upper limit allows for {end - high:.2g} nats more."
     )
+
+
+def _with_joint_shape(
+    shape: JointShape | None, value: float, high: float, confidence: float
+) -> tuple[float, float, list[str]]:
+    """Return the value and the upper limit, moved up if a regression on spreads shows more, and a note on it."""
+    if shape is None or shape.value <= value:
+        return value, high, []
+    width = standard_normal_quantile(confidence) * shape.error
+    if shape.value - width <= high:
+        return value, max(high, shape.value + width + (shape.value - value) / 2), []
+    note = (
+        f"The neighbors do not resolve how the components of {SIDE_P} and {SIDE_Q} go together: they show {value:.2g} "
+        f"nats, and a regression on the components' spreads shows {shape.value:.2g}, which is the value. The upper "
+        "limit is infinite, because the rest of the difference is not known. Use method='density_ratio'."
+    )
+    return shape.value, math.inf, [note]
 
 
 def _unseen(terms: _NeighborTerms, p: Draws, q: Draws) -> Unseen:

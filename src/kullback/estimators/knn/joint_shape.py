@@ -1,0 +1,63 @@
+"""A check of the estimate from neighbors: do the spreads of components go together in P otherwise than in Q?
+
+In four and more dimensions, balls of draws may be too wide for any number of neighbors to show such a difference. One
+scale for all components against one scale for each is an example. A regression on a few features shows it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from kullback.estimators.draws import Array, Draws
+from kullback.estimators.knn.pilot import MarginalGaussianization
+from kullback.estimators.logistic import Labeled, mean_over_p, number_of_spreads, ridge_logistic, spreads
+
+# `benchmarks/coverage.py` checks these constants on common scales and on Student's t.
+
+# The fewest dimensions, the fewest draws of a side for each feature, and the most draws of each side.
+_FEWEST_DIMENSIONS, _DRAWS_FOR_FEATURE, _MOST_DRAWS = 4, 5, 5000
+# The penalty on the coefficients of standardized features.
+_PENALTY = 10.0
+
+
+class JointShape(NamedTuple):
+    """KL by the regression on spreads, and its standard error."""
+
+    value: float
+    error: float
+
+
+def joint_shape(p: Draws, q: Draws) -> JointShape | None:
+    """Return KL as a logistic regression on spreads shows it; None for few dimensions or draws.
+
+    Each draw is evaluated by a fit to the other half of the draws, or clusters. So the value is too low where these
+    features do not show the difference.
+    """
+    d = p.x.shape[1]
+    if d < _FEWEST_DIMENSIONS or min(len(p), len(q)) < _DRAWS_FOR_FEATURE * number_of_spreads(d):
+        return None
+    rng = np.random.default_rng(0)
+    p, q = (side if len(side) <= _MOST_DRAWS else side.thinned(_MOST_DRAWS, rng) for side in (p, q))
+    columns = [_gaussianized(*pair) for pair in zip(p.x.T, q.x.T, strict=True)]
+    features = spreads(np.stack(columns, axis=1))
+    features = (features - features.mean(0)) / np.maximum(features.std(0), np.finfo(float).tiny)
+    number = len(p) + len(q)
+    weights = np.concatenate([side.shares * len(side) for side in (p, q)])
+    units = np.concatenate([p.units, q.units + p.groups])
+    draws = Labeled(features, np.arange(number) < len(p), weights, units)
+    half = (rng.permutation(int(units.max()) + 1) % 2)[units]
+    log_odds = np.empty(number)
+    for out in (half == 0, half == 1):
+        coefficients = ridge_logistic(features[~out], draws.take(~out), _PENALTY)
+        log_odds[out] = coefficients[0] + features[out] @ coefficients[1:]
+    value, influence = mean_over_p(log_odds, draws)
+    return JointShape(value, math.sqrt(p.variance(influence[: len(p)]) + q.variance(influence[len(p) :])))
+
+
+def _gaussianized(p: Array, q: Array) -> Array:
+    """Return a component of both sides, mapped so that Q's draws are about normal."""
+    to_normal = MarginalGaussianization(q)
+    return np.concatenate([to_normal(p), to_normal(q)])

@@ -1,0 +1,147 @@
+"""Logistic regression on labeled draws of P and Q: fit, calibration, and the mean log-ratio over P."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kullback.estimators.draws import Array, Integers
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+# A bound on the steps of Newton's method, which ends earlier when the loss no longer falls.
+_MOST_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """Draws of both distributions: x of shape (n + m, d), true where from P, a weight and a unit for each.
+
+    Weights add up to n over P and to m over Q. A unit is a cluster of draws, or a single draw.
+    """
+
+    x: Array
+    from_p: Mask
+    weights: Array
+    units: Integers
+
+    def take(self, chosen: np.ndarray[Any, Any]) -> Labeled:
+        """Return the chosen draws."""
+        return Labeled(self.x[chosen], self.from_p[chosen], self.weights[chosen], self.units[chosen])
+
+    @property
+    def log_prior_odds(self) -> float:
+        """The log-odds of P before a draw is observed: the difference of log-odds and log-ratio of densities."""
+        return float(np.log(self.weights[self.from_p].sum() / self.weights[~self.from_p].sum()))
+
+
+def log_loss(log_odds: Array, draws: Labeled) -> Array:
+    """Return each draw's loss, -log of the probability of its label."""
+    return np.logaddexp(0, np.where(draws.from_p, -log_odds, log_odds))
+
+
+def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
+    """Fit a + b f to the labels; return that, the influence of each draw on (a, b), and the gradient's features.
+
+    The slope b is at least 0. Probabilistic Outputs for Support Vector Machines (Platt, 1999)
+    """
+    scale = max(float(np.std(log_odds)), 1e-12)
+    features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)
+    labels, weights = draws.from_p.astype(float), draws.weights
+    coefficients: Array = np.array([draws.log_prior_odds, 0.0])
+    ridge: Array = np.array([1e-9, 1e-6])
+    loss = _penalized_loss(coefficients, features, draws, ridge)
+    hessian = np.eye(2)
+    for _ in range(100):
+        probability = _logistic(features @ coefficients)
+        hessian = (features * (weights * probability * (1 - probability))[:, None]).T @ features + np.diag(
+            ridge
+        )
+        gradient = features.T @ (weights * (probability - labels)) + ridge * coefficients
+        step, length = np.linalg.solve(hessian, gradient), 1.0
+        while (after := _penalized_loss(coefficients - length * step, features, draws, ridge)) > loss:
+            length /= 2
+            if length < 1e-6:
+                break
+        if not after < loss - 1e-12 * abs(loss):
+            break
+        coefficients, loss = coefficients - length * step, after
+    if coefficients[1] < 0:
+        coefficients = np.array([draws.log_prior_odds, 0.0])
+    probability = _logistic(features @ coefficients)
+    influence = ((weights * (labels - probability))[:, None] * features) @ np.linalg.inv(hessian)
+    return features @ coefficients, influence, features
+
+
+def mean_over_p(raw: Array, draws: Labeled) -> tuple[float, Array]:
+    """Return the mean over P of the calibrated log-ratio, and the influence of each draw on it."""
+    log_odds, influence, features = calibrated(raw, draws)
+    w = np.where(draws.from_p, draws.weights, 0)
+    w = w / w.sum()
+    ratio = log_odds - draws.log_prior_odds
+    value = float(w @ ratio)
+    total = w * (ratio - value) + influence @ (w @ features)
+    # The numbers of draws of P and Q are fixed, so the mean influence of a side is no error.
+    for side in (draws.from_p, ~draws.from_p):
+        total[side] -= draws.weights[side] * total[side].sum() / draws.weights[side].sum()
+    return value, total
+
+
+def ridge_logistic(features: Array, draws: Labeled, penalty: float) -> Array:
+    """Return intercept and coefficients of least loss plus penalty times half their squares, by Newton steps."""
+    x: Array = np.concatenate([np.ones((len(features), 1)), features], axis=1)
+    labels, weights = draws.from_p.astype(float), draws.weights
+    ridge = np.full(x.shape[1], penalty)
+    ridge[0] = 1e-9
+    coefficients = np.zeros(x.shape[1])
+    coefficients[0] = draws.log_prior_odds
+    loss = _penalized_loss(coefficients, x, draws, ridge)
+    for _ in range(_MOST_STEPS):
+        probability = _logistic(x @ coefficients)
+        curvature = weights * probability * (1 - probability)
+        gradient = x.T @ (weights * (probability - labels)) + ridge * coefficients
+        step = np.linalg.solve((x * curvature[:, None]).T @ x + np.diag(ridge), gradient)
+        length, after = 1.0, math.inf
+        while (
+            length > 1e-4
+            and not (after := _penalized_loss(coefficients - length * step, x, draws, ridge)) < loss
+        ):
+            length /= 2
+        if not after < loss:
+            break
+        coefficients, gained, loss = coefficients - length * step, loss - after, after
+        if gained < 1e-7 * len(x):
+            break
+    return coefficients
+
+
+def _penalized_loss(coefficients: Array, features: Array, draws: Labeled, ridge: Array) -> float:
+    losses = log_loss(features @ coefficients, draws)
+    return float(draws.weights @ losses + 0.5 * ridge @ coefficients**2)
+
+
+def _logistic(x: Array) -> Array:
+    return np.exp(-np.logaddexp(0, -x))
+
+
+def spreads(x: Array) -> Array:
+    """Return even features of scaled coordinates, which show whether large and small components go together.
+
+    They are the logarithms of squares, the products of two of them, and powers of the logarithm of the radius.
+    """
+    log_squares = np.log1p(x * x)
+    first, second = np.triu_indices(x.shape[1])
+    radius = np.sqrt((x * x).sum(1, keepdims=True))
+    log_radius = np.log(radius + 0.1)
+    powers = [log_radius**power for power in (1, 2, 3)]
+    return np.concatenate(
+        [log_squares, log_squares[:, first] * log_squares[:, second], *powers, radius], axis=1
+    )
+
+
+def number_of_spreads(d: int) -> int:
+    """Return the number of features of `spreads` in d dimensions."""
+    return d + d * (d + 1) // 2 + 4
