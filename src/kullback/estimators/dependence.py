@@ -17,7 +17,7 @@ from kullback.common.serial_dependence import (
     repeated_rows,
     serial_dependence,
 )
-from kullback.estimators.draws import Draws, Integers
+from kullback.estimators.draws import Draws, Integers, shown
 
 # `tests/estimators/test_dependence.py` checks the constants of this file on series with a known truth: 95 % intervals
 # have to cover, and tests at 5 % must not reject equal distributions more often.
@@ -187,7 +187,7 @@ def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
 
 def _noticed(dependence: SerialDependence, name: str) -> str:
     """Report the measurement, its meaning, and the remedy."""
-    like = f"about {dependence.effective:.3g} independent ones"
+    like = f"about {shown(dependence.effective)} independent ones"
     if dependence.kind == "repeats":
         return (
             f"Rows of {name} repeat: its {dependence.rows:,} rows carry the information of {like}. Equal rows count "
