@@ -26,7 +26,7 @@ import numpy as np
 
 from kullback.common.arrays import Flags, Floats, Integers
 
-Kind = Literal["blocks", "period", "pattern", "repeats"]
+Kind = Literal["blocks", "period", "uneven", "pattern", "repeats"]
 
 # `tests/common/test_serial_dependence.py` and `tests/estimators/test_dependence.py` measure false alarms and coverage
 # with the constants of this file.
@@ -48,10 +48,19 @@ _ROUNDING = 1e-6
 # The largest number of columns (beyond it, as many random directions are used), the number of categories that get their
 # own score, and the number of random halves of the categories.
 _MOST_COLUMNS, _MOST_CATEGORIES, _HALVES = 32, 8, 8
+# At half of all rows, the correlation of a grid's lines is below this share of the one of neighboring lines.
+_FADED = 0.6
 # A convolution with these weights sums the values at distances 2 to 10 before and after each value.
 _AROUND = np.array([1.0] * 9 + [0.0] * 3 + [1.0] * 9)
 # The smallest share of continuous rows with an equal row that counts as repetition.
 _LEAST_REPEATED = 0.1
+# The probability that atoms appear to repeat evenly, beside a density.
+_FALSE_ALARMS_OF_ATOMS = 1e-3
+# If repeated values have more rows each than this, they may be atoms. They are if the values that occur once are more
+# than this multiple of the geometrically expected number, or if they are fewer than this part of the squared number.
+_SELDOM, _MOST_SINGLES, _FEW_VALUES = 3.0, 3.0, 3.0
+# If a larger share of the repeated values occurs in the other data set, they are atoms of both.
+_MOST_ELSEWHERE = 0.5
 
 
 @dataclass(frozen=True)
@@ -60,13 +69,16 @@ class SerialDependence:
 
     Attributes:
         kind: ``"blocks"``: neighboring rows are similar. ``"period"``: rows at the distance of one period are similar,
-            for example because sources take turns. ``"pattern"``: the period is shorter than `FEWEST_BLOCKS` rows; it
-            may be a design, and rows count as independent. ``"repeats"``: whole rows are equal.
+            for example because sources take turns. ``"uneven"``: so are rows at about that distance, which varies, for
+            example because sources miss turns. ``"pattern"``: the period is shorter than `FEWEST_BLOCKS` rows; it may
+            be a design, and rows count as independent. ``"repeats"``: whole rows are equal.
         rows: the number of rows.
         time: the number of rows with as much information as one independent row.
         length: the number of rows in a block or in a period; 0 for repeats.
         labels: the number of the block, phase or repeated row of each row, from 0, shape (rows,). None for a pattern,
             if there are too few blocks, or if blocks do not help.
+        grid: the number of rows in a line, if rows are the points of a grid, line after line, and blocks are whole
+            lines; otherwise 0.
     """
 
     kind: Kind
@@ -74,6 +86,7 @@ class SerialDependence:
     time: float
     length: int
     labels: Integers | None
+    grid: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -96,7 +109,7 @@ class SerialDependence:
 def number_scores(x: Floats) -> Floats:
     """Convert numbers of shape (n, d) to scores of shape (n, c), for the measurement of their dependence.
 
-    The scores are the ranks of each unsorted column (or of random directions, if there are many columns), and the
+    The scores are the ranks of each unsorted column (or of random directions, if there are many columns), and then the
     distances of the ranks from the middle. Sorted columns are left out: any column can be sorted, so their order says
     nothing about dependence.
     """
@@ -143,19 +156,11 @@ def serial_dependence(scores: Floats) -> SerialDependence | None:
     scores = (scores[:, spread > 0] - scores[:, spread > 0].mean(0)) / spread[spread > 0]
     if not scores.shape[1]:
         return None
-    period = _period(scores)
-    if period and not (period.smooth and period.rows >= FEWEST_BLOCKS):
-        phases = np.arange(n) % period.rows
-        sums = np.stack([np.bincount(phases, column, period.rows) for column in scores.T])
-        rest = scores - (sums / np.bincount(phases)).T[phases]
-        left = rest.std(0) > _ROUNDING
-        serial = bool(left.any()) and bool(_variance_ratios(rest[:, left] / rest[:, left].std(0))[1].any())
-        if period.rows >= FEWEST_BLOCKS:
-            time = max(1.0, float(np.square(sums).sum(1).max()) / n)
-            return SerialDependence("period", n, time, period.rows, None if serial else phases)
-        if not serial:
-            return SerialDependence("pattern", n, 1.0, period.rows, None)
-    ratios, significant = _variance_ratios(scores)
+    shape = _shape(scores)
+    period = _period(scores, shape)
+    if period and (dependence := _of_period(scores, period)):
+        return dependence
+    ratios, significant = _variance_ratios(scores, shape)
     if not significant.any():
         return None
     time = max(1.0, float(ratios[:, significant].max()))
@@ -165,6 +170,91 @@ def serial_dependence(scores: Floats) -> SerialDependence | None:
     blocks = n // length
     labels = block_labels(n, blocks) if blocks >= FEWEST_BLOCKS else None
     return SerialDependence("blocks", n, time, length, labels)
+
+
+def _of_period(scores: Floats, period: _Period) -> SerialDependence | None:
+    """Return the dependence of rows with a period; None if only neighboring rows are alike, as in a season."""
+    n, length = len(scores), period.rows
+    phases = np.arange(n) % length
+    sums = np.stack([np.bincount(phases, column, length) for column in scores.T])
+    rest = scores - (sums / np.bincount(phases)).T[phases]
+    rest = rest[:, rest.std(0) > _ROUNDING]
+    rest /= rest.std(0)
+    if period.smooth and length >= FEWEST_BLOCKS:
+        # A season is in the means of the phases; the lines of a grid are also alike without these.
+        is_grid = rest.shape[1] and _period(rest, _shape(rest)) and _fades(scores, length)
+        return _of_grid(scores, length) if is_grid else None
+    serial = bool(rest.shape[1]) and bool(_variance_ratios(rest, _shape(rest))[1].any())
+    if length < FEWEST_BLOCKS:
+        return None if serial else SerialDependence("pattern", n, 1.0, length, None)
+    if not serial and _drifts(scores, length):
+        return SerialDependence("uneven", n, n / length, length, None)
+    time = max(1.0, float(np.square(sums).sum(1).max()) / n)
+    return SerialDependence("period", n, time, length, None if serial else phases)
+
+
+def _fades(scores: Floats, period: int) -> bool:
+    """Return whether the correlation at the distance of one period is lost over many; a season's is not."""
+    n = len(scores)
+    size, lags = 1 << (2 * n - 1).bit_length(), n // 2
+    power = np.square(np.abs(np.fft.rfft(scores, size, axis=0)))
+    correlation = np.fft.irfft(power, size, axis=0)[: lags + 1] / (n - np.arange(lags + 1))[:, None]
+    column = correlation[:, int(correlation[period].argmax())]
+    far = column[-max(period, lags // 4) :].max()
+    return bool(far < _FADED * column[period])
+
+
+def _of_grid(scores: Floats, line: int) -> SerialDependence:
+    """Return the dependence of the points of a grid, line after line: its blocks are whole lines, or layers of lines.
+
+    Blocks of a part of a line, or of a few lines, are as alike as the lines. So the autocorrelation time is measured
+    on the means of lines, and a block has as many lines as other blocks have rows. From few lines, ratios of variances
+    are too small; the time of an autoregression with the correlation of neighboring lines is a bound for smooth fields.
+    """
+    n = len(scores)
+    while True:
+        lines = n // line
+        means = scores[: lines * line].reshape(lines, line, -1).mean(1)
+        spread = np.maximum(means.std(0), _ROUNDING)
+        centered = (means - means.mean(0)) / spread
+        layer = _period(centered, _shape(centered)) if lines >= _FEWEST_ROWS else None
+        if layer is None:
+            break
+        line *= layer.rows
+    correlation = (centered[1:] * centered[:-1]).mean(0)
+    # The mean of the correlation from so few lines is too low by this (Note on bias in the estimation of
+    # autocorrelation, Kendall, 1954).
+    correlation = np.clip(correlation + (1 + 3 * correlation) / lines, 0.0, 1 - 1 / lines)
+    times = (1 + correlation) / (1 - correlation)
+    measured = np.ones_like(times)
+    if lines >= _FEWEST_COMPARED:
+        ratios = _variance_ratios(centered, _shape(centered))[0].max(0)
+        times, measured = np.maximum(times, ratios), np.maximum(ratios, 1.0)
+    time = max(1.0, float((measured * np.square(spread)).max()) * line)
+    length = line * block_length(lines, float(times.max()))
+    blocks = n // length
+    labels = block_labels(n, blocks) if blocks >= FEWEST_BLOCKS else None
+    return SerialDependence("blocks", n, time, length, labels, line)
+
+
+def _drifts(scores: Floats, period: int) -> bool:
+    """Return whether the phases of the second half of rows are alike those of the first half at another distance.
+
+    One row that is missing moves all later ones by one phase.
+    """
+    half = len(scores) // period // 2 * period
+    if not half:
+        return False
+    first, second = (
+        part.reshape(-1, period, scores.shape[1]).mean(0) for part in (scores[:half], scores[half : 2 * half])
+    )
+    first, second = first - first.mean(0), second - second.mean(0)
+    size = np.sqrt(np.square(first).sum(0) * np.square(second).sum(0))
+    spectra = np.conj(np.fft.rfft(first, axis=0)) * np.fft.rfft(second, axis=0)
+    match = np.fft.irfft(spectra, period, axis=0) / np.maximum(size, _ROUNDING)
+    best = int(match.max(0).argmax())
+    limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / period) / math.sqrt(period)
+    return bool(match[1:, best].max() > limit)
 
 
 def block_length(
@@ -179,14 +269,19 @@ def block_labels(rows: int, blocks: int) -> Integers:
     return np.arange(rows) * blocks // rows
 
 
-def repeated_rows(x: Floats) -> SerialDependence | None:
+def repeated_rows(x: Floats, other: Floats | None = None) -> SerialDependence | None:
     """Return the dependence from repeated rows of continuous numbers, shape (n, d); None if rows do not repeat.
 
-    Rounded numbers and mixtures with atoms also have equal values. Rows count as repeated only if two conditions hold.
-    First, no row is far more frequent than the others. Second, some column is continuous among the distinct rows: its
-    values seldom repeat, and they are not on a lattice, where the gaps between neighboring values are equal. Values
-    with few digits, such as prices, count as atoms, unless all rows repeat about equally often. Independent draws do
-    not repeat so evenly.
+    Rounded numbers and mixtures with atoms also have equal values. Rows
+    count as repeated only if three conditions hold. First, no row is far more frequent than the others. Second, some
+    column is continuous among the distinct rows: its values seldom repeat, and they are not on a lattice, where the
+    gaps between neighboring values are equal. Values with few digits, such as prices, count as atoms, unless all rows
+    repeat about equally often. Independent draws do not repeat so evenly. Third, many distinct rows repeat, or they
+    repeat evenly. A few values that many rows share are atoms, also beside a density (`_are_atoms`).
+
+    Arguments:
+        x: the rows.
+        other: the numbers of another data set, shape (m, 1). Numbers that repeat here and occur there are atoms.
     """
     n = len(x)
     if n < _FEWEST_ROWS:
@@ -203,10 +298,29 @@ def repeated_rows(x: Floats) -> SerialDependence | None:
     if again.sum() < _LEAST_REPEATED * n or len(again) < FEWEST_BLOCKS or again.max() > 8 * np.median(again):
         return None
     continuous = [column[first] for column in x.T if _is_continuous(column[first])]
-    if not continuous or (all(map(_has_few_digits, continuous)) and not _are_even(counts)):
+    if not continuous:
         return None
+    if not _are_even(counts, _FALSE_ALARMS):
+        is_elsewhere = other is not None and np.isin(x[first[counts > 1], 0], other).mean() > _MOST_ELSEWHERE
+        are_atoms = _are_atoms(counts) and not _are_even(again, _FALSE_ALARMS_OF_ATOMS)
+        if is_elsewhere or are_atoms or all(map(_has_few_digits, continuous)):
+            return None
     time = float(np.square(counts).sum()) / n
     return SerialDependence("repeats", n, time, 0, labels.reshape(-1).astype(np.int64))
+
+
+def _are_atoms(counts: Integers) -> bool:
+    """Return whether few values repeat often, from how often each value occurs.
+
+    They are fewer than a third of the square of the mean number of their rows. Or many values occur once, as those of a
+    density do. Of records that come geometrically often, with mean mu, those that come again come mu + 1 times on
+    average, and 1 / (mu - 1) times their number come once.
+    """
+    again = counts[counts > 1]
+    often, once = float(again.mean()), len(counts) - len(again)
+    if len(again) < often**2 / _FEW_VALUES:
+        return True
+    return often > _SELDOM and once * (often - 2) > _MOST_SINGLES * len(again)
 
 
 def _is_continuous(distinct: Floats) -> bool:
@@ -229,20 +343,29 @@ def _has_few_digits(values: Floats) -> bool:
     return all(kind(f"{value:.6g}") == kind(value) for value in values)
 
 
-def _are_even(counts: Integers) -> bool:
-    """Return whether the counts of values vary significantly less than in draws of equally likely values."""
-    mean, values = float(counts.mean()), len(counts)
-    rate = mean  # the rate of the zero-truncated Poisson distribution with this mean, by Newton's method
-    for _ in range(50):
-        rate -= (rate + mean * math.expm1(-rate)) / (1 - mean * math.exp(-rate))
-    variance = mean * (1 + rate - mean)
-    raw = [mean * rate**k for k in range(4)]  # factorial moments
-    third, fourth = raw[2] + 3 * raw[1] + mean, raw[3] + 6 * raw[2] + 7 * raw[1] + mean
-    fourth += mean * (-4 * third + mean * (6 * (variance + mean**2) - 3 * mean**2))  # about the mean
+def _are_even(counts: Integers, false_alarms: float) -> bool:
+    """Return whether the counts vary significantly less than Poisson numbers of at least their smallest possible one.
+
+    This is 1 if some value occurs once, else 2. Draws of equally likely values have such counts.
+    """
+    least, mean, values = min(int(counts.min()), 2), float(counts.mean()), len(counts)
+    if mean == least:
+        return True
+    k = np.arange(least, math.ceil(mean + 12 * math.sqrt(mean) + 30), dtype=np.float64)
+    log_factorial = np.array([math.lgamma(number + 1) for number in k])
+    shares = np.full(len(k), 1 / len(k))
+    low, high = 0.0, mean  # of the rate of the truncated Poisson distribution with this mean
+    for _ in range(60):
+        rate = (low + high) / 2
+        logs = k * math.log(rate) - log_factorial
+        shares = np.exp(logs - logs.max())
+        shares /= shares.sum()
+        low, high = (low, rate) if shares @ k > mean else (rate, high)
+    variance, fourth = (float(shares @ (k - mean) ** power) for power in (2, 4))
     # The sample variance is about chi-squared distributed, with degrees of freedom that match its own variance; use
     # the normal approximation of Wilson and Hilferty.
     cubed = (2 / (values - 1) + (fourth / variance**2 - 3) / values) / 9
-    limit = 1 - cubed + NormalDist().inv_cdf(_FALSE_ALARMS) * math.sqrt(cubed)
+    limit = 1 - cubed + NormalDist().inv_cdf(false_alarms) * math.sqrt(cubed)
     return math.cbrt(float(counts.var(ddof=1)) / variance) < limit
 
 
@@ -252,11 +375,10 @@ def _ranks(x: Floats) -> Floats:
     return ((np.cumsum(counts) - (counts + 1) / 2) / max(len(x) - 1, 1) - 0.5)[codes]
 
 
-def _variance_ratios(scores: Floats) -> tuple[Floats, Flags]:
+def _variance_ratios(scores: Floats, shape: tuple[Floats, Floats]) -> tuple[Floats, Flags]:
     """Return V_L for each length (rows) and column, and for each column whether any V_L is significantly above 1."""
     n, columns = scores.shape
     sums, length = scores, 1
-    shape = _shape(scores)
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns)
     lag_one = (scores[1:] * scores[:-1]).mean(0) + 1 / n
     by_length: list[Floats] = []
@@ -293,13 +415,13 @@ class _Period(NamedTuple):
     smooth: bool
 
 
-def _period(scores: Floats) -> _Period | None:
+def _period(scores: Floats, shape: tuple[Floats, Floats]) -> _Period | None:
     """Return the period of the column with the highest correlation; None if no column has a period."""
     scores = scores[:_MOST_ROWS_FOR_PERIOD]
     n, columns = scores.shape
     size, lags = 1 << (2 * n - 1).bit_length(), n // 2
     limit = NormalDist().inv_cdf(1 - _FALSE_ALARMS / columns / lags)
-    limits = _limit(limit, *_shape(scores), n)
+    limits = _limit(limit, *shape, n)
     pairs, number_around = n - np.arange(lags + 1), np.convolve(np.ones(lags + 1), _AROUND)[10:-10]
     highest, period = 0.0, None
     for column, bound in zip(scores.T, limits, strict=True):

@@ -1,12 +1,15 @@
-"""Groups of draws that count as independent, where the order or repetitions of draws show dependence."""
+"""Groups of draws that count as independent, if the order or the repetitions of the draws show dependence."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kullback.common.arrays import Floats
+from kullback.common.missed_turns import missed_turns
 from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
     SerialDependence,
@@ -18,29 +21,31 @@ from kullback.common.serial_dependence import (
     serial_dependence,
 )
 from kullback.estimators.draws import Draws, Integers, shown
+from kullback.estimators.evidence import SIDE_P, SIDE_Q
 
-# `tests/estimators/test_dependence.py` checks the constants of this file on series with a known truth: 95 % intervals
-# have to cover, and tests at 5 % must not reject equal distributions more often.
+# `tests/estimators/test_dependence.py` checks the constants of this file on series with known divergences, by the
+# coverage of 95 % intervals and the level of tests at 5 %.
 
-# If at least this share of the repeated rows occurs in blocks that are not adjacent, the blocks are dependent.
+# If at least this proportion of the repeated rows occurs in blocks that are not adjacent, the blocks are dependent.
 _MOST_ACROSS_BLOCKS = 0.05
-# A test has no quantile of Student's t, so its blocks are longer than the blocks of an interval.
+# A permutation test has no correction by Student's t, so its blocks are longer than the blocks for an interval, by this
+# factor.
 _LONGER_IN_TESTS = 1.5
-# Above this ratio of the two sides' autocorrelation times, shuffles exchange blocks within pairs only.
+# If the ratio of the two sides' autocorrelation times is larger, shuffles exchange blocks only within pairs.
 _UNLIKE = 1.5
-# The smallest block length in a pair, in autocorrelation times, and the number of pairs that must remain if blocks are
-# longer.
+# In pairs, blocks have at least `_SHORTEST_IN_PAIRS` autocorrelation times, and are longer if at least `_PAIRS` pairs
+# remain.
 _SHORTEST_IN_PAIRS, _PAIRS = 7.5, 12
 
 
 class Grouped(NamedTuple):
-    """Draws with the groups that count as independent, and notes on them.
+    """Draws in groups that count as independent, and notes on these groups.
 
     Attributes:
         samples: the draws, with their blocks or repeated rows as clusters.
-        notes: a sentence each.
-        is_open: whether there are too few groups for any error.
-        correction: the factor for a variance that takes the groups as independent.
+        notes: the notes, one sentence each.
+        is_open: whether there are too few groups for a standard error.
+        correction: the factor that corrects a variance computed as if the groups were independent.
     """
 
     samples: Draws
@@ -49,17 +54,22 @@ class Grouped(NamedTuple):
     correction: float = 1.0
 
 
-def grouped(side: Any, name: str) -> Grouped:
-    """Return draws, called `name` in notes, with the groups that their order shows.
+def grouped(p: Any, q: Any) -> tuple[Grouped, Grouped]:
+    """Return the draws of P and of Q with the groups that their order shows.
 
     Draws whose dependence the user has specified, and sides that are no draws, are unchanged.
     """
-    dependence = dependence_of(side) if isinstance(side, Draws) else None
-    if dependence is None:
-        return Grouped(side)
+    first, second = dependences_of(p, q)
+    return (
+        Grouped(p) if first is None else _grouped(p, first, SIDE_P),
+        Grouped(q) if second is None else _grouped(q, second, SIDE_Q),
+    )
+
+
+def _grouped(side: Draws, dependence: SerialDependence, name: str) -> Grouped:
     noticed = _noticed(dependence, name)
     if dependence.is_open:
-        # Cross-validation needs blocks, even if they are too few for an error.
+        # Cross-validation needs blocks, even if these are too few for a standard error.
         labels = block_labels(side.number, FEWEST_BLOCKS)
         labels = labels if side.rows is None else labels[side.rows]
         return Grouped(replace(side, cluster=labels), (noticed, _no_error(dependence)), True)
@@ -69,13 +79,14 @@ def grouped(side: Any, name: str) -> Grouped:
 
 
 class GroupedAlike(NamedTuple):
-    """Two data sets in groups that can be exchanged.
+    """Two samples in groups that a permutation test can exchange.
 
     Attributes:
         p, q: the draws, with their groups as clusters.
-        notes: a sentence each.
-        is_open: whether there are too few groups for a test.
-        in_pairs: whether only groups with the same number are exchanged, because the two sides' groups are unlike.
+        notes: the notes, one sentence each.
+        is_open: whether there are too few groups for a permutation test.
+        in_pairs: whether only group i of P and group i of Q are exchanged, because P and Q depend unequally on their
+            order.
     """
 
     p: Draws
@@ -86,18 +97,24 @@ class GroupedAlike(NamedTuple):
 
 
 def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
-    """Return two data sets in exchangeable groups: blocks of one length if either side shows serial dependence.
+    """Return two samples in exchangeable groups: blocks of equal length if either side shows serial dependence.
 
-    If the two sides depend unequally on their order, the means of their blocks have unequal variances. Shuffles of all
-    blocks would then vary more or less than the tested difference. So both sides get the same number of blocks, and
-    only the two blocks of a pair are exchanged. If P = Q, the differences within pairs are independent and nearly
-    symmetric about 0, as in a paired test. The longer side uses evenly spread rows, as many as the other side has.
+    If the autocorrelation times of the two sides are unequal, the means of their blocks have unequal variances. Then
+    the difference after a shuffle of all blocks would have another variance than the observed difference. So both sides
+    get the same number of blocks, and only the two blocks of a pair are exchanged. If P = Q, the differences within
+    pairs are independent and nearly symmetric about 0, as in a paired test. If the sides have unequal lengths, the
+    longer side is reduced to evenly spaced rows, as many as the other side has.
     """
-    sides, dependences = (p, q), [dependence_of(side) for side in (p, q)]
+    sides, dependences = (p, q), dependences_of(p, q)
     dependent = [dependence for dependence in dependences if dependence is not None]
     free = [side.cluster is None and not side.independent for side in sides]
     serial = [dependence for dependence in dependent if dependence.kind == "blocks"]
-    if not serial or len(serial) < len(dependent) or not all(free):
+    if (
+        not serial
+        or len(serial) < len(dependent)
+        or not all(free)
+        or any(d.grid and d.is_open for d in serial)
+    ):
         apart = [_own_groups(side, dependence) for side, dependence in zip(sides, dependences, strict=True)]
         return GroupedAlike(
             apart[0][0],
@@ -107,14 +124,16 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
         )
     times = [1.0 if dependence is None else dependence.time for dependence in dependences]
     in_pairs = max(times) > _UNLIKE * min(times)
+    least = max(math.ceil(_LONGER_IN_TESTS * found.length) if found.grid else 0 for found in serial)
     if in_pairs:
         sizes = (
             block_length(len(side), time, _SHORTEST_IN_PAIRS, _PAIRS)
             for side, time in zip(sides, times, strict=True)
         )
+        sizes = (max(size, least) for size in sizes)
         blocks = [min(len(side) // size for side, size in zip(sides, sizes, strict=True))] * 2
     else:
-        length = block_length(min(len(p), len(q)), max(times) * _LONGER_IN_TESTS)
+        length = max(block_length(min(len(p), len(q)), max(times) * _LONGER_IN_TESTS), least)
         blocks = [len(side) // length for side in sides]
     if min(blocks) < FEWEST_BLOCKS:
         note = (
@@ -139,7 +158,7 @@ def grouped_alike(p: Draws, q: Draws) -> GroupedAlike:
 
 
 def _own_groups(side: Draws, dependence: SerialDependence | None) -> tuple[Draws, tuple[str, ...]]:
-    """Return the draws in the groups of their own dependence, with a note."""
+    """Return the draws of one side with the groups from its dependence as clusters, and a note."""
     if dependence is None or dependence.kind == "pattern":
         return side, ()
     if dependence.labels is None:
@@ -151,33 +170,61 @@ def _own_groups(side: Draws, dependence: SerialDependence | None) -> tuple[Draws
 
 
 def _in_blocks(side: Draws, blocks: int, rows: int) -> Draws:
-    """Return at most `rows` draws, evenly spread, in `blocks` blocks."""
+    """Return at most `rows` evenly spaced draws, in `blocks` blocks of consecutive rows as clusters."""
     used = side.taken(np.arange(rows) * len(side) // rows) if rows < len(side) else side
     return replace(used, cluster=block_labels(len(used), blocks))
 
 
-def dependence_of(side: Draws) -> SerialDependence | None:
-    """Measure the dependence of draws; None if it is not significant, or if the user has specified it."""
-    if side.cluster is not None or side.independent:
-        return None
+def dependences_of(*sides: Any) -> list[SerialDependence | None]:
+    """Measure the dependence of each side; None if it is not significant, or if the user has specified it.
+
+    If no side shows any, sources that miss turns are searched for in all sides together.
+    """
+    dependences: list[SerialDependence | None] = [None] * len(sides)
+    ranks: list[Floats] = []
+    examined: list[int] = []
+    for place, side in enumerate(sides):
+        if isinstance(side, Draws) and side.cluster is None and not side.independent:
+            dependences[place], of_side = _dependence_of(side, sides[1 - place] if len(sides) == 2 else None)
+            ranks.append(of_side)
+            examined.append(place)
+    if not ranks or any(dependences):
+        return dependences
+    alike = ranks[0].shape[1] == ranks[-1].shape[1]
+    distances = missed_turns(*ranks) if alike else missed_turns(ranks[0]) or missed_turns(ranks[-1])
+    if distances:
+        distance = min(distances.values())
+        for place in examined:
+            rows = sides[place].number
+            dependences[place] = SerialDependence("uneven", rows, rows / distance, distance, None)
+    return dependences
+
+
+def _dependence_of(side: Draws, other: Any) -> tuple[SerialDependence | None, Floats]:
+    """Return the dependence of draws, and the ranks of numbers.
+
+    Values that repeat are atoms if they are also draws of the other side.
+    """
     if side.discrete:
         codes = np.unique(side.tensor.cpu().numpy(), axis=0, return_inverse=True)[1].reshape(-1)
-        return serial_dependence(category_scores(codes))
+        return serial_dependence(category_scores(codes)), np.zeros((side.number, 0))
     x = side.x
-    repeats = repeated_rows(x)
-    in_order = serial_dependence(number_scores(x))
+    is_line = x.shape[1] == 1 and isinstance(other, Draws)
+    repeats, scores = repeated_rows(x, other.x if is_line else None), number_scores(x)
+    in_order = serial_dependence(scores)
+    ranks = scores[:, : scores.shape[1] // 2]
     if repeats is None or repeats.labels is None or in_order is None:
-        return in_order or repeats
+        return in_order or repeats, ranks
     first = np.sort(np.unique(repeats.labels, return_index=True)[1])
     if serial_dependence(number_scores(x[first])) is None:
-        return repeats  # the repetitions explain the order
+        return repeats, ranks  # the repetitions explain the order
     if in_order.labels is None or not _repeat_within(repeats.labels, in_order.labels):
-        return SerialDependence(in_order.kind, in_order.rows, in_order.time, in_order.length, None)
-    return in_order
+        return SerialDependence(in_order.kind, in_order.rows, in_order.time, in_order.length, None), ranks
+    return in_order, ranks
 
 
 def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
-    """Return whether most repeated rows are in one block, or in two adjacent ones."""
+    """Return whether nearly all repeated rows are in the same block or in two adjacent blocks."""
     count = int(repeats.max()) + 1
     lowest, highest = np.full(count, len(blocks)), np.zeros(count, dtype=np.int64)
     np.minimum.at(lowest, repeats, blocks)
@@ -186,7 +233,7 @@ def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
 
 
 def _noticed(dependence: SerialDependence, name: str) -> str:
-    """Report the measurement, its meaning, and the remedy."""
+    """Return the note on a dependence: the measurement, its effect, and the remedy."""
     like = f"about {shown(dependence.effective)} independent ones"
     if dependence.kind == "repeats":
         return (
@@ -198,11 +245,19 @@ def _noticed(dependence: SerialDependence, name: str) -> str:
             f"Rows of {name} repeat with a period of {dependence.length} rows, which is treated as a fixed pattern. If "
             f"{dependence.length} sources take turns, pass cluster=: the number of each row's source."
         )
+    if dependence.kind == "uneven":
+        return (
+            f"The order of {name} shows dependence: rows about {dependence.length} apart are alike, at distances that "
+            "vary, as in a panel sorted by time with missing rows. Pass cluster=: the number of each row's source; if "
+            "the order means nothing, pass independent=True."
+        )
     groups = "" if dependence.labels is None else f"{int(dependence.labels.max()) + 1} "
     if dependence.kind == "period":
         alike, used = f"rows {dependence.length} apart are alike", f"{groups}sources that take turns"
     else:
         alike, used = "neighboring rows are alike", f"{groups}blocks of about {dependence.length} rows"
+        if dependence.grid:
+            alike += f", and rows {dependence.grid} apart, as in a grid"
     limit = "at most" if dependence.is_open else "the information of"
     counted = "" if dependence.is_open else f" The standard error uses {used} instead of rows."
     return (
@@ -216,4 +271,6 @@ def _no_error(dependence: SerialDependence) -> str:
         return (
             "Neighboring rows are alike as well, so no groups of rows are independent: there is no interval."
         )
+    if dependence.kind == "uneven":
+        return "Which rows have the same source is not known, so no groups are independent: there is no interval."
     return f"Fewer than {FEWEST_BLOCKS} independent blocks are left, too few for an interval."

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kullback.common.arrays import Floats
+from kullback.common.missed_turns import missed_turns
+from kullback.common.rounding_errors import without_rounding_errors
 from kullback.common.serial_dependence import (
     FEWEST_BLOCKS,
     category_scores,
@@ -92,18 +94,28 @@ def row_order(table: Table, fields: Sequence[Field]) -> RowOrder | None:
     times: dict[str, float] = {}
     unknown: list[str] = []
     numbers: list[Floats] = []
+    names: list[str] = []
+    free: list[Floats] = []  # the ranks in columns without dependence
     for each in fields:
         numeric = each.column_type in ("numeric", "datetime")
         values = _numbers(columns[each.name], each) if numeric else _codes(columns[each.name])
-        numbers.append(values)
+        numbers.append(without_rounding_errors(values))
         scores = number_scores(values[:, None]) if numeric else category_scores(values.astype(np.int64))
         found = serial_dependence(scores)
+        if found is None and numeric:
+            ranks = scores[:, : scores.shape[1] // 2]
+            free.append(ranks)
+            names += [each.name] * ranks.shape[1]
         if found is None or found.kind == "pattern":
             continue
         times[each.name] = found.time
         if found.is_open:
             times[each.name] = max(found.time, rows / FEWEST_BLOCKS)
             unknown.append(each.name)
+    missed = missed_turns(np.concatenate(free, 1)) if names else {}
+    for name in {names[column] for column in missed}:
+        times[name] = rows / FEWEST_BLOCKS
+        unknown.append(name)
     repeats = repeated_rows(np.stack(numbers, 1)) if numbers else None
     return RowOrder(rows, times, frozenset(unknown), 1.0 if repeats is None else repeats.time)
 

@@ -1,4 +1,4 @@
-"""The classifiers that `density_ratio` chooses from: from labeled draws to the log-odds of P."""
+"""The classifiers that `density_ratio` selects from: each is fitted to labeled draws and returns log-odds."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ GAUSSIAN = "Gaussian densities"
 
 # `benchmarks/bench_samples.py` measures the errors of the estimates with these constants.
 
-# The largest number of features of a regression; it also has at most as many as there are draws of either side.
+# The largest number of features of a regression, which also has fewer features than P or Q has draws.
 _MOST_FEATURES = 1500
-# In more dimensions, the splines with products suit heavy tails as well.
+# In more dimensions, the regression of asinh-scaled coordinates is left out: splines with products suit heavy tails as
+# well.
 _MOST_ASINH = 10
 # The knots of a spline in each coordinate.
 _KNOTS = 7
-# The bins of a coordinate for trees, which count them in one byte, and the fewest draws in a leaf.
+# The number of bins of a coordinate for trees, which fits into one byte, and the smallest number of draws in a leaf.
 _BINS = 250
 _LEAF = 30
-# A bound on the steps of Newton's method, which ends earlier when the loss no longer falls.
+# The largest number of steps of Newton's method, which stops earlier when the loss no longer decreases.
 _MOST_STEPS = 50
-# The penalties on the coefficients, from strong to weak; cross-validation chooses one.
+# The penalties on the coefficients, from strong to weak; cross-validation selects one.
 _PENALTIES = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1)
 
 
 @dataclass(frozen=True)
 class Labeled:
-    """Draws of both distributions: x of shape (n + m, d), true where from P, a weight and a unit for each.
+    """The pooled draws of P and Q, shape (n + m, d), with the side, the weight and the unit of each draw.
 
-    Weights add up to n over P and to m over Q. A unit is a cluster of draws, or a single draw.
+    The weights of P's draws sum to n, and the weights of Q's draws to m. A unit is a cluster or a single draw.
     """
 
     x: Array
@@ -50,40 +51,40 @@ class Labeled:
     units: Integers
 
     def take(self, chosen: np.ndarray[Any, Any]) -> Labeled:
-        """Return the chosen draws."""
+        """Return the draws with the indices, or in the mask, `chosen`."""
         return Labeled(self.x[chosen], self.from_p[chosen], self.weights[chosen], self.units[chosen])
 
     @property
     def log_prior_odds(self) -> float:
-        """The log-odds of P before a draw is observed: the difference of log-odds and log-ratio of densities."""
+        """The prior log-odds of P, log(n / m), which are the log-odds minus log(p / q)."""
         return float(np.log(self.weights[self.from_p].sum() / self.weights[~self.from_p].sum()))
 
 
 class FitClassifier(Protocol):
-    """Fit a classifier; LinAlgError if there are too few draws."""
+    """A function that fits a classifier to draws and returns its log-odds; LinAlgError if there are too few draws."""
 
     def __call__(self, draws: Labeled, /) -> LogOdds: ...
 
 
 @dataclass(frozen=True)
 class NamedClassifier:
-    """A classifier by name: `fit` for each of its strengths of penalty, from strong to weak."""
+    """A named classifier, with a fitting function for each penalty, from the strongest to the weakest."""
 
     name: str
     fits: tuple[FitClassifier, ...]
 
     def only(self, index: int) -> NamedClassifier:
-        """The candidate with one of its penalties."""
+        """Return the classifier with the penalty number `index` only."""
         return NamedClassifier(self.name, (self.fits[index],))
 
 
 def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
-    """Return the classifiers that have enough draws."""
+    """Return the classifiers that the numbers of draws of P and of Q suffice for."""
     d = draws.x.shape[1]
     fewest = min(int(draws.from_p.sum()), int((~draws.from_p).sum()))
     most = min(_MOST_FEATURES, fewest)
     squares, splines = d * (d + 3) // 2 < most, d * (_KNOTS + 1)
-    asinh = "quadratic logistic regression of asinh-scaled coordinates"  # a line for the log-ratio of Pareto tails
+    asinh = "quadratic logistic regression of asinh-scaled coordinates"  # linear for Pareto tails
     regressions: list[tuple[bool, str, Callable[[], list[Any]]]] = [
         (squares, "quadratic logistic regression", lambda: [*_scaled(), _products(interaction_only=False)]),
         (squares and d <= _MOST_ASINH, asinh, lambda: [*_asinh_scaled(), _products(interaction_only=False)]),
@@ -106,7 +107,7 @@ def candidates_for(draws: Labeled, seed: int) -> list[NamedClassifier]:
 
 
 def check_classifier(call: str, classifier: object) -> None:
-    """Refuse objects without the methods of scikit-learn's classifiers, and classes in place of instances."""
+    """Raise an error unless `classifier` is None or an instance with the methods of scikit-learn's classifiers."""
     can_predict = hasattr(classifier, "decision_function") or hasattr(classifier, "predict_proba")
     can_fit = can_predict and hasattr(classifier, "fit") and hasattr(classifier, "get_params")
     if classifier is not None and (isinstance(classifier, type) or not can_fit):
@@ -120,25 +121,26 @@ def check_classifier(call: str, classifier: object) -> None:
 
 
 def users_candidate(classifier: object, seed: int) -> NamedClassifier:
-    """Wrap a classifier with scikit-learn's methods; it is cloned for each fit."""
+    """Return a candidate that fits a clone of the user's classifier, which has scikit-learn's methods."""
 
     def fit(draws: Labeled) -> LogOdds:
         model = _sklearn("base").clone(classifier)
-        with seeded(seed):  # a classifier without a random state uses the global ones
+        with seeded(seed):  # a classifier without a random state uses the global states
             return _log_odds_of(model.fit(draws.x, draws.from_p.astype(int), **_weights_of(draws)))
 
     return NamedClassifier(type(classifier).__name__, (fit,))
 
 
 def log_loss(log_odds: Array, draws: Labeled) -> Array:
-    """Return each draw's loss, -log of the probability of its label."""
+    """Return each draw's loss, shape (n + m,): -log of the estimated probability of the draw's side."""
     return np.logaddexp(0, np.where(draws.from_p, -log_odds, log_odds))
 
 
 def calibrated(log_odds: Array, draws: Labeled) -> tuple[Array, Array, Array]:
-    """Fit a + b f to the labels; return that, the influence of each draw on (a, b), and the gradient's features.
+    """Return calibrated log-odds a + b f, the influence of each draw on (a, b), and the features (1, f) after scaling.
 
-    The slope b is at least 0. Probabilistic Outputs for Support Vector Machines (Platt, 1999)
+    The coefficients a and b >= 0 are fitted to the labels by logistic regression. Probabilistic Outputs for Support
+    Vector Machines (Platt, 1999)
     """
     scale = max(float(np.std(log_odds)), 1e-12)
     features: Array = np.stack([np.ones_like(log_odds), (log_odds - log_odds.mean()) / scale], axis=1)
@@ -192,7 +194,7 @@ def _regression(features: Callable[[], list[Any]], penalty: float) -> FitClassif
         transform = _sklearn("pipeline").make_pipeline(*features(), *_scaled())
         matrix = transform.fit_transform(draws.x)
         basis = None
-        if matrix.shape[1] > len(matrix):  # use the coordinates of the draws' own span, which are fewer
+        if matrix.shape[1] > len(matrix):  # use fewer coordinates, which span the draws
             values, vectors = np.linalg.eigh(matrix @ matrix.T)
             large = values > 1e-10 * values[-1]
             basis = matrix.T @ (vectors[:, large] / np.sqrt(values[large]))
@@ -251,7 +253,7 @@ def _products(*, interaction_only: bool) -> Any:
 
 
 def _asinh_scaled() -> list[Any]:
-    """Coordinates that make a Pareto tail a straight line: asinh of the distance in quartiles."""
+    """Return transformers to asinh of robustly scaled coordinates, where log(p / q) of Pareto tails is linear."""
     preprocessing = _sklearn("preprocessing")
     return [preprocessing.RobustScaler(), preprocessing.FunctionTransformer(np.arcsinh)]
 
@@ -270,11 +272,12 @@ def _trees(seed: int) -> FitClassifier:
             min_samples_leaf=_LEAF,
             max_iter=300,
             l2_regularization=1.0,
-            # It needs a tenth of the draws on both sides; with fewer, the trees are single leaves anyway.
+            # Early stopping needs draws of both sides in a tenth of the draws. With fewer draws, each tree is a single
+            # leaf.
             early_stopping=min(draws.from_p.sum(), (~draws.from_p).sum()) >= _LEAF,
             random_state=seed,
         )
-        # Binned here, because scikit-learn needs a second for each column of weighted draws.
+        # The draws are binned here, because scikit-learn needs a second for each column of weighted draws.
         edges = np.quantile(draws.x, np.linspace(0, 1, _BINS + 1)[1:-1], axis=0)
         model.fit(_binned(draws.x, edges), draws.from_p.astype(int), **_weights_of(draws))
         log_odds = _log_odds_of(model)
@@ -289,12 +292,12 @@ def _binned(x: Array, edges: Array) -> Array:
 
 
 def _weights_of(draws: Labeled) -> dict[str, Array]:
-    """Return the weights as an argument, or no argument if they are equal."""
+    """Return the keyword argument `sample_weight`, or no argument if all weights are equal."""
     return {} if np.ptp(draws.weights) == 0 else {"sample_weight": draws.weights}
 
 
 def _log_odds_of(model: Any) -> LogOdds:
-    """Return the log-odds of a fitted classifier, bounded if it is certain."""
+    """Return the function that computes a fitted classifier's log-odds, which are finite for probabilities 0 and 1."""
 
     def log_odds(x: Array) -> Array:
         if hasattr(model, "decision_function"):
