@@ -146,6 +146,26 @@ def clustered(shift: float, clusters: int, d: int = 1) -> Draw:
     return draw
 
 
+def unequal_clusters(spread: float, correlation: float, *groups: tuple[int, int]) -> Draw:
+    """Draws of N(0, 1) in clusters; each of `groups` is a number of clusters and their size.
+
+    The weights are gamma distributed and unrelated to the draws; a `spread` of 0 means equal weights, otherwise it is
+    the square of their coefficient of variation.
+    """
+    cluster = np.repeat(
+        np.arange(sum(number for number, _ in groups)),
+        np.concatenate([np.full(number, size) for number, size in groups]),
+    )
+
+    def draw(rng: np.random.Generator, n: int) -> Samples:
+        own = rng.standard_normal(cluster[-1] + 1)[cluster]
+        x = math.sqrt(correlation) * own + math.sqrt(1 - correlation) * rng.standard_normal(n)
+        weights = rng.gamma(1 / spread, size=n) + 1e-12 if spread else None
+        return Samples(x, cluster=None if len(groups) == 1 else cluster, weights=weights)
+
+    return draw
+
+
 def clustered_categories(probabilities: Any, clusters: int) -> Draw:
     def draw(rng: np.random.Generator, n: int) -> Samples:
         own = rng.dirichlet(5 * np.asarray(probabilities), clusters)
@@ -572,6 +592,18 @@ def cases() -> list[Case]:
         Case("known Q: t(3) ‖ N(0, 1)", 0.645540, torch_draw(T3), STANDARD, 1000, 0.3),
         Case("known Q: N(0, 1) ‖ Laplace", 0.0721106, of(NORMAL), LAPLACE, 200, 0.5),
         Case("known Q: weighted draws", 0.349910, weighted, Normal(double(1.0), double(1.5)), 1000, 0.3),
+        *[
+            Case(f"known Q: {name}", 0.125, draw, Normal(double(0.5), double(1.0)), 450)
+            for name, draw in (
+                ("150 clusters of 1 and 10 of 30", unequal_clusters(0, 0, (150, 1), (10, 30))),
+                ("150 clusters of 1 and 10 of 30, correlated", unequal_clusters(0, 0.5, (150, 1), (10, 30))),
+                ("150 clusters of 2 and 50 of 3", unequal_clusters(0, 0, (150, 2), (50, 3))),
+                ("weights gamma(0.2)", unequal_clusters(5, 0, (450, 1))),
+                ("weights gamma(1)", unequal_clusters(1, 0, (450, 1))),
+                ("unequal clusters and weights gamma(0.2)", unequal_clusters(5, 0, (150, 1), (10, 30))),
+                ("unequal clusters and weights gamma(1)", unequal_clusters(1, 0, (150, 1), (10, 30))),
+            )
+        ],
         Case(
             "both known: N(0, 1) ‖ t(3)",
             rest(NORMAL, THREE),

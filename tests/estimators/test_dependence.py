@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -263,6 +264,59 @@ def test_intervals_allow_for_blocks_that_resemble_their_neighbors(kind: Any) -> 
     wider = (found.interval[1] - found.value) / (plain.interval[1] - plain.value)
     assert float(wider) == pytest.approx(dependence.correction**0.5)
     assert 1.02 < float(wider) < 1.06
+
+
+def test_no_two_notes_name_different_effective_numbers_of_one_side() -> None:
+    """The order of rows, or named clusters, have one effective number, without an exponent."""
+    rng = np.random.default_rng(0)
+
+    def series(correlation: float, shape: tuple[int, ...] = (2000,)) -> Array:
+        x = rng.standard_normal(shape)
+        for t in range(1, len(x)):
+            x[t] = correlation * x[t - 1] + math.sqrt(1 - correlation**2) * x[t]
+        return x
+
+    groups = np.arange(2000) // 20
+    constructions = {
+        "autoregression 0.9": [Samples(series(0.9) + shift) for shift in (0, 0.3)],
+        "autoregression 0.5": [Samples(series(0.5)) for _ in range(2)],
+        "vectors in order": [Samples(series(0.9, (2000, 3))) for _ in range(2)],
+        "categories in order": [Samples(np.round(series(0.95)).astype(int)) for _ in range(2)],
+        "equal rows": [Samples(rng.permutation(np.repeat(rng.standard_normal(700), 3))) for _ in range(2)],
+        "named clusters": [Samples(series(0.9), cluster=groups) for _ in range(2)],
+        "one side in order": [Samples(series(0.9)), Samples(rng.standard_normal(2000))],
+    }
+    for name, (p, q) in constructions.items():
+        generator = torch.Generator().manual_seed(0)
+        notes = kl_estimate(p, q, generator=generator).notes
+        notes += two_sample_test(p, q, permutations=19, generator=generator).notes
+        for side in "PQ":
+            of_side = [note for note in dict.fromkeys(notes) if re.match(rf"[^.]*\b{side}('s)?\b", note)]
+            numbers = re.findall(r"information of about (\S+) independent", " ".join(of_side))
+            assert len(numbers) <= 1, (name, side, numbers)
+            assert not any("e+" in number for number in numbers), (name, numbers)
+        assert name == "one side in order" or any("information of about" in note for note in notes), name
+
+
+def test_the_effect_of_a_test_is_the_estimate_and_its_interval_is_explained() -> None:
+    """With one generator, `kl_estimate` and the effect are one number, also where a classifier is cross-validated."""
+    rng = np.random.default_rng(0)
+    explained = 0
+    for d, shift in ((1, 0.5), (3, 0.3), (20, 0.4)):
+        x, y = (Samples(rng.standard_normal((200, d)) + s * (np.arange(d) == 0)) for s in (0, shift))
+        for seed in range(2):
+            estimate = kl_estimate(x, y, generator=torch.Generator().manual_seed(seed))
+            test = two_sample_test(x, y, permutations=99, generator=torch.Generator().manual_seed(seed))
+            assert float(test.effect.value) == float(estimate.value), (d, seed)
+            note = any("but the interval of the effect begins at 0" in text for text in test.notes)
+            assert note == (test.p_value <= 0.05 and float(estimate.interval[0]) == 0), (d, seed)
+            explained += note
+    assert explained
+
+
+def test_the_line_of_a_test_says_that_its_number_is_a_statistic() -> None:
+    x, y = np.random.default_rng(0).standard_normal((2, 100, 2))
+    assert " (statistic), 19 permutations" in str(two_sample_test(Samples(x), Samples(y), permutations=19))
 
 
 def half_on_atoms(rng: np.random.Generator, shares: Array, shift: float = 0.0) -> Array:

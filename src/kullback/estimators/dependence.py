@@ -20,7 +20,7 @@ from kullback.common.serial_dependence import (
     repeated_rows,
     serial_dependence,
 )
-from kullback.estimators.draws import Draws, Integers
+from kullback.estimators.draws import Draws, Integers, shown
 from kullback.estimators.evidence import SIDE_P, SIDE_Q
 
 # `tests/estimators/test_dependence.py` checks the constants of this file on series with known divergences, by the
@@ -234,7 +234,7 @@ def _repeat_within(repeats: Integers, blocks: Integers) -> bool:
 
 def _noticed(dependence: SerialDependence, name: str) -> str:
     """Return the note on a dependence: the measurement, its effect, and the remedy."""
-    like = f"about {dependence.effective:.3g} independent ones"
+    like = f"about {shown(dependence.effective)} independent ones"
     if dependence.kind == "repeats":
         return (
             f"Rows of {name} repeat: its {dependence.rows:,} rows carry the information of {like}. Equal rows count "

@@ -267,6 +267,16 @@ def cluster_correction(sizes: Any) -> float:
     return float(squares.sum()) / rest if rest > 0 else float("inf")
 
 
+def shown(number: Tensor | float) -> str:
+    """Return an effective number of draws with three significant digits, for a note.
+
+    Example:
+        >>> shown(1163.8), shown(81.27)
+        ('1,160', '81.3')
+    """
+    return f"{float(f'{float(number):.3g}'):,.12g}"
+
+
 def number_from_scores(scores: Array, draws: Draws) -> float:
     """Return the effective sample size for the means of J scores, shape (n, J).
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,9 +26,9 @@ from kullback.common.progress import progress_bar
 from kullback.common.special import HALF_LOG_2PI
 from kullback.errors import NoRuleError, P, Q, explain, invalid_type, invalid_value
 from kullback.estimators.dimension import dimension_of, fewest_dimensions, too_few_dimensions
-from kullback.estimators.draws import Array, Draws, Integers, affordable_draws
+from kullback.estimators.draws import Array, Draws, affordable_draws
 from kullback.estimators.evidence import SIDE_P, SIDE_Q, Evidence, Shift, infinite, noted
-from kullback.estimators.knn.pilot import FlatError, gaussianized
+from kullback.estimators.knn.pilot import FlatError
 from kullback.estimators.known_categories import (
     UnseenByP,
     below_zero,
@@ -36,6 +36,7 @@ from kullback.estimators.known_categories import (
     of_categories,
     spread_ties,
 )
+from kullback.estimators.local_density import LocalDensity, local_log_density
 from kullback.estimators.registry import from_draws
 from kullback.estimators.sample_checks import checked_side, seed_of, seeded
 from kullback.estimators.spans import common_span, rank_of
@@ -48,10 +49,6 @@ _T = TypeVar("_T")
 # `benchmarks/coverage.py` checks the constants of this file on hard pairs: the coverage of 95 % intervals must be at
 # least 93 %.
 
-# The number of queries of a search, which limits its memory.
-_BLOCK = 20_000
-# In clusters, the number of random choices of one draw from each.
-_CHOICES = 4
 # The smallest number of draws for a density from neighbors.
 _FEWEST = 16
 # The covariance of log-distances to the k-th neighbors, summed over draws with common neighbors, relative to the
@@ -323,13 +320,14 @@ def _by_neighbors(
     n, d = max(int(draws.groups * draws.effective / len(draws)), 2), draws.x.shape[1]
     units = None if draws.cluster is None else draws.units
     try:
-        log_p = local_log_density(draws.x, numbers, draws.weights, units, rng)
+        density = local_log_density(draws.x, numbers, draws.weights, units, rng)
     except FlatError:
         flat = (
             "The draws fill fewer dimensions than they have components, because a component is constant or depends on "
             f"others. {SIDE_P} has no density there, but {SIDE_Q} has: KL is infinite."
         )
         return infinite(flat), False
+    log_p = density.logs
     if np.isinf(log_p).any():
         atom = (
             f"A draw is repeated more than {numbers[0]} times. If this is an atom of {SIDE_P}, KL is infinite, because "
@@ -339,7 +337,7 @@ def _by_neighbors(
     _check_dimensions(draws.x, float(np.diff(log_p.mean(0))[0]), numbers, n)
     terms = log_p - log_q[:, None]
     means = draws.shares @ terms
-    bias = _bias(q, means, numbers, n, d, rng)
+    bias = _bias(q, means, numbers, _reference(draws, density, numbers), d, rng)
     shared = _SHARED * float(load("scipy.special", "from_density").polygamma(1, numbers[0])) / n
     variance = draws.variance(draws.shares * (terms[:, 0] - means[0])) + shared + bias.error**2 + bias.left**2
     error = math.sqrt(variance)
@@ -359,58 +357,6 @@ def _neighbor_numbers(n: float) -> tuple[int, int]:
     """Return the number of neighbors k for the value, and the number 4 k for an estimate of its bias."""
     k = int(min(max(round(n ** (1 / 3)), 3), 10))
     return k, 4 * k
-
-
-def local_log_density(
-    x: Array,
-    numbers: tuple[int, int],
-    weights: Array | None = None,
-    cluster: Integers | None = None,
-    rng: np.random.Generator | None = None,
-) -> Array:
-    """Estimate log p at each draw with either number of neighbors, shape (n, 2); infinite at an atom.
-
-    Weights multiply the density by the mean weight of the neighbors. In clusters, the neighbors of a draw come from one
-    draw of each other cluster, chosen by `rng`, several times.
-    """
-    n = len(x)
-    z, log_volume = gaussianized(x, np.ones(n) if weights is None else weights)
-    if cluster is None:
-        return _densities_among(z, np.arange(n), np.arange(n), numbers, weights) + log_volume[:, None]
-    sizes = np.bincount(cluster)
-    counted = sizes[cluster] * (np.ones(n) if weights is None else weights)
-    rng = rng or np.random.default_rng()
-    total = np.zeros((n, 2))
-    for _ in range(_CHOICES):
-        order = rng.permutation(n)
-        chosen = order[np.unique(cluster[order], return_index=True)[1]]
-        total += _densities_among(z, chosen, cluster, numbers, counted if np.ptp(counted) > 0 else None)
-    return total / _CHOICES + log_volume[:, None]
-
-
-def _densities_among(
-    z: Array, chosen: Integers, units: Integers, numbers: tuple[int, int], weights: Array | None
-) -> Array:
-    """Estimate the log-density at all points from the distances to the chosen ones, one in each unit."""
-    special = load("scipy.special", "from_density")
-    n, d = z.shape
-    tree = load("scipy.spatial", "from_density").KDTree(z[chosen])
-    ball = d / 2 * np.log(np.pi) - special.gammaln(d / 2 + 1)
-    logs = np.empty((n, 2))
-    for start in range(0, n, _BLOCK):
-        rows = np.arange(start, min(start + _BLOCK, n))
-        distances, index = tree.query(z[rows], numbers[1] + 1)
-        near = chosen[index]
-        # Leave out the one of the same unit, or the farthest if that one is not among them.
-        others = units[near] != units[rows][:, None]
-        others[others.all(1), -1] = False
-        distances = distances[others].reshape(len(rows), -1)
-        with np.errstate(divide="ignore"):
-            logs[rows] = -ball - d * np.log(distances[:, [numbers[0] - 1, numbers[1] - 1]])
-        if weights is not None:
-            local = weights[near[others]].reshape(len(rows), -1).mean(axis=1) / weights[chosen].mean()
-            logs[rows] += np.log(np.where(local > 0, local, 1))[:, None]
-    return logs + special.digamma(np.asarray(numbers)) - special.digamma(len(chosen))
 
 
 def _check_dimensions(x: Array, change: float, numbers: tuple[int, int], n: int) -> None:
@@ -466,7 +412,7 @@ def _bias(
     q: Distribution,
     means: Array,
     numbers: tuple[int, int],
-    n: int,
+    like: _Reference,
     d: int,
     rng: np.random.Generator,
 ) -> _Bias:
@@ -477,7 +423,7 @@ def _bias(
     difference between the references may enter the error. If P's estimate decreases more than both references'
     estimates, P has more edges or sharper peaks, and the upper limit allows for a larger bias.
     """
-    times = int(min(max(200_000 // n, 2), 8)) if d <= 10 else 2
+    times = int(min(max(200_000 // like.n, 2), 8)) if d <= 10 else 2
     with progress_bar("references") as update:
 
         def counted(biases: Iterable[_T], done: int) -> Generator[_T]:
@@ -486,9 +432,9 @@ def _bias(
                     update(i, 2 * times)
                 yield bias
 
-        references = [list(counted((_gaussian_bias(rng, n, d, numbers) for _ in range(times)), 0))]
+        references = [list(counted((_gaussian_bias(rng, like, d, numbers) for _ in range(times)), 0))]
         with seeded(int(rng.integers(2**31))):
-            of_q = list(counted((_own_bias(q, n, numbers) for _ in range(times)), times))
+            of_q = list(counted((_own_bias(q, like, numbers, rng) for _ in range(times)), times))
     if all(bias is not None for bias in of_q):
         references.append([bias for bias in of_q if bias is not None])
     change = means[1] - means[0]
@@ -512,18 +458,59 @@ def _bias(
     return _Bias(value, error, left, math.sqrt(max(above**2 - left**2, 0)))
 
 
-def _gaussian_bias(rng: np.random.Generator, n: int, d: int, numbers: tuple[int, int]) -> Array:
-    z = rng.standard_normal((n, d))
-    return local_log_density(z, numbers).mean(0) + 0.5 * float((z**2).sum(1).mean()) + d * HALF_LOG_2PI
+class _Reference(NamedTuple):
+    """The draws of a reference: as many as P has near each other, with the weights that remain.
+
+    Attributes:
+        n: the number of draws.
+        weights: the weights to draw from; None if they are all equal.
+        weights_vary: as in `LocalDensity`.
+    """
+
+    n: int
+    weights: Array | None
+    weights_vary: bool
+
+    def mean_bias(
+        self, x: Array, log_density: Array, numbers: tuple[int, int], rng: np.random.Generator
+    ) -> Array:
+        """Return the mean of the estimates of log p minus log p, for draws of a known density."""
+        if self.weights is None:
+            return (local_log_density(x, numbers).logs - log_density[:, None]).mean(0)
+        weights = rng.choice(self.weights, self.n, replace=False)
+        logs = local_log_density(x, numbers, weights, weights_vary=self.weights_vary).logs
+        return weights / weights.sum() @ (logs - log_density[:, None])
 
 
-def _own_bias(q: Distribution, n: int, numbers: tuple[int, int]) -> Array | None:
+def _reference(draws: Draws, density: LocalDensity, numbers: tuple[int, int]) -> _Reference:
+    """Return the reference for draws of P: weights unrelated to the place, with the same estimate.
+
+    A cluster of many draws is one draw of a large weight. Where weights depend on the place, P's draws are as dense as
+    fewer draws of equal weights, and only the ratio of each weight to the mean near it is unrelated to the place.
+    """
+    own = np.ones(len(draws)) if draws.weights is None else draws.weights / draws.weights.mean()
+    rest = np.bincount(draws.units, own * np.exp(-density.log_weights)).astype(np.float64)
+    if not np.ptp(rest) > 0:
+        return _Reference(draws.groups, None, False)
+    denser = float(draws.shares @ np.exp(density.log_weights))
+    n = int(min(max(draws.groups / denser, numbers[1] + 2), draws.groups))
+    return _Reference(n, rest, density.weights_vary)
+
+
+def _gaussian_bias(rng: np.random.Generator, like: _Reference, d: int, numbers: tuple[int, int]) -> Array:
+    z = rng.standard_normal((like.n, d))
+    return like.mean_bias(z, -0.5 * (z**2).sum(1) - d * HALF_LOG_2PI, numbers, rng)
+
+
+def _own_bias(
+    q: Distribution, like: _Reference, numbers: tuple[int, int], rng: np.random.Generator
+) -> Array | None:
     """Return the estimate of KL(Q || Q) = 0 from draws of Q; None if there is none."""
     try:
-        y = _draws_of(q, n)
+        y = _draws_of(q, like.n)
         x, log_volume = _coordinates(q, y)
         log_q = _log_prob("from_density", q, y) + log_volume
-        bias = (local_log_density(x, numbers) - log_q[:, None]).mean(0)
+        bias = like.mean_bias(x, log_q, numbers, rng)
     except (NotImplementedError, FlatError):
         return None
     return bias if np.isfinite(bias).all() else None

@@ -49,6 +49,8 @@ RANK_BINS, DRAWS_IN_A_BIN = (8, 32, 128), 10
 MOST_PERMUTATIONS = 10_000_000
 # NumPy's `multivariate_hypergeometric` accepts fewer than this number of draws.
 MOST_COUNTED = 1_000_000_000
+# Below this p-value, a note explains an interval that begins at 0.
+SIGNIFICANT = 0.05
 # With more draws, random features replace the matrix of distances.
 MOST_DISTANCES = 2500
 FEATURE_NUMBERS, FEWEST_FEATURES, MOST_FEATURES, MOST_PRODUCTS = 3_000_000, 64, 512, 10_000_000
@@ -122,7 +124,8 @@ def two_sample_test(
             change.
 
     Returns:
-        a `TwoSampleTest` with the p-value, and the estimated KL divergence as effect size.
+        a `TwoSampleTest` with the p-value, and the estimated KL divergence as effect size: the value of `kl_estimate`
+        with the same generator. A note explains a p-value up to 0.05 beside an interval that begins at 0.
 
     Raises:
         ArgumentValueError: the draws of p and q have unequal dimension or type, have weights, or are too few to
@@ -145,13 +148,15 @@ def two_sample_test(
         A weighted edge-count two-sample test for multivariate and object data (Chen, Chen and Su, 2018)
     """
     group_notes: tuple[str, ...] = ()
+    # The effect gets the generator's state from before the shuffles: it is then the value of `kl_estimate`.
+    of_effect = generator.clone_state() if isinstance(generator, torch.Generator) else None
     permutations = _ARGUMENTS.check(permutations=permutations, generator=generator)["permutations"]
     if isinstance(p, Counts) and isinstance(q, Counts):
         statistics = _of_counts(p, q)
         rng = np.random.default_rng(seed_of(generator))
         labeling = Labeling(None, np.zeros(0, bool))
         probability, statistic, method = _tested(statistics, labeling, permutations, rng)
-        effect, notes = _effect(p, q, generator)
+        effect, notes = _effect(p, q, of_effect)
     else:
         first, second = checked(CALL, drawn_one_by_one(CALL, p), drawn_one_by_one(CALL, q), finite=False)
         _check_weightless(first, second)
@@ -162,8 +167,8 @@ def two_sample_test(
             groups.p, groups.q, permutations, rng, in_pairs=groups.in_pairs
         )
         probability, group_notes = math.nan if groups.is_open else probability, groups.notes
-        effect, notes = _effect(first, second, generator)
-    notes = tuple(dict.fromkeys((*group_notes, *notes)))
+        effect, notes = _effect(first, second, of_effect)
+    notes = tuple(dict.fromkeys((*group_notes, *notes, *_note_on_interval(probability, method, effect))))
     return TwoSampleTest(probability, statistic, effect, permutations, method, notes)
 
 
@@ -219,6 +224,20 @@ def _effect(
     except ArgumentValueError as refusal:
         return None, (str(refusal),)
     return effect, effect.notes
+
+
+def _note_on_interval(probability: float, method: str, effect: Estimate | None) -> list[str]:
+    """Return a note if the test shows a difference, and the interval of the effect does not."""
+    if effect is None or effect.interval is None or not probability <= SIGNIFICANT:
+        return []
+    if float(effect.interval[0]) > 0:
+        return []
+    note = (
+        f"The test rejects equal distributions (p = {probability:.2g}), but the interval of the effect begins at 0. "
+        f"The p-value comes from the statistic {method!r}, and the interval from an estimate of KL with its own error. "
+        "The two sides differ, and KL may be as small as the interval allows."
+    )
+    return [note]
 
 
 def _statistics(p: Draws, q: Draws, rng: np.random.Generator) -> PermutationStatistics:

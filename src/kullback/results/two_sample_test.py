@@ -42,7 +42,7 @@ class TwoSampleTest(ShortRepr, Shown):
 
     def __str__(self) -> str:
         """Return the p-value, the deciding statistic and the effect, in one line."""
-        statistic = f"{self.method.replace('_', ' ')} = {self.statistic:.4g}"
+        statistic = f"{self.method.replace('_', ' ')} = {self.statistic:.4g} (statistic)"
         effect = "" if self.effect is None else f"; {self.effect}"
         return f"p = {self.p_value:.3g}, {statistic}, {self.permutations} permutations{effect}"
 

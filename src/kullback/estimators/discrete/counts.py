@@ -18,6 +18,7 @@ from kullback.estimators.draws import (
     effective_number,
     few_clusters,
     shares_of,
+    shown,
     tensor_in_place,
     variance_of_sum,
 )
@@ -134,10 +135,11 @@ def tabulate(
     a, b = _effective_counts(codes_p, categories, p), _effective_counts(codes_q, categories, q)
     of_p, of_q = kl_influence(a, b)
     inflation = (_inflation(codes_p, of_p, a, p), _inflation(codes_q, of_q, b, q))
+    # A note on the order of the draws has already stated the effective number of those without named clusters.
     notes = tuple(
-        f"{name}'s {side.groups} clusters carry the information of about {float(x.sum()):.3g} independent draws."
+        f"{name}'s {side.groups} clusters carry the information of about {shown(x.sum())} independent draws."
         for name, x, side in ((SIDE_P, a, p), (SIDE_Q, b, q))
-        if side.cluster is not None
+        if side.cluster is not None and (side.samples is None or side.samples.cluster is not None)
     )
     spread = 1.0 if p.is_plain and q.is_plain else _spread(codes_p, codes_q, a, b, p, q)
     return CategoryCounts(a, b, inflation, spread, (len(p), len(q)), notes, bins)
