@@ -1,4 +1,4 @@
-"""`two_sample_test`: a permutation test of the hypothesis that two samples come from the same distribution."""
+"""A permutation test of the hypothesis that two samples come from the same distribution."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def unseen_by_q(
         y: Q's draws, sorted.
         number: P's effective number of draws.
         alarms: the probability that `abrupt` is True although P = Q.
-        upper_only: whether only draws beyond Q's largest draw count.
+        upper_only: use only P's draws above the largest draw of Q, not draws below the smallest one or in gaps.
     """
     if len(y) < 2 or y[0] == y[-1]:
         return Unseen(0.0, 0.0, 0.0, abrupt=False)

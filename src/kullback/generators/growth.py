@@ -153,7 +153,11 @@ def _read_once(kind: Divergence, *_: object) -> _Reading:
 
 
 def _multiples(kind: Divergence) -> tuple[float, float, float]:
-    """Return `_Reading.multiples`: the sum of the derivatives by log p and log q is the terms plus a p + b q."""
+    """Return `_Reading.multiples`: the slope at p = q = 1, a and b.
+
+    The derivatives by log p and by log q add up to the terms plus a p + b q, which gives a and b. The slope is the
+    derivative by log p at p = q = 1, minus a.
+    """
     pair = pair_of_ratio(torch.tensor([0.0, _CHECKED[2], _CHECKED[5]], dtype=torch.float64, device="cpu"))
     by_p, by_q = kind.derivatives(pair)
     excess = torch.linalg.solve(torch.stack(pair[:2], -1)[1:], (by_p + by_q - kind.terms(pair))[1:])

@@ -33,7 +33,7 @@ class ChunkedDistillationLoss(torch.nn.Module):
         num_output_chunks: the number of chunks, as in the recipe's `loss`.
         ignore_index: the label of positions that do not count.
         kind: the divergence D, or its name such as ``"js:0.5"`` (`kullback.generators.parse`).
-        temperature: T, which divides the logits of both.
+        temperature: T, which divides the logits of student and teacher.
         temperature_squared: multiply D by T squared, which keeps the size of the gradient.
 
     Returns:

@@ -159,7 +159,7 @@ def check_kind(call: str, kind: object) -> Divergence:
     """Return `kind` as a `Divergence`; raise if it is no divergence, or is 0 for all distributions."""
     kind = as_divergence(call, kind)
     if kind.instead_of_zero is not None:
-        wanted = "a divergence that is not 0 for all distributions"
+        wanted = "a divergence that is not identically 0"
         raise _invalid(call, "kind", kind, wanted, f"kind={kind.instead_of_zero!r}")
     return kind
 

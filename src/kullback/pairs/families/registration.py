@@ -1,4 +1,4 @@
-"""`register_family`, which registers the record of a family, and the rules for pairs that follow from the record."""
+"""`register_family` registers the record of a family, and the rules of pairs that follow from the record."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Corners and jumps of an integrand whose positions depend on the parameters, and their contributions to derivatives.
 
-The quadrature nodes are constants, and the derivatives of an integral are the derivatives of the sum over the nodes.
-A panel edge at a jump has the derivatives of the jump's position. A corner does not affect the first derivatives. The
-corner's contribution to the second derivative is the change of the integrand's slope at the corner times the square of
-the derivative of the corner's position.
+The derivatives of an integral are the derivatives of the sum over the nodes. The nodes are constants, except in panels
+next to a jump: their edge at the jump, and so their nodes and weights, have the derivatives of the jump's position. A
+corner does not affect the first derivatives. The corner's contribution to the second derivative is the change of the
+integrand's slope at the corner times the square of the derivative of the corner's position.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class _Pair(NamedTuple):
     def clean_log_densities(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log(p dx/dv), log(q dx/dv) and log dx/dv at v.
 
-        NaN becomes -inf. At extreme points where log q overflows to -inf, log p is -inf too.
+        NaN becomes -inf. At extreme points where log q is -inf by overflow, log p is set to -inf too: they count as 0.
         """
         at, log_jacobian = self.line.points(v)
         log_p, log_q = self.p.log_density(at) + log_jacobian, self.q.log_density(at) + log_jacobian

@@ -48,7 +48,10 @@ class SharedEnds(NamedTuple):
 
 
 def shared_ends(p: Density, q: Density, kind: Divergence) -> SharedEnds | None:
-    """Return P and Q with the correct derivatives by shared ends; None if no shared end depends on a parameter."""
+    """Return densities that equal P and Q, with the derivatives by shared ends that the top of this file describes.
+
+    The result is None if no shared end depends on a parameter.
+    """
     fixed_p, fixed_q = p.detached(), q.detached()
     growth = growth_of(kind)
     q_is_smaller = growth.near.limit == math.inf > growth.far.limit

@@ -248,7 +248,11 @@ def _standard_error(x: Tensor, sequences: int) -> Tensor:
 
 
 class _Half(NamedTuple):
-    """The draws of one side: the terms, zeros with the gradients of the terms, and the terms of Renyi's sum."""
+    """The numbers computed from the draws of one side.
+
+    They are the terms of the divergence, changes that are 0 but carry the gradients of the terms, and the terms of
+    Renyi's sum.
+    """
 
     terms: Tensor
     changes: Tensor
